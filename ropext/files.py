@@ -350,9 +350,9 @@ def is_path(text: str) -> bool:
     return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
 
 
-def read_object(path: Path, limit: int = CONFIG_LIMIT) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; everything else about it is an InputError of one sentence."""
-    return parse_object(read_bytes(path, limit), str(path))
+    return parse_object(read_bytes(path, CONFIG_LIMIT), str(path))
 
 
 def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> dict[str, Any]:

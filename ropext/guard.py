@@ -51,7 +51,8 @@ def check(reads: Named, writes: Named) -> None:
         if path.is_symlink():
             raise OutputExists(f"{path} ({flag}) is a link, which is not written through; {MOVE}")
         here, name = _chain(path), f"{path} ({flag})"
-        inner = {here[0], *_folders(path)} - {None} if sources else set()
+        # Another file system may be mounted at a directory below.
+        inner = {identity(place) for place, *_ in os.walk(path)} | {here[0]} if sources else set()
         for source, there in sources:
             if here[0] == there[0]:
                 raise UsageError(f"{name} is the input itself, {source}; name another place")
@@ -59,7 +60,7 @@ def check(reads: Named, writes: Named) -> None:
                 raise UsageError(
                     f"{name} lies inside the input {source}, which is only read; name another place"
                 )
-            if inner & {*there}:
+            if (inner - {None}) & {*there}:
                 raise UsageError(
                     f"the input {source} lies inside {name}, which is written; copy it to another "
                     "place first and name the copy, or write elsewhere"
@@ -82,12 +83,6 @@ def _behind(path: Path) -> Iterator[Path]:
         for name in (*folders, *names):
             if os.path.islink(os.path.join(folder, name)):
                 yield Path(os.path.realpath(os.path.join(folder, name)))
-
-
-def _folders(path: Path) -> Iterator[Identity | None]:
-    """The directories below one: another file system may be mounted there."""
-    for folder, _, _ in os.walk(path):
-        yield identity(folder)
 
 
 def _chain(path: Path) -> list[Identity | None]:

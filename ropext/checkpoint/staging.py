@@ -144,7 +144,9 @@ def staged(
                     stage.notes.append(f"{said}: {work}")
     finally:
         if not finished:
-            _unmake_parents(made)
+            with suppress(OSError):  # somebody else put something there
+                for place in made:
+                    place.rmdir()
 
 
 def remove_output(output: Path) -> None:
@@ -161,12 +163,6 @@ def _make_parents(parent: Path) -> list[Path]:
     missing = [place for place in (parent, *parent.parents) if not place.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     return missing
-
-
-def _unmake_parents(made: list[Path]) -> None:
-    with suppress(OSError):  # somebody else put something there
-        for place in made:
-            place.rmdir()
 
 
 def _remove(path: Path) -> None:
@@ -205,17 +201,13 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
                 if not os.path.lexists(real):
                     move(os.rename, work / OLD, real)
                     sync(real.parent)
-                elif is_waiting(work / NEW):  # OUT is neither of them
+                # Of one file an empty directory is left; else OUT is neither of them.
+                elif (work / NEW).is_dir() and os.listdir(work / NEW):
                     raise OutputExists(
                         f"{work / OLD} is what {output} (--output) was before a run was killed, and"
                         " something else has its name now; move one of them to another place"
                     )
             _discard(work)
-
-
-def is_waiting(new: Path) -> bool:
-    """Whether what was prepared did not get its name. Of one file an empty directory is left."""
-    return new.is_dir() and bool(os.listdir(new))
 
 
 def _discard(work: Path) -> None:

@@ -241,7 +241,11 @@ class DocumentEncoder:
             # The text (a chat template, say) brings its own BOS: one is enough.
             sizes[0] = 0
         ids, sizes = ids[:limit].astype(np.int32), sizes[:limit].astype(np.int32)
-        self._check(name, ids)
+        if self.vocabulary is not None and len(ids) and int(ids.max()) >= self.vocabulary:
+            raise InputError(
+                f"the tokenizer does not match the model: {name} holds token {int(ids.max())}, but "
+                f"the model has {self.vocabulary} embeddings"
+            )
         read = text.encode("utf-8", "replace")[: int(sizes.sum())].decode("utf-8", "ignore")
         return Document(name, self.key(text), ids, sizes, has_bos, fingerprint(text, read))
 
@@ -257,13 +261,6 @@ class DocumentEncoder:
         # Without offsets the bytes are spread evenly; their sum over the text is right.
         edges = np.linspace(0, len(text.encode("utf-8", "replace")), len(ids) + 1).astype(np.int32)
         return ids, np.diff(edges)
-
-    def _check(self, name: str, ids: Ids) -> None:
-        if self.vocabulary is not None and len(ids) and int(ids.max()) >= self.vocabulary:
-            raise InputError(
-                f"the tokenizer does not match the model: {name} holds token {int(ids.max())}, but "
-                f"the model has {self.vocabulary} embeddings"
-            )
 
 
 def _bytes_by_end(text: str, ends: list[int]) -> Counts:

@@ -100,16 +100,13 @@ def _attention(
     k, far_k, v = (repeat_kv(heads, q.shape[1] // heads.shape[1]) for heads in (k, far_k, v))
     seen = None if mask is None else mask[:, :, first:, : last + 1]
     scale = rest.get("scaling") or q.shape[-1] ** -0.5
-    blocks = q.device.type == "cpu" and q.shape[2] >= fold.window and not _learns(q, k, v)
+    learns = torch.is_grad_enabled() and any(state.requires_grad for state in (q, k, v))
+    blocks = q.device.type == "cpu" and q.shape[2] >= fold.window and not learns
     way = _in_blocks if blocks and q.shape[-1] == v.shape[-1] else _in_scores
     folded = way(q, far_q, k, far_k, v, seen, start + first, fold.window, scale).transpose(1, 2)
     rows = beyond[:, first:full, None, None]
     mixed = torch.where(rows, folded[:, : full - first], near[:, first:])
     return torch.cat([near[:, :first], mixed, folded[:, full - first :]], 1), None
-
-
-def _learns(*states: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(state.requires_grad for state in states)
 
 
 def _in_scores(

@@ -72,6 +72,7 @@ TASK, PLACES = "passkey", DEPTHS[:4]
 # Closed forms from which a fit is tried.
 STARTS = 3
 # The divided documents are plain: what it took to read the user's is not asked again.
+STAYS = ("method", "theta", "even_so")  # options that leave a model as it is: its own theta
 PLAIN: dict[str, Any] = dict.fromkeys(("column", "split", "split_documents", "data_revision"))
 
 Coded = tuple[RawDocument, Document]
@@ -103,11 +104,6 @@ class Prospect:
         return min(self.able, self.reading.max_docs)
 
     @property
-    def first_round(self) -> int:
-        """Forward tokens of the first comparison."""
-        return min(ROUNDS[0], self.documents) * len(self.plans) * self.target
-
-    @property
     def verdict(self) -> int:
         """Forward tokens of the evaluation at the end: the base, it untouched, the extension, and
         what was fitted or trained."""
@@ -119,8 +115,9 @@ class Prospect:
 
     @property
     def least(self) -> int:
-        """Forward tokens without which nothing is decided."""
-        return self.first_round + self.verdict
+        """Forward tokens without which nothing is decided: of the first comparison, and the
+        verdict's."""
+        return min(ROUNDS[0], self.documents) * len(self.plans) * self.target + self.verdict
 
     def check_budget(self, tokens: int) -> None:
         if tokens < self.least:
@@ -163,7 +160,7 @@ def prospect(recipe: Recipe) -> Prospect:
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
     example.require_help()
-    stays = {"method": "abf", "theta": example.main.rope.theta, "even_so": True}
+    stays = dict(zip(STAYS, ("abf", example.main.rope.theta, True), strict=True))
     try:
         plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), recipe.model)}
     except RopextError:
@@ -332,9 +329,8 @@ class AutoChoice:
             method, why = self._measure()
         recipe = {f"{EXTEND}.method": method} | self._fitting(method) | self._judging()
         if method == UNTOUCHED:
-            knobs = prospect.plans[UNTOUCHED].knobs
-            stays = {"method": "abf", "theta": knobs["theta"], "even_so": True}
-            recipe |= {f"{EXTEND}.{key}": value for key, value in stays.items()}
+            stays = prospect.plans[UNTOUCHED].recipe
+            recipe |= {f"{EXTEND}.{key}": getattr(stays, key) for key in STAYS}
         judged = trained(coded.cut(prospect.target).known_by[1:] for _, coded in prospect.to_judge)
         used = replace(NO_DOCUMENTS, chose=self.chose, judged=judged)
         self._afford_tuning(method)

@@ -109,11 +109,6 @@ def _variants(results: Results, *, questions: bool = False) -> list[tuple[str, d
     ]
 
 
-def _under(head: str, rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows of one group: the first one alone names it."""
-    return [("" if place else head, *row) for place, row in enumerate(rows)]
-
-
 def tail_text(tail: int, lengths: Sequence[int], stride: int = 0) -> str:
     """Which tokens a tail has; a length shorter than it has no more than its own."""
     if stride:
@@ -219,7 +214,9 @@ def _by_length(results: Results) -> Table:
     for length in lengths:
         tax: Column = ("short tax", "short_tax" if length == inside else "", nats)
         columns = [*_at_length(results, length), tax]
-        rows += _under(length_text(length), table_of("", "", _variants(results), columns).rows)
+        group = table_of("", "", _variants(results), columns).rows
+        heads = [length_text(length), *[""] * len(group)]  # the first row alone names it
+        rows += [(head, *row) for head, row in zip(heads, group, strict=False)]
     header = ("length", "model", *(head for head, _, _ in columns))
     kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if {*cells} != {BLANK}]
     head, *body = (tuple(row[place] for place in kept) for row in (header, *rows))

@@ -73,10 +73,6 @@ class Documents:
         every = [(self.names[k], self.prefix_hashes[k], self.token_bytes[k]) for k in order]
         return Documents(*zip(*every, strict=True))
 
-    def bytes_before(self, length: int) -> Floats:
-        """Per document: bytes of text that the scored tokens before `length` stand for."""
-        return np.array([float(counts[1:length].sum()) for counts in self.token_bytes])
-
 
 @dataclass(frozen=True)
 class Protocol:
@@ -199,7 +195,8 @@ def text_values(
             values[f"cumulative@{length}"] = frame.perplexity(reading, (1, length))
             values[f"yarn@{length}"] = boot.ratio(sums / counts, np.ones(len(sums)), np.exp)
             if documents is not None:
-                num_bytes = documents.bytes_before(length)
+                # Of text, that the scored tokens stand for.
+                num_bytes = [float(counts[1:length].sum()) for counts in documents.token_bytes]
                 values[f"bpb@{length}"] = boot.ratio(sums / math.log(2), num_bytes)
         if base is not None:
             values[f"in_window@{length}"] = frame.perplexity(base, span)

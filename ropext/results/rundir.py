@@ -93,11 +93,11 @@ def store(path: Path, name: str) -> Store:
 def keep_only(path: Path, units: Collection[Path]) -> None:
     """Delete what a run before this one read and this one does not."""
     names = {unit.relative_to(path).as_posix() for unit in units}
-    workdir.remove(path, lambda name: name in names or not _is_unit(name))
 
+    def stays(name: str) -> bool:
+        return name in names or not name.startswith(STORES) or "/lm-eval/" in name
 
-def _is_unit(name: str) -> bool:
-    return name.startswith(STORES) and "/lm-eval/" not in name
+    workdir.remove(path, stays)
 
 
 def read_run(path: Path) -> Measurement:

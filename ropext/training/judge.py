@@ -108,8 +108,5 @@ class JudgedSteps:
         return dict(self.reads.measured(variants, stores).models)
 
     def knobs(self, step: int) -> dict[str, Any]:
-        knobs = self._store(step).get(KNOBS).items()
+        knobs = Store(self.folder / str(step)).get(KNOBS).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in knobs}
-
-    def _store(self, step: int) -> Store:
-        return Store(self.folder / str(step))
