@@ -21,6 +21,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing
 from ropext.options.fields import PLACES, item_of
 from ropext.options.training import Finetune, Fit
+from ropext.training import train
 
 PATH = Path(ropext.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -35,6 +36,8 @@ OPTIONS = {
 # Of the functions that take the arguments of another.
 PASSED_ON = {
     "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates", "losses")),
+    "finetune": (train, ("force", "say")),
+    "fit": (train, ("revision",)),
 }
 ALWAYS = {
     "Literal": "from typing import Literal",

@@ -76,18 +76,13 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
 
 
 def finetune(
-    directory: str | Path,
-    data: TextsOrPlace,
-    output: str | Path,
-    *,
-    force: bool = False,
-    say: Say = silent,
-    **options: Any,
+    directory: str | Path, data: TextsOrPlace, output: str | Path, **options: Any
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
+    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune, and
+    what `training.train` takes beside them."""
     from ropext.training import train
 
-    done: Finetuned = train(FINETUNE, directory, data, output, force=force, say=say, **options)
+    done: Finetuned = train(FINETUNE, directory, data, output, **options)
     return done
 
 
@@ -96,7 +91,6 @@ def fit(
     data: TextsOrPlace,
     output: str | Path,
     *,
-    revision: str | None = None,
     force: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
@@ -110,7 +104,7 @@ def fit(
     from ropext.training import train
 
     common: dict[str, Any] = {"force": force, "command": command, "say": say}
-    done: Fitted | None = train(FIT, model, data, output, revision=revision, **common, **options)
+    done: Fitted | None = train(FIT, model, data, output, **common, **options)
     if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
         from ropext.pipeline import extending
 
