@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 
 from ropext import bundled, families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import (
     SAVED,
@@ -24,7 +23,7 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
-from ropext.checkpoint.weights import WeightFile, content_digest, weigh
+from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, read_object

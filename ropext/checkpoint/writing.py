@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
-from ropext.checkpoint.comparing_weights import compare_weights
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot, require_weights
 from ropext.checkpoint.staging import (
@@ -22,7 +21,7 @@ from ropext.checkpoint.staging import (
     staged,
 )
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.weights import weigh
+from ropext.checkpoint.weights import compare_weights, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.files import bytes_on_disk, dump, open_raw, open_regular, os_errors, read_at, write_at
 from ropext.narration import Show, unseen

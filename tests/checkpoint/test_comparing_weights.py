@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sample_checkpoint import make_model, safetensors
 
-from ropext.checkpoint import comparing_weights, open_snapshot, weights
-from ropext.checkpoint.comparing_weights import compare_weights, first_difference
+from ropext.checkpoint import open_snapshot, weights
+from ropext.checkpoint.weights import compare_weights, first_difference
 
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -107,10 +107,8 @@ def test_one_file_under_two_names_is_not_read(pair, monkeypatch):
             (other / name).symlink_to(base.path(name))
         else:
             os.link(base.path(name), other / name)
-    monkeypatch.setattr(
-        comparing_weights, "open_regular", None
-    )  # opening either would be a TypeError
-    monkeypatch.setattr(comparing_weights, "read_header", None)
+    monkeypatch.setattr(weights, "open_regular", None)  # opening either would be a TypeError
+    monkeypatch.setattr(weights, "read_header", None)
     found = verdicts(compare_weights(base, other, deep=True))
     assert set(found.values()) == {(True, "same file")}
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ropext import narration
-from ropext.checkpoint import comparing_weights, weights, writing
+from ropext.checkpoint import weights, writing
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
@@ -87,7 +87,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
 WORKS = {
     "copying": lambda one, two, show: writing.copy_file(one, two.with_name("copy"), show),
     "hashing": lambda one, two, show: weights.content_digest(one, show),
-    "comparing": lambda one, two, show: comparing_weights.first_difference(two, one, show),
+    "comparing": lambda one, two, show: weights.first_difference(two, one, show),
 }
 
 
