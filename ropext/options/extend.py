@@ -28,7 +28,7 @@ from ropext.options.fields import (
     wanted,
 )
 from ropext.scaling import self_extend, tables
-from ropext.scaling.pair_factors import parse_pair_factors
+from ropext.scaling.longrope import parse_pair_factors
 
 # Twelve doublings: beyond, no model was ever extended.
 LARGEST_FACTOR = 4096.0

@@ -11,7 +11,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import CONTENT, LENGTHS, NEUTRAL, NUMBERS, WORDS, Content, item_of
 from ropext.options.training import Finetune, Fit
-from ropext.scaling import pair_factors
+from ropext.scaling import longrope
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def test_pair_factors_are_read_from_every_form():
         # The released LongRoPE files repeat one row for every layer.
         "1,2.5,4\n" * 32,
     ):
-        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None, None), text
+        assert longrope.parse_pair_factors(text, "f") == (wanted, None, None), text
     both = '{"long_factor": [1, 2.5, 4], "short_factor": [1, 1, 1]}'
-    assert pair_factors.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0), None)
+    assert longrope.parse_pair_factors(both, "f") == (wanted, (1.0, 1.0, 1.0), None)
     for says, attention in (
         ({"attention_factor": 1.5}, 1.5),
         ({"attention_factor": None}, None),
         ({"factor": 4.0, "original_max_position_embeddings": 16}, 1.5**0.5),
     ):
         text = json.dumps({"rope_scaling": {"long_factor": [1, 2.5, 4]} | says})
-        assert pair_factors.parse_pair_factors(text, "f") == (wanted, None, attention)
+        assert longrope.parse_pair_factors(text, "f") == (wanted, None, attention)
         asked = extend.parse_extend({"pair_factors": "f"}, lambda _, text=text: text)
         assert asked.attention == attention
         flagged = extend.parse_extend(
@@ -181,7 +181,7 @@ def test_pair_factors_are_read_from_every_form():
 )
 def test_a_bad_pair_factors_file_is_one_sentence(text, words):
     with pytest.raises(InputError) as caught:
-        pair_factors.parse_pair_factors(text, "factors.csv")
+        longrope.parse_pair_factors(text, "factors.csv")
     assert words in str(caught.value)
     assert "--pair-factors factors.csv" in str(caught.value)
 

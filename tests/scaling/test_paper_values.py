@@ -12,7 +12,7 @@ from comparing import assert_close, assert_number
 
 from ropext import forms, scaling
 from ropext.rope import Rope, Spectrum
-from ropext.scaling.pair_factors import parse_pair_factors
+from ropext.scaling.longrope import parse_pair_factors
 
 # The values are printed to 12 digits or more.
 BOUND = 1e-11
