@@ -46,9 +46,9 @@ from ropext.training import (
 from ropext.training.data import TrainingData
 from ropext.training.judge import JudgedSteps, few, fit_numbers, judge_of, read_now
 from ropext.training.objective import Fitted, Objective
+from ropext.training.origin import check_geometry, choose_starts, plan_with
 from ropext.training.rows import FitQuestions, Full, Pose, Row, Rows, WithShort, strategy_of
 from ropext.training.spectrum import Learner, LeftGuards, Space, space_of
-from ropext.training.starts import check_geometry, choose_starts, plan_with
 from ropext.training.trainer import History, LossNotFinite
 from ropext.training.training import Training
 
