@@ -92,8 +92,6 @@ class WholeRun:
                     f"{flag} {name}: {why}; the stages of this run are {', '.join(stages)}"
                 )
         self.rank, self.world = processes()
-        if work.output.name in ("", ".", ".."):
-            raise UsageError(f"{work.output} (--output) does not name a directory of its own")
         about = {
             "recipe": work.job.source.name,
             "resolved": work.job.resolved(),
