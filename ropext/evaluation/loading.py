@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from ropext.options.evaluate import Evaluate
+    from ropext.options.training import TrainingOptions
 
 # How the names of classes end that predict masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
@@ -32,7 +33,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def device_of(options: "Evaluate") -> str:
+def device_of(options: "Evaluate | TrainingOptions") -> str:
     """The device name; under several processes each takes its own GPU."""
     import torch
 

@@ -348,7 +348,6 @@ def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Hay
         return repetition(encoder)
     if name == "noise":
         return noise(encoder)
-    if corpus is None:
-        raise UsageError("--haystack text is made of --data; give it, or another haystack")
+    assert corpus is not None  # where a haystack is of text, Evaluate asks for --data
     texts = [document.ids[int(document.has_bos) :] for document in corpus.documents]
     return running_text([int(token) for text in texts for token in text])

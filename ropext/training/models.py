@@ -15,6 +15,7 @@ from ropext.evaluation import sharing
 from ropext.evaluation.forward import BENDING
 from ropext.evaluation.loading import (
     auto_class,
+    device_of,
     headless,
     is_masked,
     local_rank,
@@ -29,12 +30,9 @@ TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "track
 
 
 def device(options: TrainingOptions) -> torch.device:
-    """Where this process trains."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
-    if options.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank())
+    """Where this process trains: on a GPU of its own."""
+    name = device_of(options)
+    return torch.device("cuda", local_rank()) if name.startswith("cuda") else torch.device(name)
 
 
 def dtype(options: TrainingOptions) -> torch.dtype:
