@@ -1,5 +1,6 @@
 """Words that Windows' users type, and lines that their shells take; the same answers on Linux."""
 
+import ast
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from cli.tiny_checkpoint import make_llama
 
+import ropext
 from ropext import extend, loaders, plan, verify
 from ropext.corpus.sources import Source, read_documents
 from ropext.errors import InputError
@@ -80,6 +83,45 @@ def test_a_variant_or_a_config_follows_a_colon():
     assert not any(map(is_path, ["wikitext:wikitext-2", "a:b", "org/name"]))
     assert split_spec(r"C:\runs\one:tuned") == (Path(r"C:\runs\one"), "tuned")
     assert split_spec("run:tuned") == (Path("run"), "tuned")
+
+
+def texts(value):
+    """Every key and text of JSON."""
+    if isinstance(value, dict):
+        return [text for pair in value.items() for part in pair for text in texts(part)]
+    if isinstance(value, list):
+        return [text for part in value for text in texts(part)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_a_recorded_file_in_a_folder_has_slashes(tmp_path):
+    """On a Windows that is one this fails where a path becomes text by `str`."""
+    base = make_llama(tmp_path / "base")
+    (base / "more").mkdir()
+    (base / "more" / "code.py").write_text("x = 1\n", encoding="utf-8")
+    extend(base, tmp_path / "out", method="yarn", factor=2, no_verify=True)
+    said = texts(json.loads((tmp_path / "out" / "ropext.json").read_text(encoding="utf-8")))
+    assert "more/code.py" in said
+    assert not any("more\\" in text for text in said)
+
+
+def test_no_relative_path_becomes_text_but_with_slashes():
+    """What Linux can hold of it: `relative_to` is followed by `as_posix`, or joined as a path."""
+    joined = {"target / file.relative_to(source)"}  # pipeline/outcome.py
+    later = {"[file.relative_to(folder) for file in files if file.name != 'README.md']"}  # sources
+    package, found = Path(ropext.__file__).parent, 0
+    for file in package.rglob("*.py"):
+        parents, tree = {}, ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr == "relative_to":
+                around = parents[parents[node]]
+                said = around.attr if isinstance(around, ast.Attribute) else ast.unparse(around)
+                assert said == "as_posix" or said in joined | later, (file.name, said)
+                found += 1
+            assert not (isinstance(node, ast.Attribute) and node.attr == "relpath"), file.name
+    assert found >= 8
 
 
 def test_a_rename_waits_for_a_virus_scanner(tmp_path, monkeypatch):
