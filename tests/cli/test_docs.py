@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from command_line import run
 from tiny_checkpoint import make_llama
 
@@ -51,6 +52,10 @@ def commands(page):
 def test_every_command_of_a_page_parses(page):
     found = commands(page)
     assert bool(found) == (page in WITH_COMMANDS)
+    check_parsed(found)
+
+
+def check_parsed(found):
     group = typer.main.get_command(build())
     for words in found:
         name, command, rest = group.resolve_command(group.make_context("ropext", words[:1]), words)
@@ -103,6 +108,21 @@ def test_the_overrides_on_a_page_are_read():
     assert len(words) >= 4
     for word in words:
         make(RecipeSource("docs/pipeline.md", parse(block, "docs/pipeline.md")), [word])
+
+
+def test_the_job_on_a_page_is_a_workflow_whose_commands_parse():
+    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yml\n(.*?)^```", text, re.M | re.S)
+    job = yaml.safe_load(block)["jobs"]["gate"]
+    ran = [step["run"] for step in job["steps"] if "run" in step]
+    assert job["runs-on"] == "ubuntu-latest"
+    assert (ROOT / "constraints.txt").exists()
+    assert "-c ropext/constraints.txt ./ropext" in ran[0]
+    found = [shlex.split(line)[1:] for line in ran if line.startswith("ropext ")]
+    check_parsed([*found, ["eval", "MODEL", "--data", "x", "--fail-if", "short_tax > 0.02"]])
+    (words,) = found
+    kept = next(step["with"]["path"] for step in job["steps"] if "upload" in step.get("uses", ""))
+    assert kept == f"{words[-1]}.run/report.html"
 
 
 @pytest.mark.slow
@@ -228,6 +248,6 @@ def test_the_guide_runs_as_it_stands(ropext, tmp_path, monkeypatch):
         assert code == 0, (words, err)
         assert out
         ran += 1
-    assert ran == 17
+    assert ran == 18
     assert (tmp_path / "spectrum.png").stat().st_size > 10_000
     assert (tmp_path / "model-4x/model.safetensors").samefile(tmp_path / "model/model.safetensors")
