@@ -54,8 +54,8 @@ def find_recipe(name: str) -> Path:
         return known[wanted]
     hint = did_you_mean(wanted, known, "`ropext recipes ls` lists them")
     if wanted != name:
-        raise InputError(f"there is no file {name[:80]}, and no recipe of ropext's own; {hint}")
-    raise InputError(f"no recipe of the name {name[:80]} comes with ropext; {hint}")
+        raise InputError(f"{name[:80]} is neither a file nor a bundled recipe; {hint}")
+    raise InputError(f"there is no bundled recipe {name[:80]}; {hint}")
 
 
 def find_model(name: str) -> Path | None:
@@ -76,9 +76,9 @@ def _find(
     if name in known:
         return known[name]
     if name in others:
-        raise InputError(f"{name} names bundled {other}, no {kind}; bundled {kind}: {_list(known)}")
+        raise InputError(f"{name} is bundled {other}, not {kind}; bundled {kind}: {_list(known)}")
     ask = did_you_mean(name, known, f"known are {_list(known)}")
-    raise InputError(f"{name[:80]} names nothing that comes with ropext as {kind}; {ask}")
+    raise InputError(f"{name[:80]} is not among ropext's bundled {kind}; {ask}")
 
 
 def _list(names: Collection[object]) -> str:
@@ -131,7 +131,7 @@ def _in_ollama(name: str, kind: str) -> Path | None:
     """The blob that Ollama's manifest of a name lists as its model or projector."""
     wanted = name.removeprefix(OLLAMA)
     if not _PULLED.fullmatch(wanted):
-        raise InputError(f"{name[:80]} is no name of a model in Ollama, such as ollama:qwen3:8b")
+        raise InputError(f"{name[:80]} is not a model name of Ollama, such as ollama:qwen3:8b")
     model, _, tag = wanted.partition(":")
     default = ["registry.ollama.ai", "library"]
     parts = model.split("/")
@@ -167,7 +167,7 @@ def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
             )
     if kind == "projector":
         return None
-    raise InputError(f"{name} is no GGUF in Ollama: {manifest} lists none")
+    raise InputError(f"{name} has no GGUF file in Ollama: {manifest} lists none")
 
 
 def _lm_studio() -> Path:

@@ -108,7 +108,7 @@ def write_whole(path: Path, write: Callable[[Any], object]) -> None:
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
-            "is kept, and the same command goes on from there"
+            "is kept; run the same command to resume"
         ) from error
 
 
@@ -168,7 +168,7 @@ def _acquire(path: Path, output: Path) -> int:
         try:
             start = read_at(descriptor, len(_LOCK), 0)
             if start != _LOCK[: len(start)]:
-                raise OutputExists(f"{path} is no lock of ropext, which needs that name; rename it")
+                raise OutputExists(f"{path} has the name of ropext's lock and is none; rename it")
             _take(descriptor, path, output)
             if sys.platform == "win32" or _has_name(descriptor, path):  # kept there while open
                 _sign(descriptor, path)

@@ -49,7 +49,9 @@ def check(reads: Named, writes: Named) -> None:
     ]
     for flag, path in _each(writes):
         if path.is_symlink():
-            raise OutputExists(f"{path} ({flag}) is a link, which is not written through; {MOVE}")
+            raise OutputExists(
+                f"{path} ({flag}) is a link, and links are not written through; {MOVE}"
+            )
         here, name = _chain(path), f"{path} ({flag})"
         # Another file system may be mounted at a directory below.
         inner = {identity(place) for place, *_ in os.walk(path)} | {here[0]} if sources else set()
@@ -150,7 +152,7 @@ def check_replaceable(
         return
     name = f"{output} (--output)"
     if not force:
-        raise OutputExists(f"{name} exists; --force replaces it as a whole, where ropext wrote it")
+        raise OutputExists(f"{name} exists; --force replaces it, if ropext wrote all of it")
     if output.is_symlink() or not (output.is_file() if file else output.is_dir()):
         what = "regular file" if file else "directory"
         raise OutputExists(f"{name} is no {what}, so --force does not replace it; {MOVE}")
@@ -163,8 +165,8 @@ def check_replaceable(
         )
     if not file and (others := [name for name in listing(output) if name not in names]):
         raise OutputExists(
-            f"{name} holds what was added or edited since ropext wrote it: {shown(others)}; move "
-            "that to another place first, and --force replaces the rest"
+            f"{name} holds files that were added or edited since ropext wrote it: {shown(others)}; "
+            "move them away first, then --force replaces the rest"
         )
 
 
@@ -228,4 +230,4 @@ def check_file(path: Path | None, flag: str, sign: bytes) -> None:
             stream.seek(max(0, path.stat().st_size - END))
             if sign in ends + stream.read():
                 return
-    raise OutputExists(f"{path} ({flag}) is there, and no such file by ropext; {MOVE}")
+    raise OutputExists(f"{path} ({flag}) exists, and ropext did not write it; {MOVE}")

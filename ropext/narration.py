@@ -189,7 +189,7 @@ def kept_after_interrupt(
 @contextmanager
 def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
     """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
-    sentence = "stopping after the document in hand (again: ends at once)"
+    sentence = "stopping after the current document (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopping:
 
         def pause(done: int, total: int, what: str) -> None:

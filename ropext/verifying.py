@@ -105,7 +105,7 @@ def check_directory(
     checking = Checking(snapshot, record_in(snapshot), deep, record, trust_remote_code, show)
     if (positions := positions_of(snapshot)) is not None:
         if endpoint is not None:
-            raise UsageError(f"--endpoint compares rotary models; {directory} has none of it")
+            raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
         return Verification(snapshot.name, tuple(checking.table(positions, against)), None)
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
@@ -243,7 +243,7 @@ class Checking:
         base = open_snapshot(against, weights=True) if against is not None else None
         if base is not None:
             if record is None or record.method not in METHODS:
-                raise UsageError(f"--against compares with a record, and {snapshot.name} has none")
+                raise UsageError(f"--against needs a ropext.json, which {snapshot.name} lacks")
             yield from self.against(positions, record, base)
         weights = record.weights if record is not None else {}
         hashed = any(file.sha256 for file in weights.values())
@@ -534,7 +534,7 @@ def _endpoint(
             probed = server.probe(url, snapshot.directory, **lengths, **loading)
     except ProofFailed as failed:
         return Check("endpoint", False, str(failed))
-    limit = "no limit that it tells" if probed.limit is None else f"a limit of {probed.limit}"
+    limit = "no stated limit" if probed.limit is None else f"a limit of {probed.limit}"
     served = f"{url} serves {probed.model} with {limit}"
     gaps = [prompt.difference for prompt in probed.prompts]
     if not snapshot.container:

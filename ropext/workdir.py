@@ -82,20 +82,20 @@ class Workdir:
         if manifest is None:
             if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
                 raise OutputExists(
-                    f"{folder} is where ropext {self.command} would keep its run, and holds "
+                    f"ropext {self.command} would keep its run in {folder}, which holds "
                     "something else; give another -o"
                 )
         elif manifest["command"] != self.command:
             raise OutputExists(
-                f"{folder} holds a run of ropext {manifest['command']}, which ropext "
-                f"{self.command} does not touch, with --force neither: repeat that command to go "
-                "on with it, give another -o, or delete the folder"
+                f"{folder} holds a run of ropext {manifest['command']}, and ropext "
+                f"{self.command} does not overwrite it, not even with --force. Repeat that command "
+                "to resume it, give another -o, or delete the folder"
             )
         elif (names := self._other(manifest)) and not force and has_work(folder):
-            anew = "" if force is None else ", or --force to begin anew"
+            anew = "" if force is None else ", or --force to start over"
             raise OutputExists(
                 f"{folder} holds another run of ropext {self.command} (it differs in "
-                f"{_named(names)}); repeat that command to go on with it, give another -o{anew}"
+                f"{_named(names)}); repeat that command to resume it, give another -o{anew}"
             )
 
     @contextmanager
@@ -302,9 +302,9 @@ def once(
     if rank == 0:
         changed = ledger.why_again(step, key)
         if is_begun and not changed and not again:
-            say(f"{step.name}: goes on from where it was interrupted")
+            say(f"{step.name}: resumes where it was interrupted")
         else:
-            why = "as asked" if again else "for what it wrote is gone or was edited"
+            why = "as asked" if again else "what it wrote is gone or was edited"
             why = f"again ({changed})" if changed and not again else f"again, {why}"
             say(f"{step.name}: {'begins' if record is None else why}")
             step.clear()

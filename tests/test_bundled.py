@@ -37,8 +37,8 @@ def test_bundled_documents_are_the_lines_of_their_files(tmp_path, monkeypatch):
     ("name", "words"),
     [
         ("ropext://dmo", "did you mean ropext://demo"),
-        ("ropext://held-out", "names bundled data, no model; bundled model: ropext://demo"),
-        ("ropext://", "names nothing that comes with ropext as model"),
+        ("ropext://held-out", "is bundled data, not model; bundled model: ropext://demo"),
+        ("ropext://", "is not among ropext's bundled model"),
     ],
 )
 def test_a_wrong_name_of_a_model_is_told_with_the_right_ones(name, words):
@@ -51,7 +51,7 @@ def test_a_wrong_name_of_a_model_is_told_with_the_right_ones(name, words):
     ("name", "words"),
     [
         ("ropext://heldout", "did you mean ropext://held-out"),
-        ("ropext://demo", "names bundled model, no data"),
+        ("ropext://demo", "is bundled model, not data"),
     ],
 )
 def test_a_wrong_name_of_data_is_told_with_the_right_ones(name, words):
@@ -125,9 +125,9 @@ def test_a_gguf_is_found_where_people_have_it(homes, name, where):
             "ollama:small:7b",
             r"not pulled into .*/\.ollama/models .* hf.co/org/small-GGUF:Q8_0, evil:latest",
         ),
-        ("ollama:../../etc/passwd", "is no name of a model in Ollama"),
-        ("ollama:", "is no name of a model in Ollama"),
-        ("ollama:tensors", "is no GGUF in Ollama"),
+        ("ollama:../../etc/passwd", "is not a model name of Ollama"),
+        ("ollama:", "is not a model name of Ollama"),
+        ("ollama:tensors", "has no GGUF file in Ollama"),
         ("ollama:lost", "names the model sha256:bbb.*, which is not in"),
         ("ollama:evil", "names the model sha256:../../../made, which is not in"),
     ],

@@ -264,7 +264,7 @@ def test_a_prompt_after_which_nothing_is_told_ends_earlier(directory: Path, righ
 def test_no_log_probabilities(directory: Path) -> None:
     with (
         serving("vllm", lambda ids: None) as url,
-        pytest.raises(InputError, match="tells no log-probabilities"),
+        pytest.raises(InputError, match="returns no log-probabilities"),
     ):
         probe(url, directory)
 
@@ -395,7 +395,7 @@ def test_a_log_probability_that_is_none_is_one_sentence(shape, value):
     body = '{"choices": [{"logprobs": {%s}}]}' % (shape % (one % value))
     with (
         answering(saying(body.encode())) as server,
-        pytest.raises(InputError, match="tells no log-probabilities"),
+        pytest.raises(InputError, match="returns no log-probabilities"),
     ):
         endpoint.compare(server, "tiny", [[3]], CONTEXT, lambda ids: [0.0] * 9)
 

@@ -85,7 +85,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
     (tmp_path / "there").mkdir()
     for target in ("there", "nowhere"):
         (tmp_path / "out").symlink_to(tmp_path / target)
-        with pytest.raises(OutputExists, match="is a link, which is not written through"):
+        with pytest.raises(OutputExists, match="is a link, and links are not written through"):
             guard.check({}, {"--output": tmp_path / "out"})
         (tmp_path / "out").unlink()
 
@@ -105,7 +105,7 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
     file.write_bytes(content)
     code, said = command_line.run("inspect", "ropext://demo", "--plot", file, capsys=capsys)
     assert (code, file.read_bytes()) == (2, content)
-    assert "(--plot) is there, and no such file by ropext; move or rename it" in said.err
+    assert "(--plot) exists, and ropext did not write it; move or rename it" in said.err
     file.unlink()
     for _ in range(2):
         assert command_line.run("inspect", "ropext://demo", "--plot", file)[0] == 0

@@ -215,7 +215,7 @@ def test_a_file_is_told_its_keys(tmp_path, arch, options, flags):
     assert (line.loader, bool(line.command)) == ("llama.cpp", bool(flags))
     assert flags in line.command
     assert (f"llama-server -m {pasted(str(path))} " in line.command) is bool(flags)
-    assert ("no flags say this: extend the file" in line.note) is not bool(flags)
+    assert ("no flags express this: extend the file" in line.note) is not bool(flags)
 
 
 def test_extend_without_weights_names_the_lines_that_need_none(tmp_path, capsys):
@@ -229,7 +229,7 @@ def test_extend_without_weights_names_the_lines_that_need_none(tmp_path, capsys)
     loaders = [line.split()[0] for line in lines if line[2] != " "]
     assert loaders == ["transformers", "vllm", "sglang", "llama.cpp"]
     assert said.err.splitlines()[-len(lines) :] == lines
-    assert "without a copy, by the lines of `ropext plan`:" in said.err
+    assert "serve the base's own weights without a copy:" in said.err
 
 
 @pytest.mark.parametrize("method", ["fp8", "awq", "compressed-tensors"])

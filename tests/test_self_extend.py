@@ -160,7 +160,7 @@ def test_generate_with_a_cache_says_what_it_says_without(ids):
     ("kind", "more", "why"),
     [
         ("gemma3_text", {"layer_types": ["sliding_attention"] * 2}, "sees all text"),
-        ("qwen3", {}, "way of its own"),
+        ("qwen3", {}, "how its attention rotates"),
     ],
 )
 def test_what_cannot_be_folded_is_named_and_left_as_it_was(kind, more, why, ids):
@@ -237,9 +237,9 @@ def test_patch_takes_factor_window_and_group_and_unpatch_takes_them_back(ids, tm
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"window": CONTEXT}, "window=64: from 1 to 63"),
+        ({"window": CONTEXT}, "window=64 must be from 1 to 63"),
         ({"group": -1}, "group=-1"),
-        ({"attention_factor": 1.0}, "--attention-factor is for a spectrum"),
+        ({"attention_factor": 1.0}, "--attention-factor is not for self-extend"),
         ({"method": "yarn", "window": 8}, "are of method self-extend"),
     ],
 )

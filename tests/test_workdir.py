@@ -49,7 +49,7 @@ def test_another_command_s_folder_is_refused_by_name(tmp_path, mine, theirs):
     own = Workdir(output, mine, {})
     assert own.folder == old.folder
     for force in (False, True, None):
-        with pytest.raises(OutputExists, match=rf"ropext {theirs}, which ropext {mine} does not"):
+        with pytest.raises(OutputExists, match=rf"ropext {theirs}, and ropext {mine} does not"):
             own.check(force)
         with pytest.raises(OutputExists, match="delete the folder"), own.claimed(force):
             pytest.fail("it was claimed")
@@ -153,7 +153,9 @@ UNSEALED = '{"command": "eval", "decides": {}}'
 def test_what_is_no_manifest_of_ours_is_something_else(tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/run.json").write_text(content)
-    with pytest.raises(OutputExists, match="ropext eval would keep its run, and holds something"):
+    with pytest.raises(
+        OutputExists, match=r"ropext eval would keep its run in .*, which holds something"
+    ):
         place(tmp_path, "eval").check(True)
     (tmp_path / "out/run.json").write_text("{")
     with pytest.raises(InputError, match=r"run\.json cannot be read"):
@@ -207,7 +209,7 @@ def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
     assert (ledger.read("extend")["outputs"], ledger.has_finished()) == (None, False)
     said = []
     assert once(ledger, killed, said.append)
-    assert said == ["extend: goes on from where it was interrupted"]
+    assert said == ["extend: resumes where it was interrupted"]
     finished = ledger.read("extend")
     ledger.write(killed, {"base": "a"}, None)  # killed when all was written
     assert not once(ledger, killed)
@@ -244,7 +246,7 @@ def test_run_and_fit_leave_an_interrupted_finetune_alone(interrupted, force):
         lambda: ropext.fit("ropext://demo", "ropext://tuning", "X", factor=2, force=force),
         lambda: ropext.evaluate("ropext://demo", "X.run", tasks=("passkey",), force=force),
     ):
-        with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext finetune, which"):
+        with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext finetune, and"):
             command()
     assert sorted(interrupted.rglob("*")) == before
 
@@ -256,7 +258,7 @@ def test_finetune_leaves_a_finished_run_alone(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"X\.run/extended/X \(DIR\) lies inside X\.run"):
         ropext.finetune("X.run/extended/X", "ropext://tuning", "X", steps=2, force=True)
     shutil.copytree("X.run/extended/X", "copy")
-    with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext run, which ropext fine"):
+    with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext run, and ropext fine"):
         ropext.finetune("copy", "ropext://tuning", "X", steps=2, force=True)
     shutil.rmtree("copy")
     assert sorted(tmp_path.rglob("*")) == before

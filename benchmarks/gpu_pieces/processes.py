@@ -46,7 +46,7 @@ def launched(day: Day, name: str) -> dict[str, Any]:
         launch += ["--parallelism_config_dp_shard_size", str(count // shared)]
     if day.dry and name != "ddp":
         _, said = command(day, [*launch, "-m", "ropext", *words(day, name)], ends=1)
-        refusal = "launched with FSDP, but on a CPU"
+        refusal = "launched with FSDP on a CPU"
         if refusal not in said:
             raise RuntimeError(said)
         raise LeftOut("refused, as it should be: accelerate gives FSDP to GPUs alone")

@@ -69,7 +69,7 @@ def read_lora(adapter: str | Path) -> dict[str, Any]:
     foreign = [key for key in config if config[key] and key not in {*Lora.model_fields, *UNREAD}]
     try:
         lora = Lora.model_validate(config)
-        key, why = next(iter(foreign), None), "a key of no plain LoRA"
+        key, why = next(iter(foreign), None), "not a key of a plain LoRA"
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, why = str(first["loc"][0]), first["msg"]

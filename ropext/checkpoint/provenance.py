@@ -400,9 +400,7 @@ def growth_of(snapshot: Snapshot, record: Record) -> Growth:
     """What the recorded extension made of a checkpoint's position tables."""
     before = families.read_positions(record.base["config"])
     if before is None or record.method not in tables.methods_for(before):
-        raise InputError(
-            f"{snapshot.name}: ropext.json tells of no position table; see ropext verify"
-        )
+        raise InputError(f"{snapshot.name}: ropext.json holds no position table; see ropext verify")
     return growth(before, record.method, record.target)
 
 

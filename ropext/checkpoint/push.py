@@ -39,7 +39,7 @@ TOGETHER = 5  # files; as many as huggingface_hub sends at once
 
 OUT_OF_REACH = (
     "the hub cannot be reached, or the connection broke (no network, or HF_ENDPOINT is wrong); "
-    "{repository} is as it was, and the same command goes on"
+    "{repository} is unchanged; run the same command to resume"
 )
 MEANWHILE = "{repository} was changed by someone else meanwhile; push again"
 PUSHING: dict[str, tuple[type[RopextError], str]] = {
@@ -56,8 +56,8 @@ PUSHING: dict[str, tuple[type[RopextError], str]] = {
     "status 412": (Stopped, MEANWHILE),
     "status": (
         Stopped,
-        "the hub answered with HTTP status {status}; {repository} is as it was, and the same "
-        "command goes on",
+        "the hub answered with HTTP status {status}; {repository} is unchanged; run the same "
+        "command to resume",
     ),
     "offline": (Stopped, OUT_OF_REACH),
     "network": (Stopped, OUT_OF_REACH),
@@ -186,9 +186,9 @@ def push(
     text = str(made or "")
     sizes = {name: path.stat().st_size for name, path in files.items()}
     missing = {key: said for key, said in ASKED.items() if made and not made.data.get(key)}
-    notes = [f"the card names no {key}; {said} puts one in" for key, said in missing.items()]
+    notes = [f"the card names no {key}; {said} adds it" for key, said in missing.items()]
     if changed := [name for name, content in contents.items() if isinstance(content, bytes)]:
-        notes.append(f"of this machine's paths in {', '.join(changed)} the last part alone goes up")
+        notes.append(f"paths of this machine in {', '.join(changed)} are cut to their last part")
     contents[provenance.NAME] = _without_files(contents[provenance.NAME])
     sizes |= {name: len(part) for name, part in contents.items() if isinstance(part, bytes)}
     pushed = Pushed(repository, "", None, private, sizes, len(head.figures), False, text)
@@ -207,7 +207,7 @@ def push(
     if text:
         notes += _keep_card(Path(directory), text)
     if before.private and not private:
-        notes.append(f"{repository} was private before and stays so; its settings make it public")
+        notes.append(f"{repository} stays private; its settings on the hub can make it public")
     return replace(
         pushed,
         url=provenance.scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
@@ -229,8 +229,8 @@ def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
         info = api.model_info(repository)
     if private and info.private is False:
         raise UsageError(
-            f"{repository} is a public repository; --public publishes there, another ORG/NAME "
-            "keeps it private"
+            f"{repository} is a public repository; give --public to publish there, or "
+            "another ORG/NAME"
         )
     return info
 
@@ -302,7 +302,7 @@ def _keep_card(directory: Path, text: str) -> list[str]:
         if listed:  # a card that the user edited stays the user's
             provenance.relist(directory, card.README)
     except OSError as error:
-        return [f"{path} is as it was, without the hub's name ({error.strerror})"]
+        return [f"{path} could not be updated to the hub's name ({error.strerror})"]
     return []
 
 
@@ -336,7 +336,7 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 def _sentences(repository: str) -> Iterator[None]:
     """What can go wrong on the way, each in one sentence."""
     owner = repository.partition("/")[0]
-    left = f"{repository} is as it was, and what was uploaded is not sent again by the same command"
+    left = f"{repository} is unchanged; the same command does not upload again what is there"
     errors = hub_errors(PUSHING, repository=repository, owner=owner)
     with kept_after_interrupt(left), errors, _card_errors():
         yield

@@ -328,9 +328,9 @@ def _config(directory: Path, model: str) -> dict[str, Any]:
         raise InputError(no_config(model, os.listdir(directory)))
     if os.path.lexists(directory / ADAPTER_CONFIG):
         raise InputError(
-            f"{model} holds a model and, beside it, an adapter ({ADAPTER_CONFIG}), for which "
-            "transformers would load another model, the adapter's own base; move one of them into "
-            "a directory of its own"
+            f"{model} holds both a model and an adapter ({ADAPTER_CONFIG}); transformers would "
+            "load the adapter's base in place of the model. Move one of the two into another "
+            "directory"
         )
     check_link(path, directory)
     config = read_object(path)
@@ -360,7 +360,7 @@ def no_config(model: str, names: Iterable[str]) -> str:
             "merge_and_unload) and name the merged directory"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        return f"{model} holds GGUF files alone; {FROM_CHECKPOINT}"
+        return f"{model} holds only GGUF files; {FROM_CHECKPOINT}"
     return f"{model} is not a model directory: it has no config.json"
 
 
@@ -402,14 +402,14 @@ def no_weights(model: str, names: Iterable[str]) -> InputError:
     pickled = [name for name in names if PICKLED.fullmatch(name)]
     if pickled:
         return InputError(
-            f"{model} holds pickled weights alone ({pickled[0]}), which ropext never opens; where "
+            f"{model} holds only pickled weights ({pickled[0]}), which ropext never opens; where "
             "you trust them, convert them with transformers: "
             "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes "
             "safetensors"
         )
     if any(name.lower().endswith(".gguf") for name in names):
-        return InputError(f"{model} holds its weights as GGUF alone; {FROM_CHECKPOINT}")
+        return InputError(f"{model} holds its weights only as GGUF; {FROM_CHECKPOINT}")
     return NoWeights(
-        f"{model} has no weights: there is no .safetensors file beside config.json; the base's own "
-        "weights run so without a copy, by the lines of `ropext plan`"
+        f"{model} has no weights: there is no .safetensors file beside config.json; "
+        "`ropext plan` prints the lines that serve the base's own weights without a copy"
     )

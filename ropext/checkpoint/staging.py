@@ -61,9 +61,9 @@ def check_output(
 def check_place(output: Path) -> Path:
     """The real path of an output whose name and directory can be written."""
     if output.name in ("", ".", ".."):
-        raise UsageError(f"{output} (--output) does not name a directory of its own")
+        raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
-        raise UsageError(f"{output} (--output) names something bundled, which is not written to")
+        raise UsageError(f"{output} (--output) is bundled and only read; name another place")
     parent = existing_parent(output)
     if not parent.is_dir():
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
@@ -204,8 +204,8 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
                 # Of one file an empty directory is left; else OUT is neither of them.
                 elif (work / NEW).is_dir() and os.listdir(work / NEW):
                     raise OutputExists(
-                        f"{work / OLD} is what {output} (--output) was before a run was killed, and"
-                        " something else has its name now; move one of them to another place"
+                        f"a killed run left the earlier {output} (--output) in {work / OLD}, and"
+                        " something else has its name now; move one of the two away"
                     )
             _discard(work)
 

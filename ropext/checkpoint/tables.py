@@ -61,7 +61,7 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
         wanted = " or ".join(positions.tensors)
         raise InputError(
             f"{snapshot.name} has no tensor {wanted}, which holds the positions of"
-            f" {positions.text_type!r}; its weights are not whole, or of another type"
+            f" {positions.text_type!r}; its weights are incomplete, or of another type"
         )
     for table in tables:
         if table.shape[0] != positions.rows:
@@ -90,8 +90,8 @@ def _other_length(
     )
     if others:
         return (
-            f"{table.name} has {table.shape[0]} rows and {others[0].name} {others[0].shape[0]}, and"
-            f" one length key sizes both; stock would load {wanted}"
+            f"{table.name} has {table.shape[0]} rows and {others[0].name} {others[0].shape[0]}, but"
+            f" one key sets the length of both; transformers would load {wanted}"
         )
     return (
         f"{table.name} has {table.shape[0]} rows, not {wanted}; the config is of another checkpoint"

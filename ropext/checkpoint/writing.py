@@ -239,7 +239,7 @@ def copy_part(
 def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
     """Refuse a copy with other bytes; a hole at its end is not there yet."""
     if read_at(target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
-        raise ProofFailed(f"proof: the copy of {path} has other bytes at {at:,} and after")
+        raise ProofFailed(f"proof: the copy of {path} differs from byte {at:,} on; check the disk")
 
 
 def _data(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:

@@ -169,7 +169,7 @@ def _check_words(words: list[str]) -> None:
     for before, word in pairwise(["ropext", *words]):
         if word == "" or (word.startswith("--") and word.endswith("=")):
             named = word.removesuffix("=") or before
-            raise UsageError(f"{named} is followed by an empty word; say what is meant")
+            raise UsageError(f"{named} is empty; give it a value, or leave it out")
 
 
 def _open_closed_streams() -> None:
@@ -198,7 +198,7 @@ def _sentence(error: Any, words: list[str]) -> str:
     said = said.rstrip(".").replace("Value error, ", "")
     said = f"{said[:1].lower()}{said[1:]}"
     if name and path.split()[-1] in ("extend", "run") and (stages := _of_a_stage(name, words)):
-        return f"{said}; it is said of a later step, as {' or '.join(stages)}"
+        return f"{said}; set it for a later step: {' or '.join(stages)}"
     near = [other for other in getattr(error, "possibilities", None) or () if _is_near(other, name)]
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{said}{meant}; see {path} --help"

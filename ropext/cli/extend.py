@@ -48,11 +48,11 @@ def command(
 ) -> None:
     """Write an extended checkpoint and prove it. Weights stay as they are; config.json changes."""
     if output is None and not dry_run:
-        raise UsageError("say where to: -o OUT (or --dry-run to see the plan)")
+        raise UsageError("give -o OUT, the directory to write (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:
-            raise UsageError("--serve is for extend alone; after a run: ropext plan OUT")
+            raise UsageError("--serve goes without later steps; after them: ropext plan OUT")
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 

@@ -37,7 +37,7 @@ def command(
     from ropext.training import count_training, report
 
     if output is None and not dry_run:
-        raise UsageError("say where to: -o OUT (or --dry-run to see the settings)")
+        raise UsageError("give -o OUT, the directory to write (or --dry-run to see the settings)")
     wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
         planned = count_training(FINETUNE, directory, data, output, force=force, **given)

@@ -124,5 +124,5 @@ class Bar:
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:
     """Answer Ctrl-C while something runs that is asked after each of its pieces."""
     return interruptible(
-        fail, "interrupted; stopping after the piece in hand (Ctrl-C again ends at once)"
+        fail, "interrupted; stopping after the current piece (Ctrl-C again ends at once)"
     )

@@ -52,7 +52,7 @@ def command(
         return
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
-        raise UsageError(f"{name} says how documents are read; it goes with --measure DATA")
+        raise UsageError(f"{name} says how documents are read; add --measure DATA")
     if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
         if served is not None:

@@ -86,7 +86,7 @@ def sentence(done: "Pushed") -> str:
         tree = columns((f"{done.repository} ({kind})", "size"), rows)
         return f"{tree}\n\nREADME.md\n\n{done.card}"
     if not done.changed:
-        return f"{done.url} ({kind}) has all of it already"
+        return f"{done.url} ({kind}) is up to date; nothing was uploaded"
     size = sum(done.files.values()) / 1e6
     figures = f", {done.figures} measured figures in its card" if done.figures else ""
     return f"pushed to {done.url} ({kind}): {len(done.files)} files, {size:,.1f} MB{figures}"

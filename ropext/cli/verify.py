@@ -64,7 +64,7 @@ def command(
 
     for flag, given in (("--fix", fix), ("--record", record)):
         if given and not Path(directory).is_dir():
-            raise UsageError(f"{flag} writes into {directory}, which is no directory here")
+            raise UsageError(f"{flag} writes into {directory}, which is not a local directory")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
     place = Path(directory)

@@ -68,7 +68,7 @@ def try_tokenizer(file: Path, changed: int) -> None:
     except ValueError:
         return  # transformers says why it cannot be loaded
     except TimeoutError as error:
-        raise InputError(f"{file} cannot be used: of a text of a few lines {error}") from None
+        raise InputError(f"{file} cannot be used: for a few lines of text {error}") from None
     if tokens > MOST_TOKENS * characters:
         raise InputError(
             f"{file} cannot be used: it makes {tokens:,} tokens of {characters:,} characters"

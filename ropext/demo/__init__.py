@@ -98,7 +98,7 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
         _words("run", RECIPE, folder / "out", {}, words),
     )
     commands = tuple(pasted(*call) for call in calls)
-    after = f"what is finished is kept in {folder}, and the same command goes on"
+    after = f"what is finished is kept in {folder}; run the same command to resume"
     with Workdir(folder, "demo", {}).claimed(None):
         with kept_after_interrupt(after):
             say("[1/2] Measure PI, NTK-aware scaling and Self-Extend, beside the base.")

@@ -189,7 +189,7 @@ class TokenScorer:
                 self.manner = chosen if tiled else replace(chosen, columns=None)
                 return self.manner
         raise InputError(
-            "the model gives other logits read in chunks with a cache than read whole; "
+            "this model gives different logits in chunks with a KV cache than in one pass; "
             "evaluation of this architecture is not supported"
         )
 

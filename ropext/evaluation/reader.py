@@ -73,8 +73,8 @@ class Progress:
         if self.kept_in is None or not count:
             return NothingKept(self.nothing_kept)
         return Interrupted(
-            f"interrupted; {count} finished pieces are kept in {self.kept_in}: run the same "
-            "command again to go on from there"
+            f"interrupted; {count} finished pieces are kept in {self.kept_in}; run the same "
+            "command again to resume"
         )
 
 
@@ -160,11 +160,11 @@ class Reader:
         with self.computing(variant) as model:
             scorer = self.scorer(model, reads)
             if not scorer.manner.split:
-                say(f"{variant.label}: this architecture is read whole, in chunks")
+                say(f"{variant.label}: its body and head cannot run apart; it is read in chunks")
             if passes > 1 and reads.documents and reads.masking is None:
                 say(
-                    f"{variant.label}: its spectrum depends on the length; it is read in "
-                    f"{passes} passes, each with the rotation held still"
+                    f"{variant.label}: its spectrum changes with the length; it is read in "
+                    f"{passes} passes, one for each spectrum"
                 )
             read_units(scorer, units, store, progress)
 

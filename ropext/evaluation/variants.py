@@ -308,9 +308,9 @@ def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
         return None  # no rotary embeddings
     if model.asks_original and options.base is None:
         raise UsageError(
-            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
-            "has no record (ropext.json): --base MODEL names the model of before, or --context N "
-            "says how many tokens it was trained on"
+            f"{snapshot.name} has no ropext.json, and its config is scaled without stating the "
+            "original length; name the unextended model with --base MODEL, or the length that it "
+            "was trained on with --context N"
         )
     return record_of_config(snapshot)
 
@@ -327,8 +327,8 @@ def _base(
     if record.more.get(READ_FROM):
         warning = (
             f"[no-base] {snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so "
-            "what its weights were trained for is not known; --base MODEL names the model of "
-            f"before to compare with, --context {record.target} says that this length was trained"
+            "the length that its weights were trained on is unknown; compare with the unextended "
+            f"model by --base MODEL, or say by --context {record.target} that it was this one"
         )
         return None, context, warning
     untrained, growth = _untrained(snapshot, record), None
@@ -386,7 +386,8 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
         if scheme is not None and scheme.carried:
             if scheme.tensors and stated is not None and stated > scheme.context:
                 raise UsageError(
-                    f"--context {stated}: {snapshot.name} has rows for {scheme.context} positions"
+                    f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
+                    "leave the option out"
                 ) from None
             return stated or scheme.context, scheme.context, loading.is_masked(snapshot)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
@@ -396,7 +397,8 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
             if scheme is None or scheme.kind != "alibi":
                 raise
             raise UsageError(
-                f"{snapshot.name} names no length: --context N, the tokens it was trained on"
+                f"the config of {snapshot.name} states no length; give --context N, the tokens it "
+                "was trained on"
             ) from None
         return stated or int(stored or 0), int(stored or stated or 0), False
     longest = max(model.context, model.stated_context)

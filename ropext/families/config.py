@@ -149,24 +149,24 @@ class Dict:
 # What it would take to extend a type that is not rotary, or whose rotation no config reaches.
 REFUSALS = {
     "hard-coded": "rotates with a base that is fixed in its code (or in a table among its weights),"
-    " so no config can scale it; it takes a code patch or an edit of that table",
+    " so no config can scale it; only its code or that table could be changed",
     "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
-    " scaled rope type; it takes a code patch",
+    " scaled rope type; only its code could be changed",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
-    " rope_scaling_layers leaves out; it takes a plan per layer",
+    " rope_scaling_layers leaves out, and a plan has one spectrum for all layers",
     "learned": "has a learned table of absolute positions; inspect, plan, extend, verify, eval,"
     " finetune and push take it, each as a command of its own; fit, run, plan --measure and"
     " --method auto do not yet",
-    "sinusoidal": "adds fixed sinusoids to its embeddings, which stock computes; no key does",
+    "sinusoidal": "adds fixed sinusoids to its embeddings, which no config key changes",
     "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
     " number of heads alone, so that no config and no weight can carry others; it reads any length"
     " as it is (MPT to the max_seq_len of its config, which may be raised by hand), and"
     " ropext.patch and eval --method scale its slopes in memory",
     "buckets": "uses T5's relative buckets; inspect, plan, extend, verify and patch take them",
-    "mixed": "mixes absolute positions with relative ones, of which no key tells both",
+    "mixed": "mixes absolute with relative positions, and no key lengthens both",
     "disentangled": "uses DeBERTa's relative positions; inspect, plan, extend, verify, patch"
     " and eval take those in buckets",
-    "transformer-xl": "uses Transformer-XL's relative positions; plan and extend take a clamp_len",
+    "transformer-xl": "uses Transformer-XL's relative positions; plan and extend set clamp_len",
     "recurrent": "keeps its state recurrently and has no positions to scale",
     "none": "rotates nothing, so there is no rotary embedding to scale",
     "two towers": "is made of two models with positions of their own; extend the one that reads the"
@@ -278,7 +278,7 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
 
 def _unknown(config: Mapping[str, Any], kind: str) -> str:
     if differs := packaged("renamed.json")["differs"].get(kind):
-        return f"config.json: the code of {kind} is not that of stock's {differs}; it is refused"
+        return f"config.json: {kind} brings its own code, which differs from stock {differs}"
     if config.get("auto_map"):
         return (
             f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"

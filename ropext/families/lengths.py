@@ -55,9 +55,8 @@ def lengths(text: TextConfig, site: Site) -> Lengths:
         read = _plain(text, kind, stated)
     if text.original not in (None, read.original):
         raise InputError(
-            f"--original-context {text.original}: config.json says itself that the original context"
-            f" is {read.original}; the flag is for configs that do not (linear scaling), --context"
-            " for a trained length that is misstated"
+            f"--original-context {text.original}: config.json states {read.original} already; leave"
+            " the flag out, or correct a misstated trained length with --context"
         )
     return read
 
@@ -68,8 +67,8 @@ def _plain(text: TextConfig, kind: str, stated: int) -> Lengths:
         return Lengths(now, now)
     if now > stated:
         raise InputError(
-            f"--context {now}: dynamic scaling leaves RoPE plain up to max_position_embeddings"
-            f" {stated} alone, and an extension starts from there; leave --context out"
+            f"--context {now}: under dynamic scaling an extension starts from"
+            f" max_position_embeddings {stated}, up to which RoPE is plain; leave --context out"
         )
     note = (
         "dynamic scaling keeps state between calls; up to max_position_embeddings it is plain RoPE,"
@@ -107,10 +106,10 @@ def _stretched(text: TextConfig, params: Params, stated: int) -> Lengths:
     if named is not None:
         return Lengths(text.context or (after if named == stated else stated), named)
     asks = (
-        f"config.json: {params['rope_type']} scaling by {factor:g} leaves open whether"
-        f" max_position_embeddings {stated} is the length after it (--original-context {before}) or"
-        f" before it (--original-context {stated}); say which (--context {stated} or --context"
-        f" {after} says the same)"
+        f"config.json: no key says whether max_position_embeddings {stated} is the length after"
+        f" the {params['rope_type']} scaling by {factor:g} or before it; give --original-context"
+        f" {before} if after, --original-context {stated} if before (or --context {stated},"
+        f" --context {after})"
     )
     return Lengths(text.context or stated, before, asks, asks, asks)
 
@@ -119,7 +118,7 @@ def _alpha(text: TextConfig, stated: int) -> Lengths:
     now = text.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
-        "config.json: alpha changes theta for good, and nothing says for which length the model was"
-        " trained before that; --from-original needs --original-context N"
+        "config.json: alpha has changed theta, and the length that the model was trained on before"
+        " that is not stated; --from-original needs --original-context N"
     )
     return Lengths(now, text.original or now, note, "", "" if text.original else asks)

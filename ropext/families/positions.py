@@ -143,8 +143,8 @@ DISTANCES: dict[str, Distances] = {
         512,
         ("position_buckets", -1),
         (("relative_attention", True), ("position_biased_input", False)),
-        only="position_buckets is above 0, relative_attention true and position_biased_input false:"
-        " else that sizes a tensor, or a table of absolute positions stands beside it",
+        only="position_buckets is above 0, relative_attention true and position_biased_input false"
+        " (otherwise the key sizes a tensor, or a table of absolute positions is added)",
     ),
     # ALiBi's keys say what was trained; stock MPT reads no input beyond its own.
     "bloom": Distances(("seq_length",), 0, ("", 0)),
@@ -183,8 +183,8 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     context = length + row.beyond - offset
     if context < 1:
         raise InputError(
-            f"config.json: {text.name(key)} of {length} leaves no position behind the {offset} rows"
-            " in front of the first"
+            f"config.json: {text.name(key)} is {length}, which leaves no position after"
+            f" {offset} reserved rows"
         )
     return replace(
         positions,

@@ -34,8 +34,8 @@ def respell(
     sites, target = model.scaled_sites, target or model.context
     if len(params) not in (0, len(sites)):
         raise InputError(
-            f"ropext.json tells of {len(params)} scaled rotary embeddings, config.json has"
-            f" {len(sites)}: they are not of one model"
+            f"ropext.json has {len(params)} scaled rotary embeddings and config.json {len(sites)}:"
+            " they belong to different models"
         )
     for key in ("rope_type", "rope_theta"):
         if not all(key in each for each in params):
@@ -58,8 +58,8 @@ def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
         return out
     if spelling is None:
         raise UsageError(
-            f"{conflicts[0].sentence}; --fix does not guess: --trust rope_parameters or"
-            " --trust rope_scaling says which one it writes everywhere"
+            f"{conflicts[0].sentence}; say which one --fix writes everywhere, with --trust"
+            " rope_parameters or --trust rope_scaling"
         )
     if not text.get(spelling):
         raise UsageError(f"--trust {spelling}: config.json has no {spelling}")

@@ -214,8 +214,8 @@ def _of_family(
     if row.name == "deepseek2":
         if out["rope_scaling"] != {"rope_type": "default"}:
             raise UnsupportedModel(
-                f"{head.path} is a scaled model of latent attention (deepseek2), whose softmax "
-                "llama.cpp scales by a reading of its own; extend the Hugging Face checkpoint"
+                f"{head.path} is a scaled model of latent attention (deepseek2), for which "
+                "llama.cpp scales the softmax differently; extend the Hugging Face checkpoint"
             )
         latent = head.whole(f"{row.name}.attention.kv_lora_rank")
         return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}

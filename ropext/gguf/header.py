@@ -206,7 +206,7 @@ class _Reader:
         elif item == STRING:
             self._skip_strings(count, key)
         else:
-            raise self.refuse(f"{key} is a list of the kind {item}, which there is none of")
+            raise self.refuse(f"{key} is a list of the kind {item}, which does not exist")
         return KeyValue(kind, None, start, self.at, item, count, at)
 
     def _skip_strings(self, count: int, key: str) -> None:

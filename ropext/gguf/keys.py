@@ -111,12 +111,12 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     assert isinstance(model, GgufFile)
     given = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
     if given - {"for_loaders"}:
-        raise UsageError("--like DIR says how far and by which method; it takes no option of these")
+        raise UsageError("--like DIR sets length and method; leave the options for these out")
     source = open_snapshot(str(request.like), weights=True)
     record = read_record(source.directory)
     if record is None:
         raise InputError(
-            f"--like {request.like} has no ropext.json: ropext extends and fits into one"
+            f"--like {request.like} has no ropext.json; name what `ropext extend` or `fit` wrote"
         )
     scaled = [site for site in record.sites if site.scaled]
     read = families.read(model.config, context=record.context)
@@ -158,8 +158,8 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
     place = pasted(source.name)
     return InputError(
-        f"{model.name} is not of the model in {source.name}: {what} differ, as after training; "
-        f"convert that one (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "
+        f"{model.name} was not converted from {source.name}: {what} differ, as after training; "
+        f"convert it (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "
         f"extend OUT.gguf --like {place} -o LONG.gguf`"
     )
 

@@ -44,7 +44,7 @@ def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) ->
             "give a directory: -o DIR"
         )
     if link == "symlink" and len(model.parts) == 1:
-        raise UsageError("--link symlink is for weights that stay as they are; a GGUF is one file")
+        raise UsageError("--link symlink: a GGUF of one file is written anew; use --link copy")
     paths = [part.path for part in model.parts]
     copied = paths if link == "copy" else paths[:1]
     check_space(output, TEXT_ROOM + sum(map(bytes_on_disk, copied)))
@@ -89,7 +89,7 @@ def _modelfile(folder: Path, output: Path, target: int) -> list[str]:
     new, path = folder / "Modelfile", output.with_name(f"{output.name}.Modelfile")
     text = guard.signed(f"FROM ./{output.name}\nPARAMETER num_ctx {target}\n")
     if os.path.lexists(path) and guard.signed(old := read_text(str(path))) != old:
-        return [f"{path} stays: ropext did not write it, or it was edited"]
+        return [f"{path} was not overwritten: ropext did not write it, or it was edited"]
     new.write_bytes(text.encode())
     move(new.replace, path)
     return []

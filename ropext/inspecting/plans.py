@@ -46,7 +46,7 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
     if request.like is not None:
         if not snapshot.container:
-            raise UsageError(f"--like {request.like} is for a GGUF file, and {name} is none")
+            raise UsageError(f"--like DIR needs a GGUF file as MODEL, and {name} is not one")
         from ropext.gguf import request_like
 
         request = request_like(snapshot, request)

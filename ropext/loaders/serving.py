@@ -93,7 +93,7 @@ def override_lines(
     out = [Serving(name, line) for name, line in lines.items() if name in exact and not file]
     if "llama.cpp" in exact:
         says = f"llama-server -m {file or 'MODEL.gguf'} {flags} -c {target}" if flags else ""
-        note = "" if says else "no flags say this: extend the file (ropext extend MODEL.gguf)"
+        note = "" if says else "no flags express this: extend the file (ropext extend MODEL.gguf)"
         out.append(Serving("llama.cpp", says, note))
     return tuple(out)
 

@@ -348,10 +348,10 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
     loader, version = loader_of(name), _ALIASES.get(name.lower(), name).partition("==")[2]
     if loader in FILE_READERS:
-        why = FILE_READERS[loader] or "of a directory --for llama.cpp says what its converter makes"
+        why = FILE_READERS[loader] or "for a directory, --for llama.cpp covers its converter"
         raise UsageError(
-            f"--for {name}: {loader} was read for GGUF files alone, so name one (ropext plan"
-            f" MODEL.gguf --for {loader}); {why}"
+            f"--for {name} needs a GGUF file as MODEL (ropext plan MODEL.gguf --for {loader});"
+            f" {why}"
         )
     mine = [r for r in readers() if r.loader == loader]
     if not mine:

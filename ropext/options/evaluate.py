@@ -45,21 +45,21 @@ class DocumentOptions(Options):
     data_revision: str | None = wanted(None, "branch, tag or commit of a datasets id", "REV")
     split_documents: str | None = wanted(
         None,
-        "make several documents of one text: at blank-lines, at a separator, or windows (as long "
-        "as the longest length, not its start alone)",
+        "split each text into documents: at blank-lines, at a separator, or into windows of the "
+        "longest length [read only the start of each text]",
         "HOW",
     )
     max_docs: Count = wanted(32, "documents to read at most")
     max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
-    pack: bool = wanted(False, "glue documents up to the length; the result is labelled packed")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "of the weights")
+    pack: bool = wanted(False, "join short documents up to the length; results are labelled packed")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "type of the weights")
     device: Neutral[str] = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
     device_map: Neutral[str | None] = wanted(
         None, "accelerate's placement over devices, e.g. auto", "NAME"
     )
     attn_implementation: Attention | None = wanted(None, ATTENTIONS, "NAME")
     chunk: Neutral[Annotated[Whole, Field(ge=16, le=LARGEST)] | None] = wanted(
-        None, "read in chunks of so many tokens with a KV cache [only where memory demands]"
+        None, "read in chunks of this many tokens, with a KV cache [only if memory demands it]"
     )
     slice_memory: Neutral[Count] = wanted(256, "memory of one slice of logits, in MiB", "MIB")
     seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
@@ -91,7 +91,7 @@ class Measuring(DocumentOptions):
     chat_args: Words = wanted(
         (), "what the chat template is told, e.g. enable_thinking=false", "NAME=VALUE,..."
     )
-    protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "how perplexity is taken")
+    protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "perplexity protocol")
     lm_eval: Words = wanted(
         (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
     )
@@ -109,7 +109,7 @@ class Evaluate(Measuring):
         "LIST",
     )
     factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
-    target: Length | None = wanted(None, "tokens that the methods extend to (or give factors)")
+    target: Length | None = wanted(None, "tokens that the methods extend to (or give --factor)")
     context: Length | None = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )

@@ -62,7 +62,7 @@ class Reach(Options):
         None, "tokens the model was trained on, where its config misstates it"
     )
     original_context: Tokens | None = wanted(
-        None, "tokens before the scaling that a config declares, where it does not say (linear)"
+        None, "length before the scaling in the config, if the config does not state it (linear)"
     )
     from_original: bool = wanted(
         False, "extend an already scaled model from its original spectrum and context"
@@ -71,7 +71,7 @@ class Reach(Options):
         (), "accept only what these loaders read exactly, e.g. vllm,llama.cpp", "LOADERS"
     )
     even_so: bool = wanted(
-        False, "go on where scaling cannot help, or where a named loader was not measured"
+        False, "extend even if scaling cannot help, or if a loader in --for was not measured"
     )
 
     @model_validator(mode="after")
@@ -96,14 +96,14 @@ class _Extension(Reach):
         + " [what plan recommends]",
     )
     attention_factor: Positive | None = wanted(
-        None, "what multiplies cos and sin, in place of the method's own (logits get its square)"
+        None, "factor on cos and sin, in place of the method's own (logits scale by its square)"
     )
     temperature: Positive | None = wanted(
         None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
     )
 
     length_only: bool = wanted(
-        False, "raise the stated length alone: the spectrum, and so what is computed, stays"
+        False, "raise only the length that the config states; the model computes what it did"
     )
 
     @model_validator(mode="after")
@@ -204,9 +204,9 @@ def resolve_target(options: Extend, context: int) -> int:
     if options.factor is None and options.target is None:
         said = f"--target {4 * context} (the model's context is {context})"
         if options.context is not None:
-            said += f"; --context {context} says what it was trained on, --target {context} what"
-            said += " it shall read"
-        raise UsageError(f"say how far: --factor 4, or {said}")
+            said += f"; --context N is what it was trained on, --target {context} what it"
+            said += " is to read"
+        raise UsageError(f"give --factor 4, or {said}")
     if options.target is not None:
         if options.target <= context:
             raise UsageError(
@@ -279,8 +279,8 @@ class Writing(Options):
 
     link: Files[Link] = wanted(
         "copy",
-        "how weights get to OUT; hard and symlink share the files with the base, so that an edit "
-        "in place alters both: for a cache of your own",
+        "how the weights get into OUT; hard and symlink share the files with the base, so an edit "
+        "in place changes both",
     )
     no_verify: Files[bool] = wanted(False, "skip the proof by stock transformers")
     hash: Files[bool] = wanted(False, "record a SHA-256 of every weight file")
@@ -290,14 +290,14 @@ class Choosing(Options):
     """By what documents, and for how much work, a method is chosen."""
 
     data: Content[Place | None] = wanted(
-        None, "--method auto: documents to choose by; some are kept apart for the verdict", "DATA"
+        None, "--method auto: documents to choose by; some are held out for the verdict", "DATA"
     )
     budget: str | None = wanted(
         None,
-        "--method auto: what it may take, as time (30m, 2h) or tokens read (20000000)",
+        "--method auto: its budget, as time (30m, 2h) or tokens read (20000000)",
     )
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
-        None, "--method auto: what its fit may move [the widest that --for reads exactly]"
+        None, "--method auto: what its fit may change [the most that --for reads exactly]"
     )
 
     @model_validator(mode="after")

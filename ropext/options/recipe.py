@@ -91,7 +91,7 @@ class ExtendSection(Writing, Choosing, Extension):
             raise UsageError("--method auto chooses by measuring on documents: give --data TEXTS")
         elif self.no_verify:
             raise UsageError(
-                "--no-verify and --method auto exclude each other: a choice is a claim"
+                "--method auto needs the proof of what it chose; leave --no-verify out"
             )
         elif knobs:
             raise UsageError(f"{flag(knobs[0])} is a knob of one method; --method auto tries all")
@@ -246,7 +246,7 @@ class Recipe(Options):
     def check(self) -> None:
         """Refuse what no section sees alone."""
         if self.fit and self.is_auto and self.fit.data is not None:
-            raise UsageError("--method auto fits on what it chooses by; leave the data of fit out")
+            raise UsageError("--method auto fits on the documents of --data; leave fit.data out")
         if self.fit and not self.is_auto and self.fit.data is None:
             raise UsageError(f"{self.source.where((FIT,))}: fit needs data")
         if self.evaluate:

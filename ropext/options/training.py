@@ -42,8 +42,8 @@ class TrainingOptions(Options):
 
     steps: Count | None = wanted(
         None,
-        "optimiser steps, exactly so many [at most 400, stops when held-out documents no longer "
-        "improve; without any at most 4 passes over the data]",
+        "number of optimiser steps [at most 400, stops when held-out documents no longer improve; "
+        "at most 4 passes over the data if none are held out]",
     )
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
         None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
@@ -54,12 +54,12 @@ class TrainingOptions(Options):
     learning_rate: Positive | None = wanted(None, "peak learning rate [by size: 2e-3 to 1e-4]")
     retrieval_share: Share = wanted(
         0.0,
-        "share of rows that state keys and ask for them, the loss on the answers alone; without "
-        "them, text alone seldom teaches to look far back",
+        "share of training rows that are synthetic retrieval questions (plain text rarely "
+        "teaches long-range lookup)",
     )
     packing: Literal["documents", "glued"] = wanted(
         "documents",
-        "documents: a row comes from one document; glued: documents joined, attention crossing",
+        "documents: each row from one document; glued: documents joined, with attention across",
     )
     strategy: Literal["full", "pose"] = wanted(
         "full",
@@ -70,7 +70,7 @@ class TrainingOptions(Options):
         None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
     )
     keep_short: CountOrNone = wanted(
-        0, "windows of the original length in each step, beside the rows that reach the target"
+        0, "rows of the original length in each step, added to those that reach the target"
     )
     eval_every: Count | None = wanted(
         None, "steps between evaluations [10 or more, a tenth of the cost; with --steps a fifth]"
@@ -107,15 +107,15 @@ class Finetune(TrainingOptions):
 
     train: Literal["lora", "new-rows", "both"] | None = wanted(
         None,
-        "a LoRA, the rows that a position table had not before its extension, or both [lora; of a "
-        "position table new-rows]",
+        "what to train: lora, new-rows (rows added to a position table), or both [lora; new-rows "
+        "if there is a position table]",
     )
-    epochs: Positive | None = wanted(None, "passes over the data, in the place of --steps")
+    epochs: Positive | None = wanted(None, "passes over the data, instead of --steps")
     warmup: CountOrNone | None = wanted(
         None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"
     )
     schedule: Literal["linear", "constant", "cosine"] | None = wanted(
-        None, "after the warm-up [linear]"
+        None, "learning rate after the warm-up [linear]"
     )
     rank: Count | None = wanted(None, "rank of the LoRA [16]")
     alpha: Count | None = wanted(
@@ -139,12 +139,12 @@ class Finetune(TrainingOptions):
         None, "data to evaluate on [documents held out of DATA]", "DATA"
     )
     eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(
-        8, "documents of an evaluation; 0 turns it off"
+        8, "held-out documents per evaluation; 0 turns evaluation off"
     )
     patience: CountOrNone | None = wanted(
         None,
-        "keep the best evaluated weights, and stop after so many evaluations without better ones; "
-        "0 never stops [3; with --steps or --epochs 0]",
+        "stop after this many evaluations without improvement, and keep the best weights; 0 never "
+        "stops [3; with --steps or --epochs 0]",
     )
     save_every: Files[Count | None] = wanted(
         None, "steps between checkpoints [a tenth of the steps]"
@@ -162,13 +162,13 @@ class FitSettings(TrainingOptions):
 
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None,
-        "what may move: longrope (every pair and the attention factor), yarn (the ramp's ends and "
-        "the attention factor), ntk (theta) [the widest that --for reads exactly]",
+        "what may change: longrope (every pair and the attention factor), yarn (the ramp's ends "
+        "and the attention factor), ntk (theta) [the most that --for reads exactly]",
     )
     start: Words | None = wanted(
         None,
-        "the closed form to start from, e.g. yarn; of several (yarn,llama3) the one that is "
-        "lowest after a few steps [the two lowest on held-out documents; pose: yarn]",
+        "method to start from, e.g. yarn; of several (yarn,llama3) the one with the lowest loss "
+        "after a few steps [the two lowest on held-out documents; pose: yarn]",
         "METHOD",
     )
     steps: Count = wanted(40, "optimiser steps")
@@ -184,19 +184,19 @@ class FitSettings(TrainingOptions):
         None, "pose: tokens of a row [the context, at most 2048 and half the target]"
     )
     ceiling: Annotated[float, Field(ge=1)] = wanted(
-        4.0, "no wavelength may become longer than so many times the factor times its own"
+        4.0, "longest allowed wavelength, as a multiple of factor x the original wavelength"
     )
     retrieval_share: Share = wanted(
-        0.2, "share of rows that are retrieval items, the loss on their answers alone"
+        0.2, "share of training rows that are synthetic retrieval questions"
     )
     retrieval_items: Annotated[Whole, Field(ge=0, le=MOST_ITEMS)] = wanted(
         40, "questions asked before and after the fit; 0 measures no retrieval"
     )
     held_out: Annotated[Whole, Field(ge=1, le=MOST_JUDGING)] = wanted(
-        16, "documents that judge the fit at most, of those held out of DATA (a tenth)"
+        16, "held-out documents that judge the fit, at most (a tenth of DATA is held out)"
     )
     eval_every: Count | None = wanted(
-        None, "steps between judgements [an eighth of the steps; pose: one at the end]"
+        None, "steps between evaluations [an eighth of the steps; pose: one at the end]"
     )
 
 

@@ -191,9 +191,9 @@ def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
     )
     if before != after:
         raise InputError(
-            "the new config wants other weights than the model in memory has "
+            "the new config describes other weights than the model in memory has "
             f"({min(name for name, _ in before ^ after)}); "
-            "a model can be patched with a config that changes its positions alone"
+            "give a config that differs from the model's in its positions only"
         )
 
 

@@ -203,8 +203,8 @@ def apply_fold(live: Any, how: Fold) -> None:
     loaded = live.config._attn_implementation
     if loaded != STOCK:
         raise UsageError(
-            f"self-extend wants a model loaded with attn_implementation={STOCK!r}, was {loaded!r} "
-            "(which soft caps and attention sinks need: it does not take those)"
+            f"self-extend needs a model loaded with attn_implementation={STOCK!r}, was {loaded!r} "
+            "(a model that needs it for soft caps or attention sinks cannot use self-extend)"
         )
     _register()
     live.set_attn_implementation(NAME)
@@ -212,7 +212,7 @@ def apply_fold(live: Any, how: Fold) -> None:
     try:
         rotations = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
         if not any(rotations.values()):
-            raise UnsupportedModel("self-extend: no layer of this model turns and sees all text")
+            raise UnsupportedModel("self-extend: no layer of this model rotates and sees all text")
         reading = Folding(how)
         for module, rotation in rotations.items():
             vars(module)[FOLD] = (reading, rotation)
@@ -303,4 +303,4 @@ def _rotation(
             rotation = Rotation(torch.tensor(rates, dtype=torch.float32), interleaved, first)
             if turned(rotation):
                 return rotation
-    raise UnsupportedModel("self-extend: its attention turns queries and keys in a way of its own")
+    raise UnsupportedModel("self-extend: how its attention rotates queries and keys is unknown")

@@ -122,9 +122,9 @@ class Prospect:
     def check_budget(self, tokens: int) -> None:
         if tokens < self.least:
             raise UsageError(
-                f"--budget {self.recipe.extend.budget} is {tokens:,} tokens, and the first "
-                f"comparison of {len(self.plans)} forms with the verdict takes {self.least:,}: "
-                "give that much at the least"
+                f"--budget {self.recipe.extend.budget} is {tokens:,} tokens; to compare "
+                f"{len(self.plans)} methods and reach a verdict takes {self.least:,}, so give at "
+                "least that"
             )
 
     def check_gates(self) -> None:
@@ -176,9 +176,9 @@ def prospect(recipe: Recipe) -> Prospect:
     if not chosen or not (judged or elsewhere):
         raise InputError(
             f"--data {place}: {len(able) or 'none'} of its documents reaches "
-            f"{length_text(example.target)} tokens, and two with no text in common are needed at "
-            "the least, one to choose by and one for the verdict (eight of each give intervals): "
-            "give more or longer documents, a smaller --factor, or evaluate.split_documents=windows"
+            f"{length_text(example.target)} tokens; two without common text are needed, one to "
+            "choose by and one for the verdict (eight of each give intervals). Give more or longer "
+            "documents, a smaller --factor, or evaluate.split_documents=windows"
         )
     made = Prospect(
         recipe=recipe,
@@ -246,8 +246,8 @@ def choose(
     was made before with all the same is not made again."""
     if processes()[1] > 1:
         raise UsageError(
-            "--method auto chooses on one process: run it without accelerate launch, and then the "
-            "recipe with the method that it took"
+            "--method auto runs in one process: run it without accelerate launch, then launch the "
+            "recipe with the method that it chose"
         )
     check_data(recipe)
     words = {"words": list(provenance.clean_command(command))} if command else {}
@@ -413,7 +413,7 @@ class AutoChoice:
                     continue
                 going_on.append(label)
             if not going_on:
-                raise InputError(f"no form gives logits that are numbers: {self.left_out}")
+                raise InputError(f"every method gives logits that are not finite: {self.left_out}")
             whole = [self.variants[label] for label in going_on]
             self.rounds.append(standing(reads.of(0, end).measured(whole, self.stores)))
             labels = list(self.rounds[-1].stay)

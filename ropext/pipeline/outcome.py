@@ -110,8 +110,8 @@ def check_free(work: Work) -> None:
         return
     if not work.force:
         raise OutputExists(
-            f"{work.output} (--output) is there, and not as a run of this recipe left it; --force "
-            "replaces it as a whole"
+            f"{work.output} (--output) exists and is not what a run of this recipe left; --force "
+            "replaces all of it"
         )
     check_output(work.output, force=True)
 
@@ -324,10 +324,10 @@ class Ran:
             rundir.raise_if_failed(self.evidence.gates)
         except GateFailed as error:
             output = self.folder.with_name(self.folder.name.removesuffix(".run"))
-            there = f"; {output} is of an earlier run and stands" if os.path.lexists(output) else ""
+            there = f"; {output} is from an earlier run" if os.path.lexists(output) else ""
             raise GateFailed(
-                f"{error}; what did not pass is kept in {self.folder}, and not under the output's "
-                f"name{there}"
+                f"{error}; the checkpoint that did not pass is kept in {self.folder}, not under "
+                f"the output's name{there}"
             ) from None
 
     def to_text(self) -> str:

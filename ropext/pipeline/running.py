@@ -65,7 +65,7 @@ def run(
         raise UsageError(f"{chosen.source.name} names no output; add output: DIR, or give -o OUT")
     job.check_places(chosen, Path(place))
     folder = beside(Path(place))
-    remains = f"finished stages are kept in {folder}: the same command goes on from there"
+    remains = f"finished stages are kept in {folder}; run the same command to resume"
     with kept_after_interrupt(remains, Ledger(folder / "stages").has_finished):
         if chosen.is_auto:
             from ropext.pipeline import choosing

@@ -376,9 +376,9 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     able = _able(model, target, recipe)
     hint = f"; these methods move some: {', '.join(able)}" if able else ""
     raise NotExpressible(
-        f"--method {method} moves no pair of this model, each of which turns at least {fewest:.4g}"
-        f" times in its {ropes[0].context} tokens, so that only the stated length would grow{hint}"
-        " (--even-so goes on all the same)"
+        f"--method {method} moves no pair of this model, since each turns at least {fewest:.4g}"
+        f" times in its {ropes[0].context} tokens; only the stated length would grow{hint}"
+        " (--even-so extends it anyway)"
     )
 
 
@@ -443,7 +443,7 @@ def _why_not(
         unsure = [name for name in names if not exact((name,), trusted, False)]
         return (
             f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
-            f" in {model.model_type} was not measured; --even-so writes it all the same"
+            f" in {model.model_type} was not measured; --even-so writes it anyway"
         )
     given = {flag(key): getattr(recipe, key) for key in KNOBS}
     knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]

@@ -261,7 +261,9 @@ def make_folded_plan(
     """Plan window and group for a config that rotates."""
     given = [key for key in OF_SPECTRA if getattr(recipe, key) not in (None, False, ())]
     if given:
-        raise UsageError(f"{flag(given[0])} is for a spectrum; {self_extend.NAME} leaves it alone")
+        raise UsageError(
+            f"{flag(given[0])} is not for {self_extend.NAME}, which keeps the spectrum"
+        )
     model = families.read(dict(config), context=recipe.context)
     spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
     kinds = {str(site.params["rope_type"]) for site in model.scaled_sites}

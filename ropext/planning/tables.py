@@ -101,7 +101,7 @@ def _check_options(recipe: Extend, positions: Positions) -> Positions:
         positions = replace(positions, context=recipe.context or positions.context)
         if not positions.context:
             raise UsageError(
-                "its config names no length: --context N, the tokens it was trained on"
+                "its config states no length; give --context N, the tokens it was trained on"
             )
     else:
         rotary += ("context",)

@@ -153,14 +153,14 @@ def _child(
         except subprocess.TimeoutExpired:
             raise ProofFailed(
                 f"the proof of {directories[0]} took longer than {timeout:.0f} seconds and was "
-                "stopped; --no-verify leaves it out"
+                "stopped; --no-verify skips it"
             ) from None
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     if run.returncode:
         where = f"the proof of {directories[min(len(lines), len(directories) - 1)]}"
         if run.returncode < 0:
             name = signal.Signals(-run.returncode).name
-            raise ProofFailed(f"{where} was killed by {name}, as happens when memory runs out")
+            raise ProofFailed(f"{where} was killed by {name}, usually because memory ran out")
         final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
         raise ProofFailed(f"{where} could not run (exit code {run.returncode:#x}): {final}")
     named = zip(lines, map(str, directories), strict=True)

@@ -129,8 +129,8 @@ def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list
         candidates = [site for site in sites if module["label"] in ("", site.label)]
         if not candidates:
             raise ProofFailed(
-                f"proof: {module['module']} has an embedding for {module['label']!r}, which the "
-                f"plan does not know; it has {', '.join(site.label or 'one' for site in sites)}"
+                f"proof: {module['module']} has an embedding for {module['label']!r}; the plan "
+                f"has only {', '.join(site.label or 'one' for site in sites)}"
             )
         nearest = _nearest(module, candidates)
         seen.add(nearest.site.label)
@@ -196,8 +196,8 @@ def _compare_forward(built: Mapping[str, Any]) -> str:
     if not run["difference"] <= FORWARD_BOUND:
         raise ProofFailed(
             f"{blame} differs by {run['difference']:.1e} from the base's with the planned "
-            f"frequencies and factors set in it (bound {FORWARD_BOUND:.0e}): the written config "
-            "changes something beside them"
+            f"frequencies and factors (bound {FORWARD_BOUND:.0e}): the written config changes "
+            "something else too"
         )
     return f"{small} equals the base's with the planned numbers ({run['difference']:.1e} off)"
 
@@ -270,8 +270,8 @@ def _compare_base(
     if not _bad(beside.difference):
         return f"the base as stock builds it is another, as is known: {worst}"
     raise ProofFailed(
-        f"proof: transformers {built['transformers']} builds another base than its config was read"
-        f" as: {beside}; no plan for it can be right, please report this config.json"
+        f"proof: transformers {built['transformers']} builds the base otherwise than ropext reads"
+        f" its config: {beside}. No plan for it can be right; please report this config.json"
     )
 
 
@@ -330,7 +330,7 @@ def compare_told(last: Mapping[str, Any], positions: Positions) -> str:
                 f" what {positions.key} {positions.context} gives"
             )
     if not last["told"]:
-        raise ProofFailed(f"proof: no attention was told distances; {last['said']}")
+        raise ProofFailed(f"proof: no attention receives distances; {last['said']}")
     if last["read"] < positions.context:
         return f"; distances up to {last['read'] - 2} are told apart as planned"
     ends = sorted({steps[-1] for steps in last["told"].values()})

@@ -309,7 +309,7 @@ def attempt(
         raise NotRun(f"its smallest form has {parameters} parameters")
     numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
     if not numbers or not numbers <= {tuple(one["inv_freq"]) for one in full}:
-        raise NotRun("made narrow, it rotates otherwise")
+        raise NotRun("a narrow copy of it rotates differently")
     if base_text is None:
         fill(after.model, {})
         after.run(where)

@@ -309,7 +309,7 @@ def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | Non
 
 
 def _untold(server: Server, some: str = "no log-probabilities") -> InputError:
-    return InputError(f"--endpoint {server.root} tells {some} for /v1/completions")
+    return InputError(f"--endpoint {server.root} returns {some} for /v1/completions")
 
 
 def _check_limit(limit: int | None, context: int, target: int) -> None:

@@ -450,8 +450,8 @@ def ranking_verdict(ranking: Ranking) -> str:
     )
     if best.behind.ci95 is None:
         return (
-            f"take {best.method}, the lowest by {number(second.behind.value, 4)} nats a token: how "
-            f"sure that is cannot be said of {ranking.standing.documents} documents"
+            f"take {best.method}, the lowest by {number(second.behind.value, 4)} nats a token; "
+            f"{ranking.standing.documents} documents are too few to say how sure that is"
         )
     if ranking.standing.is_sure:
         return (

@@ -286,7 +286,7 @@ def _origin_of_attention(made: Plan) -> str:
 
 
 WITHOUT_COPY = """\
-or without a copy: start the base's own weights so for long prompts, and plain for short ones
+or without a copy: serve the base's own weights by these lines, and plain for short prompts
 (`extend --link hard` writes a directory that shares the weights)"""
 
 

@@ -142,8 +142,8 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
     ):
         least = value.deciding(abs(looked_at - value.value), distance)
         reason += (
-            f"; the value itself, {value.value:.6g}, does not: about {least} would decide, in "
-            f"place of {value.n}"
+            f"; the value itself, {value.value:.6g}, does not: about {least} would decide, "
+            f"instead of {value.n}"
         )
     return Outcome(gate.text, variant, not failed, looked_at, reason)
 

@@ -118,14 +118,14 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
         raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
     masked = [one.mask_stride and (one.mask_stride, one.tail, one.longest) for one in frames]
     if len({*masked}) > 1:
-        raise InputError("pseudo-perplexities of other tokens: give both runs the same --lengths")
+        raise InputError("the runs mask different tokens; give both the same --lengths")
     places = [_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.
     shared = sorted(set.intersection(*map(set, places)))
     if not shared:
         raise InputError(
-            f"the runs {', '.join(names)} read other tokens (no document has the same token hash): "
-            "their numbers do not compare; evaluate on the same --data with the same tokenizer"
+            f"the runs {', '.join(names)} read different tokens (no document has the same token "
+            "hash); evaluate both on the same --data with the same tokenizer"
         )
     orders = [[place[key] for key in shared] for place in places]
     models = {

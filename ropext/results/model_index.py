@@ -80,7 +80,7 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     if not chosen:
         raise InputError(
             f"{run.path} did not measure {directory}{f' as {wanted!r}' if wanted else ''} (its "
-            f"config or weights are others); evaluate it: ropext eval {directory} -o RUN"
+            f"config or weights differ); evaluate it: ropext eval {directory} -o RUN"
         )
     if len(chosen) > 1:  # its own files read with the spectrum of before are another model too
         kinds = run.manifest["decides"]["variants"]

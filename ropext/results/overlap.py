@@ -174,8 +174,8 @@ class Overlap:
             )
         elif not self.complete:
             trained = (
-                "what was trained on is not (wholly) recorded, so that nobody knows whether "
-                "these documents were among it"
+                "what was trained on is not (fully) recorded, so these documents may have been "
+                "among it"
             )
         if self.chosen_on:
             chosen = (

@@ -195,8 +195,8 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
     strange = [name for name in others if alone[name].readings and not alone[name].own_base]
     if alone[first].own_base == first and strange:
         raise UsageError(
-            f"{strange[0]} was made of another base than {first}: name its RUN without a variant, "
-            "which shows that base too, or another model than a base first"
+            f"{strange[0]} was extended from another base than {first}; name its RUN without a "
+            "variant (that shows its base too), or name first a model that is not a base"
         )
     return runs, alone
 

@@ -45,7 +45,7 @@ def find(name: str, flag: str = "--method") -> Method:
         return custom.method(name)
     if name in tables.METHODS:
         raise UsageError(
-            f"{flag} {name} is for models that rotate nothing, and moves no rotary embedding"
+            f"{flag} {name} is for models without a rotary embedding; name a method that scales one"
         )
     if name == self_extend.NAME:
         raise UsageError(self_extend.UNCARRIED)

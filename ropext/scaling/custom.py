@@ -26,7 +26,7 @@ def method(name: str) -> Method:
         fits = all(0 <= new < math.inf and (old or not new) for old, new in pairs)
         if not (len(now) == len(wanted) and fits and 0 < attention < math.inf):
             raise UsageError(
-                f"--method {name} is to return {len(now)} finite inverse frequencies (0 for a pair "
+                f"--method {name} must return {len(now)} finite inverse frequencies (0 for a pair "
                 f"that stands still) and an attention factor above 0; it returned "
                 f"{str(wanted)[:60]}, {attention:g}"
             )

@@ -53,8 +53,8 @@ def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
         )
     if rope.context < 2:
         raise UsageError(
-            "--method longrope divides by the logarithm of the context, which is 1 token here; "
-            "--context N says otherwise"
+            "--method longrope needs a context above 1 token (it divides by its logarithm); "
+            "correct it with --context N"
         )
     long = _checked(rope, knobs.pair_factors, "")
     short = knobs.short_pair_factors

@@ -13,9 +13,9 @@ NAME = "self-extend"
 SUMMARY = "near keys keep their distances, far ones share positions"
 SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
-    "no stock checkpoint says self-extend: ropext.patch(model, method='self-extend', factor=N) "
-    "reads by it in memory, ropext eval MODEL --method self-extend --factor N --data TEXTS "
-    "measures it; llama.cpp's llama-completion has it as -gan GROUP -gaw WINDOW"
+    "no stock checkpoint can hold self-extend. Use ropext.patch(model, method='self-extend', "
+    "factor=N) in memory, ropext eval MODEL --method self-extend --factor N --data TEXTS to "
+    "measure it, or -gan GROUP -gaw WINDOW of llama.cpp's llama-completion"
 )
 Positions = TypeVar("Positions", int, "Tensor")
 
@@ -56,9 +56,9 @@ def fold(
     window, group = options.window, options.group
     window = context // 2 if window is None else window
     if not 1 <= window < context:
-        raise UsageError(f"window={window}: from 1 to {context - 1}, below the context")
+        raise UsageError(f"window={window} must be from 1 to {context - 1} (below the context)")
     if group is None:
         group = math.ceil(SPARE * (target - window) / (context - window))
     if group < 0:
-        raise UsageError(f"group={group}: 0 (all far keys at the window) or more")
+        raise UsageError(f"group={group} must be 0 (all far keys at the window) or more")
     return Fold(context, window, group, spectra)

@@ -121,8 +121,8 @@ class Worded:
         if match(back, question.references, question.part) < 1:
             raise UsageError(
                 f"the task {self.name} cannot be asked with this tokenizer: "
-                f"{question.written[:60]!r} comes back from it as {back[:60]!r}, which no "
-                "score counts"
+                f"it decodes {question.written[:60]!r} as {back[:60]!r}, so no answer would be "
+                "right"
             )
         return whole[:cut], whole[cut:]
 
@@ -141,8 +141,8 @@ class Worded:
             guess = low + int((budget - at_low) / max(1.0, rate))
         if low >= self.most and at_low < FILLED * budget:
             raise UsageError(
-                f"the task {self.name} was asked for at length {budget}, but all that it is made of"
-                f" makes {at_low} tokens: give shorter --lengths, or more of it where it is yours"
+                f"the task {self.name} was asked for at length {budget}, but its material has only"
+                f" {at_low} tokens: give shorter --lengths, or more passages if they are yours"
                 " (--passages)"
             )
         return low

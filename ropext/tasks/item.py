@@ -195,8 +195,8 @@ def check_amount(tokens: int, remedy: str) -> None:
     """Items that together would not fit into memory are refused before the first is built."""
     if tokens > MOST_TOKENS:
         raise UsageError(
-            f"the retrieval items asked for have {tokens} tokens together, and {MOST_TOKENS} are "
-            f"kept at most: {remedy}"
+            f"the retrieval items asked for have {tokens} tokens together, and at most "
+            f"{MOST_TOKENS} fit: {remedy}"
         )
 
 
@@ -212,8 +212,8 @@ def until_unambiguous(
         if clear(drawn):
             return drawn
     raise UsageError(
-        f"the task {task} found no needle that its haystack does not hold already, in {ATTEMPTS}"
-        " draws: use another haystack (--haystack repeat or noise)"
+        f"the task {task} drew {ATTEMPTS} needles, and its haystack holds each of them already;"
+        " use another haystack (--haystack repeat or noise)"
     )
 
 

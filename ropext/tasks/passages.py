@@ -138,7 +138,7 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
     most = len(texts) - sum(sorted(map(len, groups))[-size:])
     if len(groups) < size or most < 1:
         raise UsageError(
-            f"--passages asks about {len(groups)} different {('passages', 'pairs')[hops - 1]}, and "
-            f"holds {len(texts)} passages; the task {task.name} asks {size} at least, among others"
+            f"--passages asks about {len(groups)} {('passages', 'pairs')[hops - 1]} of "
+            f"{len(texts)} passages; the task {task.name} needs {size} and more passages"
         )
     return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

@@ -214,7 +214,7 @@ def _too_few(data: TrainingData, target: int) -> InputError:
         ways = f"more documents, or {REMEDY}"
     return InputError(
         f"{long or 'none'} of the {data.read} documents reaches {length_text(target)} tokens (the "
-        f"longest has {data.longest}), and a fit needs {LARGEST_SHARE} at least, one of them to "
+        f"longest has {data.longest}). A fit needs at least {LARGEST_SHARE}, one of them to "
         f"judge it: {ways}"
     )
 

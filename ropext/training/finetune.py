@@ -87,12 +87,12 @@ class AdapterObjective(Objective):
             return None
         if sharing.is_fsdp():
             return (
-                "FSDP shares the weights, and reading needs all of them in one process; when it "
-                "is done: ropext eval OUT --data DATA --device-map auto"
+                "under FSDP no process holds all weights; after the training run ropext eval OUT "
+                "--data DATA --device-map auto"
             )
         return (
             f"fewer than {LARGEST_SHARE} of its {self.training.data.read} documents reach the "
-            f"target, and of fewer none is held out; name others with --eval, or {REMEDY}"
+            f"target, too few to hold one out; name others with --eval, or {REMEDY}"
         )
 
     def decides(self) -> dict[str, Any]:
@@ -113,8 +113,8 @@ class AdapterObjective(Objective):
             models.four_bits(device)
         if sharing.is_fsdp() and device.type == "cpu":
             raise UsageError(
-                "launched with FSDP, but on a CPU, where accelerate makes DDP of it without a "
-                "word: use GPUs, or the config that `ropext.training.launch` calls ddp"
+                "launched with FSDP on a CPU, where accelerate silently runs DDP; use GPUs, or the "
+                "config ddp of `ropext.training.launch`"
             )
         settings, table = self.settings, self.origin.table
         names = [] if settings.rank is None else models.target_names(model, self.options.targets)
@@ -167,8 +167,8 @@ class AdapterObjective(Objective):
             )
         if training.masking is not None:
             self.note(
-                "losses on held-out documents are of a pseudo-perplexity: of the last tokens every "
-                f"{MASK_STRIDE}th masked in one pass"
+                "losses on held-out documents are pseudo-perplexities: each pass masks every "
+                f"{MASK_STRIDE}th of the last tokens"
             )
         if training.lineage:
             self.note(training.lineage)
@@ -277,8 +277,8 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     sharing.check_fsdp(qlora=options.qlora, **{f"train {kind}": kind != "lora"})
     if options.keep_short and origin.two_sets_up_to:
         raise UsageError(
-            f"--keep-short: {model} reads its original length with a set of factors of its own, "
-            "which rows that reach further do not change; leave it out"
+            f"--keep-short is not needed: {model} reads its original length with separate "
+            "factors, which longer rows do not change; leave it out"
         )
     vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
     encoder = corpus.DocumentEncoder(

@@ -232,8 +232,8 @@ class SpectrumObjective(Objective):
         judged_steps = [int(step) for step in self.steps.models() if int(step) <= half]
         self.back_at = max([self.history.steps, *judged_steps])
         self.note(
-            f"after {self.back_at} steps not surely better than {self.start}: going back to it, "
-            "for the other half with a third of the learning rate"
+            f"after {self.back_at} steps not surely better than {self.start}: starting again "
+            "from it, with a third of the learning rate"
         )
         self.history = self._train_from(self.start, slower=True)
 
@@ -423,8 +423,8 @@ def prepare(
     calls the model, where that is a GGUF and this a directory made of it."""
     if sharing.is_fsdp():
         raise UsageError(
-            "fit moves a few numbers and shards nothing: launch it with DDP, not with FSDP (the "
-            "configs are in ropext.training.launch)"
+            "fit trains a few numbers, so there is nothing to shard; launch it with DDP, not FSDP "
+            "(the configs are in ropext.training.launch)"
         )
     snapshot = open_snapshot(model, revision=revision)
     if named not in ("", model):

@@ -185,7 +185,7 @@ class Objective(ABC):
         """Go the whole way, from what the folder has on."""
         self.folder, self.output, self.force = folder, output, force
         self.typed, self.say, self.show = command, say, told(say)
-        after = f"what is finished is kept in {folder}, and the same command goes on from there"
+        after = f"what is finished is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
             with self._guarded(folder):
                 with pausing(self.say, self.show) as pause:
@@ -279,8 +279,8 @@ def writing_errors(folder: Path) -> Iterator[None]:
     else:
         return
     raise Stopped(
-        f"{folder} cannot be written: {reason}; finished checkpoints are kept, and the same "
-        "command goes on from there"
+        f"{folder} cannot be written: {reason}; finished checkpoints are kept; run the same "
+        "command to resume"
     )
 
 

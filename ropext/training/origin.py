@@ -105,12 +105,12 @@ def _never_extended(snapshot: Snapshot) -> str:
         site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
     ):
         return (
-            f"{snapshot.name} is scaled by its config, which leaves open from how many tokens, and "
-            "has no record (ropext.json) of it; finetune what `ropext extend` or ropext.save wrote"
+            f"{snapshot.name} has no ropext.json, and its config is scaled without stating the "
+            "original length; fine-tune what `ropext extend` or ropext.save wrote"
         )
     return (
-        f"{snapshot.name} was not extended by ropext (it has no ropext.json, and its config names "
-        f"no scaling), and training it would not make it so; run: ropext extend {snapshot.name} "
+        f"{snapshot.name} was not extended by ropext (no ropext.json, no scaling in its config), "
+        f"and training does not extend it; run: ropext extend {snapshot.name} "
         "--factor 4 -o EXTENDED, then finetune EXTENDED"
     )
 
@@ -141,9 +141,9 @@ def open_origin(model: str) -> Origin:
         )
     if snapshot.quantisation:
         raise InputError(
-            f"{model} is quantised ({named(snapshot.quantisation)}), and a LoRA is merged into "
-            "weights that are not; extend the unquantised model (--qlora holds it in 4 bits in "
-            "training)"
+            f"{model} is quantised ({named(snapshot.quantisation)}), and a LoRA cannot be merged "
+            "into quantised weights; extend the unquantised model (--qlora holds it in 4 bits "
+            "during training)"
         )
     if record.more.get("finetune"):
         raise InputError(
@@ -160,8 +160,8 @@ def open_origin(model: str) -> Origin:
     table = growth_of(snapshot, record)
     if table.undone() is None:
         raise InputError(
-            f"{model}: of {record.context} old rows {len(table.old_rows)} are in its table, and "
-            f"its base cannot be read from it; extend the base to a multiple of {record.context}"
+            f"{model}: its table keeps {len(table.old_rows)} of {record.context} old rows, so its "
+            f"base cannot be rebuilt; extend the base to a multiple of {record.context}"
         )
     return Origin(snapshot, record, None, table, masked)
 
@@ -216,7 +216,7 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
             scaling.find(start, "--start")
             if start not in allowed:
                 raise UsageError(
-                    f"--start {start} is not inside of --within {within}, which begins at one "
+                    f"--within {within} cannot start from --start {start}; it starts from one "
                     f"of {', '.join(allowed)}"
                 )
         return {start: plan_with(snapshot, options, start, {}) for start in options.start}

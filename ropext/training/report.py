@@ -126,8 +126,8 @@ def asked_text(share: float) -> list[str]:
     if not share:
         return []
     return [
-        f"Of the rows {share:.0%} state keys and ask for them, in the wording of the task mkey: "
-        "its retrieval scores are those of a trained task."
+        f"{share:.0%} of the training rows are retrieval questions worded like the task mkey, so "
+        "its scores are those of a trained task."
     ]
 
 
@@ -154,7 +154,7 @@ def too_often(passes: float) -> str:
     if passes < MANY_PASSES:
         return ""
     return (
-        f" (warning: [passes] from {MANY_PASSES} passes on the same text teaches less and less; "
+        f" (warning: [passes] after {MANY_PASSES} passes the same text teaches less and less; "
         "more documents are better)"
     )
 

@@ -200,9 +200,8 @@ class Rows(Sequence[Row]):
             raise InputError(_too_short(documents, strategy))
         if not any(document.mask().any() for document in self.documents):
             raise InputError(
-                f"of {len(documents)} documents none that is long enough has an assistant's turn, "
-                "on which alone the loss of a conversation is taken; give other conversations, or "
-                "plain text"
+                f"none of the {len(documents)} documents is long enough and has an assistant's "
+                "turn (a conversation is trained on those alone); give others, or plain text"
             )
         self._order = lru_cache(maxsize=2)(self._pass_order)
 

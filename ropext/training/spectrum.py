@@ -207,9 +207,9 @@ def space_of(within: str, site: PlannedSite, target: int, ceiling: float) -> Spa
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
     if wanted is not None and site.params["rope_type"] != wanted:
         raise UsageError(
-            f"--within {within} moves what one {wanted} rope dict says, and this start is written "
-            f"as {site.params['rope_type']} (a model that is scaled already needs --within "
-            "longrope, or --from-original)"
+            f"--within {within} needs a start that is written as one {wanted} rope dict, and this "
+            f"one is written as {site.params['rope_type']}; a model that is scaled already needs "
+            "--within longrope or --from-original"
         )
     if within == "yarn":
         return Ramp(site, target, ceiling)
@@ -292,8 +292,8 @@ def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Spac
         module.forward = _Live(module, site, space)
     if not matches:
         raise UnsupportedModel(
-            f"{kind}: no rotary module holds the planned frequencies, so that they cannot be "
-            "fitted; ropext extend takes a closed form"
+            f"{kind}: no rotary module holds the planned frequencies, so they cannot be "
+            "fitted; extend it by a method (ropext extend)"
         )
     space.to(before.device)
     after = _probe(model, target)

@@ -315,7 +315,7 @@ def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
             raise
         raise InputError(
             f"{checkpoint} cannot be resumed ({type(error).__name__}: {str(error)[:60]!r}); "
-            "--force begins anew"
+            "--force starts over"
         ) from error
 
 
@@ -381,7 +381,7 @@ def train(job: Job, say: Say) -> History:
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
     trainer.job, trainer.say = job, say
-    sentence = "stopping after this step and saving (again: ends at once)"
+    sentence = "stopping after this step and saving (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopped:
         watch.asked = stopped
         with _resuming(start, lambda: watch.begun):
@@ -392,8 +392,8 @@ def train(job: Job, say: Say) -> History:
     history = history_in(last, job.patience)
     if stopped() and not _finished(history, job):
         raise Interrupted(
-            f"interrupted and saved after step {history.steps} of {job.last_step}; the "
-            "same command goes on from there"
+            f"interrupted and saved after step {history.steps} of {job.last_step}; run "
+            "the same command to resume"
         )
     return history
 

@@ -128,7 +128,7 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     assert there["README.md"] == (output / "README.md").read_bytes() != mine["README.md"]
     again = ropext(hub, tmp_path, "push", output, "org/long")
     assert again.returncode == 0
-    assert "has all of it already" in again.stdout
+    assert "is up to date" in again.stdout
     assert len(hub.commits["org/long"]) == 2
     check_output(output, force=True)  # the card that push wrote is not the user's
 
@@ -158,8 +158,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     done = ropext(hub, tmp_path, "push", output, "org/long")
     assert done.returncode == 0, done.stderr
     assert (
-        "of this machine's paths in config.json, ropext.json, tokenizer_config.json, "
-        in done.stderr
+        "paths of this machine in config.json, ropext.json, tokenizer_config.json, " in done.stderr
     )
     there = hub.repos["org/long"]
     assert not [name for name, content in there.items() if b"alice" in content]
@@ -172,7 +171,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     after = tree(output)
     assert {n for n in mine if mine[n] != after[n]} <= {"README.md", "ropext.json"}
     again = ropext(hub, tmp_path, "push", output, "org/long")
-    assert "has all of it already" in again.stdout, again.stderr
+    assert "is up to date" in again.stdout, again.stderr
 
     (tmp_path / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----" * 9)
     (output / "model-00002-of-00002.safetensors").unlink()
@@ -268,7 +267,7 @@ def test_an_upload_that_breaks_shows_nothing_and_goes_on(hub, output, tmp_path):
     hub.drop_after = 1
     broken = ropext(hub, tmp_path, "push", output, "org/long")
     assert broken.returncode == 4, broken.stderr
-    assert "the same command goes on" in broken.stderr
+    assert "run the same command to resume" in broken.stderr
     assert set(hub.repos["org/long"]) == {".gitattributes"}
     assert len(hub.sent) == 1
     hub.drop_after = None
@@ -308,7 +307,7 @@ def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tm
     run.send_signal(signal.SIGINT)
     # Line by line: what readline has taken ahead, communicate would not see.
     assert "pushing" in run.stderr.readline()
-    assert "error: interrupted; stopping after the piece in hand" in run.stderr.readline()
+    assert "error: interrupted; stopping after the current piece" in run.stderr.readline()
     hub.go_on.set()
     try:
         assert run.wait(timeout=100) == 4
@@ -407,7 +406,7 @@ def test_a_run_whose_output_was_pushed_is_done_and_may_be_changed(hub, tmp_path)
 def test_a_card_that_cannot_be_written_here_is_noted_after_the_push(tmp_path):
     (tmp_path / "file").write_text("")
     (note,) = _keep_card(tmp_path / "file/README.md", "the card")
-    assert "is as it was, without the hub's name" in note
+    assert "could not be updated to the hub's name" in note
 
 
 def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
@@ -429,7 +428,7 @@ def test_a_dry_run_shows_the_files_and_the_card_without_a_token(tmp_path):
     assert found.card.endswith(tail[tail.index("Written by ropext") :])
     assert "library_name: transformers\npipeline_tag: text-generation\n" in found.card
     # The demo's card has a license; a base on the hub it has not.
-    assert found.notes == ("the card names no base_model; --base-model ORG/NAME puts one in",)
+    assert found.notes == ("the card names no base_model; --base-model ORG/NAME adds it",)
     told = ropext.push(
         tmp_path / "out", "org/name", dry_run=True, license="a: b", base_model="org/base"
     )

@@ -139,7 +139,7 @@ def test_not_a_checkpoint(tmp_path: Path):
     (empty / "model.gguf").write_bytes(b"GGUF")
     refused(empty, "model.gguf is a GGUF file")
     (empty / "other.gguf").write_bytes(b"GGUF")
-    refused(empty, "GGUF files alone")
+    refused(empty, "only GGUF files")
     (empty / "adapter_config.json").write_text("{}")
     refused(empty, "merge it")
     refused(empty / "model.gguf", "GGUF file")
@@ -167,9 +167,9 @@ def test_config_alone_is_enough_until_weights_are_asked_for(tmp_path: Path):
     assert open_snapshot(str(tmp_path)).weight_files == ()
     refused(tmp_path, "no weights", weights=True)
     (tmp_path / "model-q4.gguf").write_bytes(b"GGUF")
-    refused(tmp_path, "GGUF alone", weights=True)
+    refused(tmp_path, "only as GGUF", weights=True)
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
-    assert "save_pretrained" in refused(tmp_path, "pickled weights alone", weights=True)
+    assert "save_pretrained" in refused(tmp_path, "only pickled weights", weights=True)
 
 
 def test_missing_shards(tmp_path: Path):
@@ -242,7 +242,7 @@ def test_home_is_expanded(model: Path, monkeypatch):
 def test_an_adapter_beside_a_model_is_refused(model: Path):
     """transformers' auto classes would load the model that adapter_config.json names."""
     write_json(model / "adapter_config.json", {"base_model_name_or_path": "somebody/else"})
-    with pytest.raises(InputError, match="adapter's own base"):
+    with pytest.raises(InputError, match="the adapter's base in place of the model"):
         open_snapshot(str(model))
 
 

@@ -152,7 +152,7 @@ def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
     assert files["config.json"] == hashlib.sha256(b"new").hexdigest()
     EDITS[name](out / name)
     before = os.lstat(out / name)[:8]  # without its times: it is read
-    with pytest.raises(OutputExists, match=f"edited since ropext wrote it: {name}; move that"):
+    with pytest.raises(OutputExists, match=f"edited since ropext wrote it: {name}; move them"):
         write(out, force=True)
     assert os.lstat(out / name)[:8] == before
     os.rename(out / name, tmp_path / "elsewhere")
@@ -251,7 +251,9 @@ def test_the_only_copy_survives_whoever_took_its_name(tmp_path: Path):
     checkpoint(work / "old", "old")
     checkpoint(work / "new", "whole")
     checkpoint(tmp_path / "out", "other")
-    with pytest.raises(OutputExists, match=r"/old is what .*out \(--output\) was before"):
+    with pytest.raises(
+        OutputExists, match=r"killed run left the earlier .*out \(--output\) in .*/old"
+    ):
         write(tmp_path / "out", force=True)
     assert (work / "old" / "config.json").read_text() == "old"
     (tmp_path / "out").rename(tmp_path / "elsewhere")
@@ -343,7 +345,7 @@ def test_what_is_no_lock_of_ropext_is_let_alone(tmp_path: Path):
         write(tmp_path / "out")
     (tmp_path / ".out.ropext-lock").unlink()
     (tmp_path / "precious").rename(tmp_path / ".out.ropext-lock")
-    with pytest.raises(OutputExists, match="is no lock of ropext"):
+    with pytest.raises(OutputExists, match="has the name of ropext's lock"):
         write(tmp_path / "out")
     assert (tmp_path / ".out.ropext-lock").read_text() == "precious"
 

@@ -122,7 +122,7 @@ def test_data_of_a_later_step_that_is_not_there_is_told_at_once(refused, llama, 
 def test_an_empty_word_is_no_directory(refused, tmp_path, monkeypatch, words):
     """As `-o "$OUT"` gives where OUT is not set; as a path it is the working directory."""
     monkeypatch.chdir(tmp_path)
-    assert "is followed by an empty word" in refused(*words)
+    assert "is empty; give it a value" in refused(*words)
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
@@ -183,7 +183,7 @@ def test_options_are_not_dropped_on_an_extended_directory(ropext, refused, llama
     assert "extended from 128 by yarn" in ropext("plan", tmp_path / "out")[1]
     assert "say how far" in refused("plan", tmp_path / "out", "--method", "pi")
     told = refused("plan", "ropext://demo", "--context", 1024)
-    assert "--target 1024 what it shall read" in told
+    assert "--target 1024 what it is to read" in told
 
 
 def test_a_misspelt_key_of_a_rope_dict_is_named_with_the_right_one(refused, llama, ropext):
@@ -243,11 +243,11 @@ def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path)
         (["eval", "x", "--help=3"], "option '--help' does not take a value"),
         (
             ["extend", "x", "--steps", "10"],
-            "it is said of a later step, as fit.steps=10 or finetune.steps=10",
+            "set it for a later step: fit.steps=10 or finetune.steps=10",
         ),
-        (["extend", "x", "--finetune", "d", "--steps=10"], "as finetune.steps=10\n"),
-        (["extend", "x", "--eval", "d", "--max-docs", "3"], "as evaluate.max_docs=3\n"),
-        (["run", "x", "--rank", "--quiet"], "as finetune.rank=...\n"),
+        (["extend", "x", "--finetune", "d", "--steps=10"], "step: finetune.steps=10\n"),
+        (["extend", "x", "--eval", "d", "--max-docs", "3"], "step: evaluate.max_docs=3\n"),
+        (["run", "x", "--rank", "--quiet"], "step: finetune.rank=...\n"),
         (["eval", "x", "--steps", "10"], "no such option: --steps; see ropext eval --help"),
     ],
 )

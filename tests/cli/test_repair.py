@@ -119,7 +119,7 @@ def test_in_a_directory_with_a_record_the_record_decides(ropext, llama, tmp_path
     record["sites"] *= 2
     (llama / "ropext.json").write_text(json.dumps(record))
     code, _, err = ropext("verify", llama, "--fix")
-    assert (code, "they are not of one model" in err) == (2, True)
+    assert (code, "they belong to different models" in err) == (2, True)
     record = json.loads((out / "ropext.json").read_text())
     del record["sites"][0]["params"]["rope_theta"]  # found by the fuzzer
     (out / "ropext.json").write_text(json.dumps(record))
@@ -199,7 +199,7 @@ def test_a_name_that_is_no_directory_here_is_verified_and_not_repaired(ropext):
     code, _, err = ropext("verify", "ropext://demo", "--fix")
     assert (code, err) == (
         2,
-        "error: --fix writes into ropext://demo, which is no directory here\n",
+        "error: --fix writes into ropext://demo, which is not a local directory\n",
     )
     code, _, err = ropext("finetune", "ropext://demo", "--data", "ropext://tuning", "--dry-run")
     assert code == 2

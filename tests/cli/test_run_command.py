@@ -49,7 +49,7 @@ def test_the_help_names_the_stages(ropext):
     [
         (
             ["run", "nowhere.yaml", "-o", "out"],
-            "there is no file nowhere.yaml, and no recipe of ropext's own",
+            "nowhere.yaml is neither a file nor a bundled recipe",
         ),
         (["run", "smoke-tset", "-o", "out"], "did you mean smoke-test?"),
         (["run", "r.yaml"], "r.yaml names no output; add output: DIR, or give -o OUT"),

@@ -191,6 +191,6 @@ def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ropext.evaluate", interrupted)
     with pytest.raises(
-        Interrupted, match=r"what is finished is kept in .*it, and the same command"
+        Interrupted, match=r"what is finished is kept in .*it; run the same command"
     ):
         demo.run(tmp_path / "it")

@@ -313,7 +313,7 @@ def test_compare_pairs_runs_and_names_winners(runs, capsys, tmp_path):
 def test_a_model_of_another_base_is_not_held_against_the_first(runs, capsys):
     code, said = run("compare", str(runs / "one"), f"{runs / 'two'}:yarn-4x", capsys=capsys)
     assert code == 2
-    assert "two:yarn-4x was made of another base than base: name its RUN without" in said.err
+    assert "two:yarn-4x was extended from another base than base; name its RUN without" in said.err
     for first in ("yarn-4x", "base"):  # one model of each run, the first named as the reference
         specs = [f"{runs / name}:{first}" for name in ("one", "two")]
         code, said = run("compare", *specs, "--json", capsys=capsys)
@@ -344,7 +344,7 @@ def test_a_gate_that_cannot_be_answered_fails_after_the_result_is_printed(runs, 
     code, said = evaluated(runs, "--fail-if", gate, capsys=capsys)
     assert code == 3
     assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
-    assert "read other tokens" in said.out
+    assert "read different tokens" in said.out
 
 
 def test_compare_two_variants_of_one_run(runs, capsys):
@@ -370,7 +370,7 @@ def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path
 @pytest.mark.parametrize(
     ("specs", "says"),
     [
-        (["one", "apart"], "read other tokens"),
+        (["one", "apart"], "read different tokens"),
         (["one:nobody", "two"], "holds no variant 'nobody'"),
         (["nowhere", "two"], "holds no run of ropext eval"),
         (["one:yarn-4x"], "two models at least"),

@@ -130,7 +130,7 @@ def test_what_no_row_reads_is_refused(place):
         evaluate(str(place / "base"), **options)
     with pytest.raises(UsageError, match=r"ends\); extend further"):
         evaluate(str(place / "copy"), **asked(place, lengths="256"))
-    with pytest.raises(UsageError, match="has rows for 32 positions"):
+    with pytest.raises(UsageError, match="has 32 rows"):
         evaluate(str(place / "base"), **asked(place, context=33))
     with pytest.raises(UsageError, match="known for that: linear, copy"):
         evaluate(str(place / "base"), **asked(place, method="yarn", factor="2"))

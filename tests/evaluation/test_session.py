@@ -129,7 +129,7 @@ def test_what_was_scaled_before_is_not_compared_with_itself(place, tmp_path):
     found = line_up(lost, None, Evaluate(data="any", context=4 * CONTEXT))
     assert found.context == 4 * CONTEXT
     lost = without_record(place, tmp_path, "pi")
-    with pytest.raises(UsageError, match="leaves open from how many tokens"):
+    with pytest.raises(UsageError, match="is scaled without stating the original length"):
         line_up(lost, None, Evaluate(data="any"))
     assert line_up(lost, None, Evaluate(data="any", base=str(place / "model"))).context == CONTEXT
 
@@ -329,7 +329,7 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
     _, costs = count_evaluation(str(path), **options)
     whole = [(own.passes, own.tokens) for own in costs.work if "whole" in own.what]
     assert whole == [(9, 64), (9, 256)]
-    assert any("2 passes, each with the rotation held still" in line for line in heard)
+    assert any("2 passes, one for each spectrum" in line for line in heard)
 
 
 def test_the_base_of_an_extended_longrope_reads_its_window_with_the_set_of_that_length(place):

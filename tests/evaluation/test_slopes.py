@@ -206,7 +206,7 @@ def test_a_config_without_a_length_asks_for_it(place, tmp_path, capsys):
     words += ["--data", place / "data.jsonl"]
     code, said = run(*words, capsys=capsys)
     assert (code, said.err.count("\n")) == (2, 1)
-    assert "lost names no length: --context N, the tokens it was trained on" in said.err
+    assert "lost states no length; give --context N, the tokens it was trained on" in said.err
     code, said = run(*words, "--context", CONTEXT, "--lengths", "256", capsys=capsys)
     assert code == 0
 

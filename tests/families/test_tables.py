@@ -163,7 +163,7 @@ def test_published_lengths(config, wanted):
 
 
 def test_an_odd_offset_is_told_in_one_sentence():
-    with pytest.raises(InputError, match="leaves no position behind the 41 rows"):
+    with pytest.raises(InputError, match="leaves no position after 41 reserved rows"):
         families.read_positions(
             {"model_type": "roberta", "max_position_embeddings": 40, "pad_token_id": 40}
         )

@@ -115,11 +115,11 @@ def test_another_model_is_refused(model, tmp_path):
         if said != "no norm in float32":
             assert "--like" in str(caught.value)
             assert "convert_hf_to_gguf.py" in str(caught.value)
-    with pytest.raises(UsageError, match="takes no option"):
+    with pytest.raises(UsageError, match="sets length and method"):
         inspecting.plan(str(file), like=str(tmp_path / "out"), factor=4.0)
     with pytest.raises(InputError, match=r"no ropext\.json"):
         inspecting.plan(str(file), like=str(base))
-    with pytest.raises(UsageError, match="is for a GGUF"):
+    with pytest.raises(UsageError, match="needs a GGUF file as MODEL"):
         inspecting.plan(str(base), like=str(tmp_path / "out"))
 
 
@@ -162,7 +162,7 @@ def test_weights_that_were_trained_are_converted_first(model, tmp_path):
     extended(base, tmp_path / "out")
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())
     (tmp_path / "out" / "ropext.json").write_text(json.dumps(record | {"finetune": {"steps": 1}}))
-    with pytest.raises(InputError, match="weights differ, as after training; convert that one"):
+    with pytest.raises(InputError, match="weights differ, as after training; convert it"):
         inspecting.plan(str(file), like=str(tmp_path / "out"))
     own = making.write(tmp_path / "own.gguf", metadata=making.LLAMA | {"context_length": 1024})
     assert inspecting.plan(str(own), like=str(tmp_path / "out")).target == 1024

@@ -61,11 +61,11 @@ def test_a_budget_that_is_none_is_refused(text):
     ("words", "said"),
     [
         ((), "give --data TEXTS"),
-        (("--data", "ropext://held-out", "--no-verify"), "a choice is a claim"),
-        (("--data", "ropext://held-out", "--fit", "x.jsonl"), "leave the data of fit out"),
+        (("--data", "ropext://held-out", "--no-verify"), "leave --no-verify out"),
+        (("--data", "ropext://held-out", "--fit", "x.jsonl"), "leave fit.data out"),
         (("--data", "ropext://held-out", "--beta-fast", "16"), "is a knob of one method"),
         (("--data", "ropext://held-out", "--budget", "soon"), "write a time"),
-        (("--data", "ropext://held-out", "--budget", "1000"), "give that much at the least"),
+        (("--data", "ropext://held-out", "--budget", "1000"), "so give at least that"),
         (("--data", "missing.jsonl"), "no such file"),
         (("--data", "ropext://held-out", "--target", "9000"), "none of its documents reaches"),
         (("--data", "ropext://held-out", "--for", "nobody"), "nobody"),
@@ -108,12 +108,12 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
         ({"method": "auto"}, "give --data TEXTS"),
         ({"method": "auto", "data": "missing.jsonl"}, "^the call: "),
         ({"method": "yarn", "data": HELD_OUT}, "--data goes with --method auto"),
-        ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "a choice is a claim"),
+        ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "leave --no-verify out"),
         (
             {"method": "auto", "data": HELD_OUT, "facto": 2},
             "has no key 'facto'; did you mean factor",
         ),
-        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "give that much at the least"),
+        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "so give at least that"),
     ],
 )
 def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
@@ -174,7 +174,7 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
     assert len(judged_now) >= len(judged)
     assert set(judged_now) | set(chosen) == {*HELD_OUT, *more}
     assert not any(text[:800] in other for text in judged_now for other in chosen)
-    with pytest.raises(InputError, match="two with no text in common"):
+    with pytest.raises(InputError, match="two without common text"):
         divided([judged[0], f"{judged[0]} And so it ended."])
 
 

@@ -122,7 +122,7 @@ def test_what_was_deleted_or_edited_is_made_again(tmp_path):
     (tmp_path / "out.run/extended/out/config.json").write_text("{}")
     done, said = go()
     assert done.stages == {"plan": "skipped", "extend": "done", "report": "skipped"}
-    assert "extend: again, for what it wrote is gone or was edited" in said
+    assert "extend: again, what it wrote is gone or was edited" in said
     import shutil
 
     shutil.rmtree(tmp_path / "out")
@@ -137,7 +137,7 @@ def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
         go()
     go(force=True)
     (tmp_path / "out/README.md").write_text("mine")
-    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
         go()
     assert (tmp_path / "out/README.md").read_text() == "mine"
 
@@ -220,15 +220,17 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
     path.write_text(json.dumps(record | {"outputs": None}))
     shutil.rmtree(tmp_path / "out.run/extended")
     done, said = go()
-    assert "extend: goes on from where it was interrupted" in said
+    assert "extend: resumes where it was interrupted" in said
 
 
 def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
-    with pytest.raises(GateFailed, match=r"g > 1; what did not pass is kept in .*out\.run"):
+    with pytest.raises(
+        GateFailed, match=r"g > 1; the checkpoint that did not pass is kept in .*out\.run"
+    ):
         Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
     (tmp_path / "out").mkdir()
-    with pytest.raises(GateFailed, match=r"out is of an earlier run and stands$"):
+    with pytest.raises(GateFailed, match=r"out is from an earlier run$"):
         Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
     assert GateFailed.exit_code == 3
 
@@ -312,7 +314,7 @@ def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
 def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
-    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
         counted(tmp_path)
     (tmp_path / "out/mine.txt").unlink()
     (tmp_path / "out").rmdir()
@@ -350,7 +352,7 @@ def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, 
         return extend(*args, **more)
 
     monkeypatch.setattr(steps, "write_extension", meanwhile)
-    with pytest.raises(OutputExists, match="not as a run of this recipe left it"):
+    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
         go()
     assert (tmp_path / "out/mine.txt").read_text() == "mine"
 
@@ -358,7 +360,7 @@ def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, 
 def test_a_run_needs_an_output():
     with pytest.raises(UsageError, match="names no output; add output: DIR, or give -o OUT"):
         ropext.run(SMALL)
-    with pytest.raises(UsageError, match="does not name a directory of its own"):
+    with pytest.raises(UsageError, match="names no directory of its own"):
         ropext.run(SMALL, "..")
 
 
@@ -504,6 +506,6 @@ def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(steps, "write_extension", interrupted)
     with pytest.raises(
-        Interrupted, match=r"finished stages are kept in out\.run: the same command"
+        Interrupted, match=r"finished stages are kept in out\.run; run the same command"
     ):
         go()

@@ -113,7 +113,7 @@ def test_an_interrupt_is_told_with_what_goes_on_from_there(tmp_path):
     process.stdout.close()
     process.stderr.close()
     assert process.returncode == 4
-    assert "finished stages are kept in out.run: the same command goes on from there" in err
+    assert "finished stages are kept in out.run; run the same command to resume" in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
 

@@ -366,7 +366,7 @@ STANDING: dict[str, Callable[[Path], None]] = {
 }
 
 
-COMPARED = re.compile("is the input itself|lies inside|is a link, which")  # what the guard says
+COMPARED = re.compile("is the input itself|lies inside|is a link, and")  # what the guard says
 
 
 def announced(kind: Kind, relation: str, given: str) -> tuple[str, ...]:

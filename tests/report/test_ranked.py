@@ -78,7 +78,7 @@ def plan(**wishes):
         (
             {"yarn": LEVELS[:5], "pi": LEVELS[:5] + 1},
             ("pi", "yarn"),
-            "take yarn, the lowest by 1.0000 nats a token: how sure that is cannot be said of 5",
+            "take yarn, the lowest by 1.0000 nats a token; 5 documents are too few",
         ),
         ({"yarn": LEVELS}, (), "yarn is the only method that can be written as asked"),
     ],

@@ -42,7 +42,7 @@ def test_the_reason_names_what_was_looked_at():
     outcome = check_gate(parse_gate("tail@32k > 8.5"), "yarn-4x", VALUES)
     assert outcome.reason == (
         "yarn-4x: the upper end of the 95 % interval of tail@32k is 8.6, the gate fails at > 8.5"
-        "; the value itself, 8.4, does not: about 64 would decide, in place of 16"
+        "; the value itself, 8.4, does not: about 64 would decide, instead of 16"
     )
     assert "no interval (n = 3)" in check_gate(parse_gate("short_tax > 1"), "m", VALUES).reason
 
@@ -53,7 +53,7 @@ def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide
     assert not outcome.passed
     # The end lies twice as far from the value as the limit, and falls with the root of the number.
     assert outcome.reason.endswith(
-        "fails at < 0; the value itself, 0.02, does not: about 64 would decide, in place of 16"
+        "fails at < 0; the value itself, 0.02, does not: about 64 would decide, instead of 16"
     )
     for text in ("gain@512 < 0.03", "gain@512 < -0.03", "gain@512.value < 0.03", "gain@512 < 0.02"):
         assert "would decide" not in check_gate(parse_gate(text), "m", values).reason

@@ -224,7 +224,7 @@ def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting
     rng, frame, own = setting
     nll = arrays(rng, 12, 256)
     strange = documents(rng, 12, frame.lengths, tag="other")
-    with pytest.raises(InputError, match="read other tokens"):
+    with pytest.raises(InputError, match="read different tokens"):
         compare_text([contender("a", frame, own, nll), contender("b", frame, strange, nll)])
     half = Documents(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
     compared = compare_text([contender("a", frame, own, nll), contender("b", frame, half, nll[:9])])

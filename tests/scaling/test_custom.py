@@ -105,8 +105,8 @@ def test_what_a_function_says_is_the_whole_spectrum_also_of_a_scaled_model(folde
     ("name", "said"),
     [
         ("wrong:raises", "KeyError: 'theta' (wrong.py, line 3)"),
-        ("wrong:few", "is to return 16 finite inverse frequencies"),
-        ("wrong:infinite", "is to return 16 finite inverse frequencies"),
+        ("wrong:few", "must return 16 finite inverse frequencies"),
+        ("wrong:infinite", "must return 16 finite inverse frequencies"),
         ("wrong:cold", "an attention factor above 0; it returned"),
         ("wrong:alone", "ValueError: too many values to unpack"),
         ("wrong:absent", "module 'wrong' has no attribute 'absent'"),

@@ -239,7 +239,7 @@ def test_a_tokenizer_that_loses_the_needle_is_told():
         def encode(self, text):
             return [ord("?") if c.isdigit() else ord(c) for c in text]
 
-    with pytest.raises(UsageError, match="comes back from it as"):
+    with pytest.raises(UsageError, match="so no answer would be right"):
         build("niah_single_1", encoder=Asking(NoDigits()))
     build("vt", encoder=Asking(NoDigits()))  # asks for names
 
@@ -294,10 +294,10 @@ def test_of_questions_over_one_passage_one_is_asked_in_an_item():
 
 
 def test_too_few_questions_of_the_user_are_refused():
-    with pytest.raises(UsageError, match="asks about 9 different passages"):
+    with pytest.raises(UsageError, match="asks about 9 passages"):
         passages.over(find_task("passages"), KNOWN[:9])
-    with pytest.raises(UsageError, match="1 passages; the task qa_1 asks 1 at least, among others"):
+    with pytest.raises(UsageError, match="1 passages; the task qa_1 needs 1 and more passages"):
         passages.over(find_task("qa_1"), KNOWN[:1])
-    with pytest.raises(UsageError, match="asks about 0 different pairs"):
+    with pytest.raises(UsageError, match="asks about 0 pairs"):
         passages.over(find_task("qa_2"), KNOWN)
     assert passages.over(find_task("vt"), KNOWN) is find_task("vt")

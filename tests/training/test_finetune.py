@@ -140,7 +140,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
 
 def test_eight_passes_are_warned_of():
     assert report.too_often(7.9) == ""
-    assert "warning: [passes] from 8 passes on" in report.too_often(8)
+    assert "warning: [passes] after 8 passes the" in report.too_often(8)
 
 
 def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
@@ -376,7 +376,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
-    with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
+    with pytest.raises(Stopped, match="saved after step 2 of 8; run the same command to resume"):
         train("finetune", extended, str(stories), output, **RUN)
     assert Stopped.exit_code == 4
     assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
@@ -486,7 +486,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
         interrupt(early, "untuned")
         with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
             train("finetune", extended, str(stories), output, say=told.append, **RUN)
-    assert "stopping after the document in hand (again: ends at once)" in told
+    assert "stopping after the current document (Ctrl-C again ends at once)" in told
     assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
     assert len(list((tmp_path / "out.run/readings/untuned").rglob("*.npy"))) == 1
     # After the training all of it is kept: the same call only reads and merges.

@@ -66,7 +66,7 @@ def test_ctrl_c_ends_after_the_step_saves_and_exits_with_4(extended, stories, tm
         assert running.stdout.read() == ""
     assert running.returncode == 4, "".join(told) + rest
     assert "stopping after this step and saving" in rest
-    assert "the same command goes on from there" in rest
+    assert "run the same command to resume" in rest
     assert len(list((tmp_path / "out.run" / "tuned").glob("checkpoint-*/complete"))) == 1
     assert not output.exists()
 
@@ -83,7 +83,7 @@ def test_ctrl_c_before_the_training_keeps_nothing_and_exits_with_130(extended, s
                 break
         rest = running.stderr.read()
     assert running.returncode == 130, rest
-    assert rest.startswith("stopping after the document in hand")
+    assert rest.startswith("stopping after the current document")
     assert "Traceback" not in rest
 
 

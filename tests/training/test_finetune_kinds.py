@@ -192,7 +192,7 @@ def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, m
 
 def test_conversations_in_which_the_user_alone_speaks_are_refused(extended, tmp_path):
     model, data = conversing(extended, tmp_path, roles=("user", "user"))
-    with pytest.raises(InputError, match="none that is long enough has an assistant's turn"):
+    with pytest.raises(InputError, match="is long enough and has an assistant's turn"):
         train("finetune", model, str(data), tmp_path / "out", **SHORT)
 
 

@@ -229,7 +229,9 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
 
     with monkeypatch.context() as once:
         once.setattr(trainer._Trainer, "training_step", asks)
-        with pytest.raises(Stopped, match="saved after step 2 of 8; the same command goes on"):
+        with pytest.raises(
+            Stopped, match="saved after step 2 of 8; run the same command to resume"
+        ):
             train("fit", *data, tmp_path / "out", **KNOWN | options)
     again, whole = (
         train("fit", *data, tmp_path / own, **KNOWN | options) for own in ("out", "whole")
@@ -493,11 +495,11 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
     short.write_text("\n".join(json.dumps({"text": f"the cat sat {n}"}) for n in "abc"))
     with pytest.raises(InputError, match=r"none of the 3 documents reaches 256.*--split-documents"):
         fit(short)
-    with pytest.raises(UsageError, match="--start longrope is not inside of"):
+    with pytest.raises(UsageError, match="cannot start from --start longrope"):
         fit(start="longrope")
     with pytest.raises(UsageError, match=r"^--start 'foo' is not a method"):
         fit(start="foo")
-    with pytest.raises(UsageError, match=r"--start pi is not inside of --within yarn"):
+    with pytest.raises(UsageError, match=r"--within yarn cannot start from --start pi"):
         fit(start="pi", within="yarn")
     with pytest.raises(UsageError, match="--ceiling must be at least 1"):
         fit(ceiling=0.5)
@@ -527,7 +529,7 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(trainer._Trainer, "training_step", asks)
-    with pytest.raises(Stopped, match=r"saved after step 3 of 8; the same command goes on"):
+    with pytest.raises(Stopped, match=r"saved after step 3 of 8; run the same command to resume"):
         train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
     assert train("fit", base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {

@@ -210,7 +210,9 @@ def test_spectra_outside_of_the_guards_are_told_and_stop_the_training():
 
 def test_a_form_that_the_start_does_not_have_is_refused():
     plan = plan_of(config_of(new_llama()), "pi")
-    with pytest.raises(UsageError, match="--within yarn moves what one yarn rope dict says"):
+    with pytest.raises(
+        UsageError, match="--within yarn needs a start that is written as one yarn rope dict"
+    ):
         spectrum.space_of("yarn", plan.main, TARGET, 16.0)
 
 

@@ -142,7 +142,7 @@ def test_the_judge_is_the_evaluation(place):
         for name in (f"tail_nll@{CONTEXT}", f"tail_nll@{TARGET}"):
             value = own["metrics"][name]["value"]
             assert done.numbers[label][name]["value"] == pytest.approx(value, abs=1e-5)
-    assert any("a pseudo-perplexity" in note for note in done.notes)
+    assert any("are pseudo-perplexities" in note for note in done.notes)
     # What a training without --steps stops by: the tokens that were masked, and no others.
     assert [own["step"] for own in done.evaluations] == [1, 2, 3]
     last = done.numbers["tuned"][f"tail_nll@{TARGET}"]["value"]

@@ -148,7 +148,7 @@ def test_what_has_no_new_rows_is_refused(place, tmp_path):
     with pytest.raises(InputError, match="was not extended by ropext"):
         ropext.finetune(place / "gpt2", place / "data.jsonl", tmp_path / "x")
     ropext.extend(place / "gpt2", tmp_path / "odd", method="linear", target=80, no_verify=True)
-    with pytest.raises(InputError, match="of 32 old rows 16 are in its table"):
+    with pytest.raises(InputError, match="its table keeps 16 of 32 old rows"):
         ropext.finetune(tmp_path / "odd", place / "data.jsonl", tmp_path / "x")
 
 

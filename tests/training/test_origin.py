@@ -42,7 +42,7 @@ def test_no_advice_extends_what_is_extended(base, tmp_path):
     out = tmp_path / "linear"
     ropext.extend(str(base), out, method="pi", factor=4, no_verify=True)
     (out / "ropext.json").unlink()
-    with pytest.raises(InputError, match="leaves open from how many tokens") as said:
+    with pytest.raises(InputError, match="is scaled without stating the original length") as said:
         open_origin(str(out))
     assert "--factor" not in str(said.value)
     with pytest.raises(InputError, match="--factor 4 -o EXTENDED"):

@@ -127,7 +127,7 @@ def test_a_record_without_hashes_denies_nothing(tuned, data, tmp_path):
         *(None, None),  # the base, and it untouched
         "training data not recorded",
     ]
-    assert any("is not (wholly) recorded" in line for line in found["warnings"])
+    assert any("is not (fully) recorded" in line for line in found["warnings"])
     assert {own.dataset for own in figures(old)} == {
         "documents (whether they were trained on is not recorded)"
     }
