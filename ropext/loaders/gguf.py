@@ -7,6 +7,7 @@ written here: that is ropext.gguf.
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -290,13 +291,13 @@ def environment(params: Params, target: int) -> str:
     """The way without an extension: the length alone raised, and the scaling in the environment of
     a program that starts llama-server, where its flags say it exactly."""
     names = _table()["environment"].get(params.get("rope_type"), {})
-    said = [f"LLAMA_ARG_{name}={params[key]}" for name, key in names.items() if params.get(key)]
+    line = "setx LLAMA_ARG_{} {}" if sys.platform == "win32" else "export LLAMA_ARG_{}={}"
+    said = [line.format(name, params[key]) for name, key in names.items() if params.get(key)]
     if not said or params.get("attention_factor") or params.get("mscale"):
         return ""
-    return (
-        f"; or `ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf` and "
-        f"{' '.join(said)} in its environment, which then holds for every file"
-    )
+    make = f"ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf"
+    why = "(or raise the length alone, and scale every file by Ollama's environment, restarted:)"
+    return "\n".join(("", why, make, *said))
 
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:

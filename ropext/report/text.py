@@ -335,7 +335,8 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     for line in lines:
         said = [row for one in line.command.splitlines() for row in continued(one, WIDTH - 15)]
         if line.note:
-            said += folded(f"({line.note})" if said else line.note, indent, indent).splitlines()
+            note, *rows = line.note.splitlines()
+            said += folded(f"({note})" if said else note, indent, indent).splitlines() + rows
         out += [f"  {line.loader:<12} {said[0].strip()}", *(indent + s.strip() for s in said[1:])]
     return "\n".join(out)
 

@@ -16,6 +16,7 @@ from ropext import inspecting, verifying
 from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed, UsageError
 from ropext.gguf import open_gguf, writing
 from ropext.gguf.header import read_gguf
+from ropext.report.text import serving_text
 
 KEYS = ("context_length", "rope.freq_base", "rope.scaling")
 DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
@@ -114,9 +115,26 @@ def test_a_raised_length_names_no_environment(base):
     assert not any("LLAMA_ARG" in line.note for line in lines)
     scaled = inspecting.plan(str(base), factor=4.0, method="yarn").serving("out.gguf")
     (note,) = (line.note for line in scaled if line.loader == "ollama")
-    assert (
-        "`ropext extend MODEL.gguf --length-only --target 1024 -o OUT.gguf` and LLAMA_ARG" in note
-    )
+    *_, written, target, why, make, first, second, third = note.splitlines()
+    assert (written, target) == ("FROM ./out.gguf", "PARAMETER num_ctx 1024")
+    assert "by Ollama's environment" in why
+    assert make == "ropext extend MODEL.gguf --length-only --target 1024 -o OUT.gguf"
+    assert first == "export LLAMA_ARG_ROPE_SCALING_TYPE=yarn"
+    assert second == "export LLAMA_ARG_ROPE_SCALE=4.0"
+    assert third == "export LLAMA_ARG_YARN_ORIG_CTX=256"
+
+
+def test_ollamas_lines_can_be_pasted(base, monkeypatch):
+    """Each stands alone in a row, as the shells of its system take it."""
+    plan = inspecting.plan(str(base), factor=4.0, method="yarn")
+    rows = [row.strip() for row in serving_text(plan.serving("out.gguf")).splitlines()]
+    for row in ("FROM ./out.gguf", "PARAMETER num_ctx 1024"):
+        assert row in rows
+    assert "export LLAMA_ARG_ROPE_SCALE=4.0" in rows
+    monkeypatch.setattr(sys, "platform", "win32")
+    rows = [row.strip() for row in serving_text(plan.serving("out.gguf")).splitlines()]
+    assert "setx LLAMA_ARG_ROPE_SCALE 4.0" in rows  # cmd and PowerShell
+    assert "ropext extend MODEL.gguf --length-only --target 1024 -o OUT.gguf" in rows
 
 
 def test_what_ollama_reads_lies_beside_the_file(base, tmp_path):
