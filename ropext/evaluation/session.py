@@ -67,7 +67,10 @@ def evaluate(
     guard.check(read, {"--output": output})
     with ExitStack() as stack:
         room = output or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="ropext-")), "run"
+            stack.enter_context(  # Windows does not delete what a virus scanner still reads
+                tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True)
+            ),
+            "run",
         )
         place = evaluation.workdir(Path(room), command)
         stack.enter_context(place.claimed(force, rank, world, hooks.say))

@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run
+from command_line import DRIVER, environment, run
 from pyarrow import parquet
 from tiny_checkpoints import write_checkpoint, write_documents
 
@@ -64,3 +66,29 @@ def test_the_arrays_are_what_the_page_says(folder):
         text = np.load(place / "documents" / name)
         assert (text.dtype, text.shape) == (np.int32, loss.shape)
         assert np.load(store / "stride-256" / name).shape == (2,)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="counts no descriptors so")
+def test_more_documents_than_a_process_may_open_files(tmp_path):
+    """macOS grants 256 descriptors: an evaluation without -o, one with it, and its comparison."""
+    write_checkpoint(tmp_path / "model")
+    texts = [f"{n} " + "the cat sat on the mat " * 12 for n in range(300)]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "many.jsonl").write_text(rows, encoding="utf-8")
+    read = ["eval", "model", "--data", "many.jsonl", "--lengths", "64", "--max-docs", "300"]
+    read += ["--method", "yarn", "--factor", "2"]
+    lines = [read, [*read, "-o", "run"], ["compare", "run:untouched", "run:yarn-2x"]]
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", limited + DRIVER, json.dumps(lines)],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for code, _, err in map(json.loads, done.stdout.splitlines()):
+        assert code == 0, err
+    assert len(list((tmp_path / "run").rglob("documents/*"))) >= 300

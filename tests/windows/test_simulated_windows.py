@@ -146,6 +146,30 @@ def test_a_console_of_cp1252(tmp_path):
     assert "模型 – ü" not in said
 
 
+SCANNED = """\
+import tempfile, pathlib, ropext
+from ropext.narration import Hooks
+held = []
+def say(sentence):
+    held.extend(map(open, pathlib.Path(tempfile.gettempdir()).glob("ropext-*/run/run.json")))
+options = {"data": "ropext://held-out", "lengths": [256], "max_docs": 1}
+print(ropext.evaluate("ropext://demo", hooks=Hooks(say=say), **options).frame.lengths)
+assert held
+"""
+
+
+def test_an_evaluation_ends_though_a_virus_scanner_reads_its_folder(tmp_path):
+    """Without -o it lies in the temporary folder, of which a file in use is not deleted."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCANNED],
+        env=around(inputs(tmp_path / "here"), True, TMPDIR=str(tmp_path)),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "(256,)\n"), done.stderr
+
+
 @pytest.mark.slow
 def test_long_commands_give_the_same_bytes(tmp_path):
     both(tmp_path, LONG)
