@@ -313,7 +313,7 @@ def test_an_interrupt_while_it_uploads_shows_nothing_and_goes_on(hub, output, tm
         assert run.wait(timeout=100) == 4
     finally:
         run.kill()
-    assert "org/long is as it was" in run.stderr.read()
+    assert "org/long is unchanged" in run.stderr.read()
     assert set(hub.repos["org/long"]) == {".gitattributes"}
     done = ropext(hub, tmp_path, "push", output, "org/long")
     assert done.returncode == 0, done.stderr

@@ -509,7 +509,7 @@ def test_mistakes_are_told_in_a_sentence(base, stories, tmp_path):
         fit(within="all")
     with pytest.raises(UsageError, match="unknown option 'rank'"):
         fit(rank=4)
-    with pytest.raises(UsageError, match="say how far"):
+    with pytest.raises(UsageError, match="give --factor 4, or --target"):
         fit(factor=None)
     masked = tmp_path / "masked"
     shutil.copytree(base, masked)
@@ -552,7 +552,9 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
             os.kill(os.getpid(), 2)
 
     monkeypatch.setattr(Store, "put", asks)
-    with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in .*out\.run, and"):
+    with pytest.raises(
+        Stopped, match=r"^interrupted; what is finished is kept in .*out\.run; run the same"
+    ):
         train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     assert len(names) == 2
     train("fit", base, str(stories), tmp_path / "out", **RANDOM)
