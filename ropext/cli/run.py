@@ -84,10 +84,12 @@ def do(
         from ropext.pipeline import choosing
         from ropext.table import columns
 
-        is_auto, how = recipe.is_auto, (recipe, output, out.say)
-        counts = choosing.prospect(recipe).to_json() if is_auto else running.count(*how, **choice)
-        stages = counts["stages"].items()
-        rows = [(name, one if is_auto else one["what"]) for name, one in stages]
+        if recipe.is_auto:
+            counts = choosing.prospect(recipe).to_json()
+            rows = [*counts["stages"].items()]
+        else:
+            counts = running.count(recipe, output, out.say, **choice)
+            rows = [(name, stage["what"]) for name, stage in counts["stages"].items()]
         out.result(columns(("stage", "what it takes"), rows), counts)
         return
     from ropext.cli.output import Bar
