@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
-from ropext.families import Model
 from ropext.files import read_bytes
-from ropext.planning import ExtensionPlan, Plan, TablePlan
+from ropext.planning import ExtensionPlan
 from ropext.table import Table, escape, grid, visible
 
 if TYPE_CHECKING:
@@ -225,32 +224,26 @@ def card_of(
     plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
 ) -> Card:
     """The model card's section, as plain strings."""
-    if isinstance(plan, TablePlan):
-        return _card_of_table(plan, snapshot, title, proof)
-    assert isinstance(plan, Plan)
-    base = snapshot.short_name
-    summary = [
-        f"The context of {base} was extended from {plan.context:,} to {plan.target:,} tokens by "
-        f"{plan.method} (factor {plan.factor:g}).",
-        "The weights are those of the base; config.json alone says what changed.",
-    ]
-    if proof:
-        summary.append(
-            f"transformers {proof['transformers']} built the model from it without its weights: "
-            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
-            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
-        )
-    else:
-        summary.append("It was not proved with stock transformers (--no-verify).")
+    base, done = snapshot.short_name, "The context of {} was extended"
+    same = "The weights are those of the base; config.json alone says what changed."
+    if (growth := plan.growth) is not None and growth.positions.tensors:
+        done = "The position table of {} was lengthened"
+        same = "All other weights are those of the base."
+    elif growth is not None:
+        done = "The distance that {} tells apart was raised"
+        same = "The weights are those of the base."
     entries = [
         ("method", plan.method),
         *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
         ("context", plan.context),
         ("target", plan.target),
-        ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
-        ("written as", plan.main.params["rope_type"]),
-        ("spectrum (SHA-256)", plan.main.wanted.digest()),
     ]
+    if plan.sites:
+        entries += [
+            ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),
+            ("written as", plan.main.params["rope_type"]),
+            ("spectrum (SHA-256)", plan.main.wanted.digest()),
+        ]
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
     nearest = tuple(
         f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
@@ -261,17 +254,30 @@ def card_of(
         title=title,
         base=base,
         base_is_hub_id=snapshot.hub_id is not None,
-        task=_task(plan.model),
-        summary=tuple(summary),
+        task=plan.task,
+        summary=(
+            f"{done.format(base)} from {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.method} (factor {plan.factor:g}).",
+            same,
+            _proved(proof),
+        ),
         facts=facts(entries),
-        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows),
+        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows) if rows else None,
         serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
         warnings=(*plan.notes, *plan.warnings, *nearest),
     )
 
 
-def proved_of(proof: Mapping[str, Any]) -> str:
-    """What was proved of a model that rotates nothing, in one sentence."""
+def _proved(proof: Mapping[str, Any] | None) -> str:
+    """What was proved, in one sentence."""
+    if not proof:
+        return "It was not proved with stock transformers (--no-verify)."
+    if "rotary_modules" in proof:
+        return (
+            f"transformers {proof['transformers']} built the model from it without its weights: "
+            f"{proof['rotary_modules']} rotary and {proof['attention_modules']} attention modules "
+            f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
+        )
     same = (
         f"{proof['tensors_unchanged']} of the rewritten file in every byte the base's, "
         f"{proof['rows_bit_exact']} old rows in every bit; "
@@ -279,35 +285,5 @@ def proved_of(proof: Mapping[str, Any]) -> str:
     return (
         f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "
         f"the shapes of {proof['model_class']}, {same if proof['rows_bit_exact'] else ''}"
-        f"{proof['forward']}"
+        f"{proof['forward']}."
     )
-
-
-def _card_of_table(
-    plan: TablePlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
-) -> Card:
-    """The section of a card for a model that rotates nothing."""
-    done, rest = "The position table of {} was lengthened from", "All other weights are"
-    if not plan.positions.tensors:
-        done, rest = "The distance that {} tells apart was raised from", "The weights are"
-    unproved = "It was not proved with stock transformers (--no-verify)."
-    return Card(
-        title=title,
-        base=snapshot.short_name,
-        base_is_hub_id=snapshot.hub_id is not None,
-        summary=(
-            f"{done.format(snapshot.short_name)} {plan.context:,} to {plan.target:,} tokens by "
-            f"{plan.method} (factor {plan.factor:g}).",
-            f"{rest} those of the base.",
-            f"{proved_of(proof)}." if proof else unproved,
-        ),
-        facts=facts([("method", plan.method), ("context", plan.context), ("target", plan.target)]),
-        warnings=plan.warnings,
-    )
-
-
-def _task(model: Model) -> str:
-    """What the hub calls it, where the config alone says so: a composite does more than text."""
-    if model.masked_lm:
-        return "fill-mask"
-    return "text-generation" if model.text_type == model.model_type else ""

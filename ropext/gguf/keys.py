@@ -24,7 +24,7 @@ from ropext.loaders.gguf import (
 )
 from ropext.narration import pasted
 from ropext.options.extend import KNOBS, Extend, knobs_for
-from ropext.planning import Plan
+from ropext.planning import ExtensionPlan
 from ropext.rope import Rope, compression
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
@@ -32,7 +32,7 @@ KINDS = {int: UINT32, float: FLOAT32, str: STRING}
 ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 
 
-def changes(model: Snapshot, plan: Plan) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
+def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
     """What llama.cpp needs to compute the plan's spectrum from this file: keys, and the tensors of
     divisors."""
     assert isinstance(model, GgufFile)  # nothing else has a container
@@ -77,7 +77,7 @@ def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
     return out
 
 
-def key_edits(model: Snapshot, plan: Plan) -> tuple[Edit, ...]:
+def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
     """What a plan changes in the file, for people."""
     assert isinstance(model, GgufFile)
     keys, tensors = changes(model, plan)

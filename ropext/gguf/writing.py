@@ -24,7 +24,7 @@ from ropext.loaders.gguf import STORED, architecture, farthest
 from ropext.loaders.gguf import read as ggml_read
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
-from ropext.planning import Plan
+from ropext.planning import ExtensionPlan
 from ropext.rope import Spectrum
 
 FILLER, PARTS = "ropext.filler", "split.tensors.count"
@@ -55,7 +55,7 @@ def write_gguf(
     model: GgufFile,
     output: Path,
     *,
-    plan: Plan,
+    plan: ExtensionPlan,
     record: Record,
     link: Link = "copy",
     force: bool = False,

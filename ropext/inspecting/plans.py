@@ -24,7 +24,7 @@ def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> E
     snapshot = open_model(model, revision=revision)
     made = planned(snapshot, str(model), options)
     silent = not {"method", "even_so", "length_only"} & {*options}
-    if made.container and silent and isinstance(made, Plan) and made.model.obstacles:
+    if made.container and silent and made.obstacles:
         options = {key: options[key] for key in ("factor", "target", "context") if key in options}
         return planned(snapshot, str(model), options | {"length_only": True})
     return made

@@ -17,8 +17,9 @@ from ropext.inspecting import open_model, planned
 from ropext.narration import Say, silent, told_of_files
 from ropext.options.extend import Writing
 from ropext.options.fields import reads
-from ropext.planning import ExtensionPlan, Plan, TablePlan
+from ropext.planning import ExtensionPlan
 from ropext.report.text import serving_text
+from ropext.scaling.tables import Growth
 
 # Holds a finished but unnamed directory against its plan.
 Proof = Callable[[Path], dict[str, Any]]
@@ -92,7 +93,7 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
     try:
         yield
     except NoWeights as error:
-        if isinstance(plan, Plan) and (lines := plan.overrides()):
+        if lines := plan.overrides():
             raise InputError(f"{error}:\n{serving_text(lines)}") from None
         raise
 
@@ -137,7 +138,6 @@ def write_extension(
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
-        assert isinstance(made, Plan)
         file = writing.write_gguf(snapshot, output, plan=made, prove=not how.no_verify, **common)
         return Extended(made, file)
 
@@ -148,8 +148,8 @@ def write_extension(
         )
 
     prove: Proof = prove_spectrum
-    if isinstance(made, TablePlan):
-        prove, rewriting = _with_tables(snapshot, made, trust_remote_code, say)
+    if made.growth is not None:
+        prove, rewriting = _with_tables(snapshot, made.growth, trust_remote_code, say)
         common |= rewriting
     written = write_checkpoint(
         snapshot,
@@ -163,13 +163,13 @@ def write_extension(
 
 
 def _with_tables(
-    snapshot: Snapshot, made: TablePlan, trust_remote_code: bool, say: Say
+    snapshot: Snapshot, growth: Growth, trust_remote_code: bool, say: Say
 ) -> tuple[Proof, dict[str, Any]]:
     """The proof of a checkpoint that rotates nothing, and how its files with a position table, if
     it has one, are written anew."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    position_tables, growth = tables.find_tables(snapshot, made.positions), made.growth
+    position_tables = tables.find_tables(snapshot, growth.positions)
     show = told_of_files(say)
 
     def write_anew(directory: Path) -> list[str]:

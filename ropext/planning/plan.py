@@ -1,21 +1,19 @@
-"""The plan as a value: what `extend` does, why, who reads the result how, and which stock rope dict
-carries what a method asks for."""
+"""The plan as a value: what `extend` does, why, and who reads the result how."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
-from ropext.errors import NotExpressible, UnsupportedModel, UsageError, listed
-from ropext.families import Model, Site
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.families import Model
 from ropext.narration import pasted
-from ropext.options.extend import KNOBS, Extend, knobs_for
-from ropext.options.fields import flag
-from ropext.rope import Explanation, Rope, Spectrum, explain, turns
+from ropext.options.extend import Extend
+from ropext.rope import Explanation, Rope, Spectrum
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
+from ropext.table import Table
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,10 @@ class ExtensionPlan:
     edits: tuple[families.Edit, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what agrees
+    readings: tuple[loaders.LoaderReading, ...] = ()
+    obstacles: tuple[str, ...] = ()  # why no extension can help
+    kv_cache_bytes: int | None = None  # of one sequence of `target` tokens at 2 bytes a value
+    task: str = ""  # as the hub names it, where the config says so
     fold: Fold | None = None  # of Self-Extend, which no config says
 
     def __repr__(self) -> str:
@@ -87,9 +89,26 @@ class ExtensionPlan:
         return ""
 
     @property
+    def main(self) -> PlannedSite:
+        """The embedding that the diagnostics speak of: the first one that is scaled."""
+        return next(site for site in self.sites if site.scaled)
+
+    @property
     def growth(self) -> Growth | None:
         """What becomes of position tables; None where no tensor changes."""
         return None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What is planned, as names and values."""
+        return []
+
+    def compared(self) -> Table:
+        """The methods for this model side by side; no rows where nothing tells them apart."""
+        return Table("", "", (), ())
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """The spectrum of every method that needs no input, this plan's own among them."""
+        return {}
 
     def remarks(self) -> list[str]:
         """Every note and warning, each with that word before it."""
@@ -101,6 +120,18 @@ class ExtensionPlan:
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
         return ()
+
+    def overrides(self) -> tuple[loaders.Serving, ...]:
+        """How to run the base itself so, in each loader that is known to read it."""
+        return ()
+
+    def nearest(self) -> dict[str, str]:
+        """For loaders that read it otherwise: the options whose result they read exactly."""
+        return {}
+
+    def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
+        """The same the other way round: options, and the loaders that read their result."""
+        return by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document."""
@@ -115,7 +146,6 @@ class Plan(ExtensionPlan):
     model: Model
     methods: tuple[MethodRow, ...]
     recommendation: Recommendation
-    readings: tuple[loaders.LoaderReading, ...]
 
     @property
     def form(self) -> str:
@@ -125,18 +155,45 @@ class Plan(ExtensionPlan):
     def container(self) -> str:
         return self.model.container
 
-    @property
-    def main(self) -> PlannedSite:
-        """The embedding that the diagnostics speak of: the first one that is scaled."""
-        return next((site for site in self.sites if site.scaled), self.sites[0])
+    def facts(self) -> list[tuple[str, str]]:
+        now, facts = self.model.scaled_sites[0].rope, list[tuple[str, str]]()
+        if now.original_context != now.context:
+            both = f"{self.target / now.context:g}x its current context of {now.context:,}, "
+            both += f"{self.target / now.original_context:g}x its original context of "
+            facts.append(("factor", f"{both}{now.original_context:,}"))
+        written = (
+            f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
+            for site in self.sites
+            if site.scaled
+        )
+        attention = f"factor {self.main.wanted.attention_factor:.6g} on cos and sin"
+        if self.method == "longrope":  # pair factors bring none of their own
+            given = self.recipe.attention is not None
+            attention += " (as the file or a flag says)" * given
+            attention += " (the file of pair factors says none)" * (not given)
+        chosen = self.recommendation
+        origin = f" --from-original --target {self.target}" if chosen.from_original else ""
+        advice = "none" if chosen.method == "none" else f"--method {chosen.method}{origin}"
+        return [
+            *facts,
+            ("written as", ", ".join(written)),
+            ("attention", attention),
+            ("recommended", f"{advice}: {chosen.reason}"),
+        ]
 
-    @property
-    def kv_cache_bytes(self) -> int | None:
-        """Keys and values of one sequence of `target` tokens at 2 bytes a value."""
-        return self.model.kv_bytes(self.target)
+    def compared(self) -> Table:
+        rows = []
+        for row in self.methods:
+            cells = ["-", "-", "-"]
+            if (seen := row.explanation) is not None:
+                cells = [str(seen.pairs_extrapolated), f"{seen.worst_extrapolation:.3g}"]
+                cells += [f"{seen.mean_compression:.3g}"]
+            mark = "*" if row.method == self.method else ""
+            rows.append((row.method + mark, *cells, _form(row.form), row.note))
+        header = ("method", "pairs extrapolated", "worst", "mean compression", "written as", "")
+        return Table("", LEGEND, header, tuple(rows))
 
     def spectra(self) -> dict[str, Spectrum]:
-        """The spectrum of every method that needs no input, this plan's own among them."""
         rope = self.main.rope
         out = {}
         for row in self.methods:
@@ -150,9 +207,9 @@ class Plan(ExtensionPlan):
 
     def require_help(self) -> None:
         """Raise where scaling cannot help, or not so far, unless asked for all the same."""
-        if self.model.obstacles and not (self.recipe.even_so or self.recipe.length_only):
+        if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             raise UnsupportedModel(
-                f"{self.name}: {'; '.join(self.model.obstacles)}; --length-only raises "
+                f"{self.name}: {'; '.join(self.obstacles)}; --length-only raises "
                 "the stated length alone, --even-so extends it all the same"
             )
         if doubt := too_far(self.recipe, self.context, self.target):
@@ -187,7 +244,6 @@ class Plan(ExtensionPlan):
         return {key: text[key] for key in ("rope_parameters", *lengths, *original) if key in text}
 
     def overrides(self) -> tuple[loaders.Serving, ...]:
-        """How to run the base itself so, in each loader that is known to read it."""
         standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
         if self.model.masked_lm or (standing and not self.model.container):
             return ()
@@ -217,7 +273,6 @@ class Plan(ExtensionPlan):
         return "" if divided else gguf.flags(name, rope, keys)
 
     def nearest(self) -> dict[str, str]:
-        """For loaders that read it otherwise: the options whose result they read exactly."""
         out: dict[str, str] = {}
         if self.model.container:
             return out
@@ -227,10 +282,6 @@ class Plan(ExtensionPlan):
                     self.model, reading.loader, self.main.params, self.target
                 )
         return {loader: options for loader, options in out.items() if options}
-
-    def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
-        """The same the other way round: options, and the loaders that read their result."""
-        return by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -256,6 +307,16 @@ class Plan(ExtensionPlan):
             "overrides": [asdict(line) for line in self.overrides()],
             "config": self.config,
         }
+
+
+LEGEND = """\
+* planned here. Pairs extrapolated: pairs that turn further than in training; worst: how many times
+  as far at most. Mean compression: how many times slower the pairs turn, on average."""
+
+
+def _form(rope_type: str | None) -> str:
+    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
+    return "theta" if rope_type == "default" else rope_type or "-"
 
 
 WRONG = ("different", "ignored", "error")
@@ -325,208 +386,3 @@ def _site_json(site: PlannedSite) -> dict[str, Any]:
         "short_inv_freq": site.wanted.short_inv_freq and list(site.wanted.short_inv_freq),
         "spectrum_sha256": site.wanted.digest(),
     }
-
-
-def _extended(site: Site, recipe: Extend) -> Rope:
-    return site.rope.original() if recipe.from_original else site.rope
-
-
-def plan_site(
-    model: Model, site: Site, method: str, target: int, knobs: object, recipe: Extend
-) -> PlannedSite:
-    if not site.scaled:
-        return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
-    rope = _extended(site, recipe)
-    wanted: Spectrum = rope.spectrum
-    native: forms.Params | None = site.params
-    if not recipe.length_only:
-        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-        wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
-    try:
-        params = _carry(model, site, rope, wanted, target, native, recipe)
-    except NotExpressible:
-
-        def carried(request: Extend) -> forms.Params | None:
-            try:
-                return _carry(model, site, rope, wanted, target, native, request)
-            except NotExpressible:
-                return None
-
-        exact = partial(_exact_in, model, rope, wanted)
-        raise NotExpressible(_why_not(model, method, target, recipe, carried, exact)) from None
-    return PlannedSite(site.label, rope, wanted, params, True)
-
-
-def _moves(rope: Rope, wanted: Spectrum) -> bool:
-    return wanted.inv_freq != rope.spectrum.inv_freq
-
-
-def require_motion(model: Model, method: str, target: int, knobs: object, recipe: Extend) -> None:
-    """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
-    ropes = [_extended(site, recipe) for site in model.scaled_sites]
-    made = [scaling.scale(rope, method, target, knobs, recipe.attention) for rope in ropes]
-    pairs = zip(ropes, made, strict=True)
-    moved = any(_moves(rope, scaling.compose(rope, spectrum, target)) for rope, spectrum in pairs)
-    if moved or recipe.attention is not None or recipe.even_so:
-        return
-    turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
-    if not turning:
-        raise NotExpressible(f"--method {method}: every pair of this model stands still already")
-    fewest = min(turning)
-    able = _able(model, target, recipe)
-    hint = f"; these methods move some: {', '.join(able)}" if able else ""
-    raise NotExpressible(
-        f"--method {method} moves no pair of this model, since each turns at least {fewest:.4g}"
-        f" times in its {ropes[0].context} tokens; only the stated length would grow{hint}"
-        " (--even-so extends it anyway)"
-    )
-
-
-def _exact_in(
-    model: Model,
-    rope: Rope,
-    wanted: Spectrum,
-    names: tuple[str, ...],
-    params: forms.Params,
-    even_so: bool,
-) -> bool:
-    """Whether these loaders read a dict of this spectrum exactly, as a config or as GGUF keys."""
-    if model.container:
-        from ropext.loaders import gguf
-
-        form = gguf.carry(model.container, rope, wanted, params)
-        text = model.text_type
-        return form is not None and gguf.exact_in(names, model.container, form, text, even_so)
-    return loaders.exact_in(
-        names, model.text_type, params, even_so=even_so, model_type=model.model_type
-    )
-
-
-def _carry(
-    model: Model,
-    site: Site,
-    rope: Rope,
-    wanted: Spectrum,
-    target: int,
-    native: forms.Params | None,
-    recipe: Extend,
-) -> forms.Params:
-    def accept(params: forms.Params) -> bool:
-        if params["rope_type"] not in model.forms:
-            return False
-        # A length that also scales queries stays, and may be another than this form asks for.
-        scaled = families.keep_query_scales(site.params, params)
-        if not forms.same(forms.read(scaled, rope, target), wanted):
-            return False
-        if model.container:
-            params = scaled
-        else:
-            params = families.as_written(model.text_type, params, rope)
-        return _exact_in(model, rope, wanted, recipe.for_loaders, params, recipe.even_so)
-
-    carried = forms.carry(rope, wanted, target, native, accept)
-    return families.as_written(model.text_type, carried, rope)
-
-
-def _why_not(
-    model: Model,
-    method: str,
-    target: int,
-    recipe: Extend,
-    carried: Callable[[Extend], forms.Params | None],
-    exact: Callable[[tuple[str, ...], forms.Params, bool], bool],
-) -> str:
-    """Which part of the request nothing carries, and what would be carried."""
-    names = recipe.for_loaders
-    trusted = carried(recipe.changed(even_so=True))
-    if trusted is not None:
-        unsure = [name for name in names if not exact((name,), trusted, False)]
-        return (
-            f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
-            f" in {model.model_type} was not measured; --even-so writes it anyway"
-        )
-    given = {flag(key): getattr(recipe, key) for key in KNOBS}
-    knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]
-    wish = " ".join([f"--method {method}", *knobs])
-    if recipe.attention is not None:
-        wish += f" with an attention factor of {recipe.attention:g}"
-    wish += " cannot"
-    where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
-    if model.container:
-        where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
-    if names:
-        where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
-    able = _able(model, target, recipe)
-    alone = ", without such options" if knobs else ""
-    hint = f"; these methods can{alone}: {', '.join(able)}" if able else ""
-    if not able and recipe.attention is not None:
-        able = _able(model, target, recipe.changed(attention_factor=None, temperature=None))
-        hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""
-    if not able:
-        hint = _from_original(model, method, target, recipe)
-    free = carried(recipe.changed(for_loaders=()))
-    if free is not None and not able and not hint and not model.container:
-        near = {name: nearest_form(model, name, free, target) for name in names}
-        for options, readers in by_options(near).items():
-            if options:
-                hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
-    if recipe.method is None and recipe.attention is None and not knobs and not able:
-        wish = "no method can"  # nobody asked for this one
-    return f"{wish} be written exactly in the {where}{hint}"
-
-
-def _they(names: Sequence[str], verb: str) -> str:
-    return f"{listed(names)} {verb.removesuffix('s') if len(names) > 1 else verb}"
-
-
-def _from_original(model: Model, method: str, target: int, recipe: Extend) -> str:
-    """What a model that is scaled already can be written as from before that scaling."""
-    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
-    if not scaled or recipe.from_original or model.asks_original:
-        return ""
-    able = _able(model, target, recipe.changed(from_original=True))
-    if not able:
-        return ""
-    first = method if method in able else able[-1]
-    others = [each for each in able if each != first]
-    # A factor would count from the original context there, and mean fewer tokens.
-    options = f"--from-original --target {target} --method {first}"
-    return f"; {options}{f' (or {listed(others)})' if others else ''} can"
-
-
-def _able(model: Model, target: int, recipe: Extend) -> list[str]:
-    """The methods that could be written, at their default knobs."""
-    rows = (method_row(model, name, "", target, recipe) for name in scaling.METHODS)
-    return [row.method for row in rows if row.form]
-
-
-def method_row(model: Model, method: str, chosen: str, target: int, recipe: Extend) -> MethodRow:
-    """The two numbers of one method, and the form that would carry it; knobs for the chosen one."""
-    if method in ("abf", "longrope") and method != chosen:
-        needs = "--theta" if method == "abf" else "--pair-factors"
-        return MethodRow(method, None, None, f"needs {needs}")
-    site = next(site for site in model.sites if site.scaled)
-    rope = _extended(site, recipe)
-    knobs = knobs_for(recipe, method) if method == chosen else scaling.find(method).knobs()
-    try:
-        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-        wanted = scaling.compose(rope, scaled, target)
-        explanation = explain(site.rope, wanted, target)
-        if not _moves(rope, wanted) and recipe.attention is None and not recipe.even_so:
-            return MethodRow(method, explanation, None, "moves no pair here")
-        native = scaling.native(rope, scaled)
-        params = _carry(model, site, rope, wanted, target, native, recipe)
-    except UsageError as error:
-        return MethodRow(method, None, None, str(error))
-    except NotExpressible:
-        where = f"for {listed(recipe.for_loaders)}" if recipe.for_loaders else "here"
-        return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
-    readings = newest(readings_of(model, rope, wanted, params, target))
-    return MethodRow(
-        method,
-        explanation,
-        params["rope_type"],
-        attention_factor=wanted.attention_factor,
-        read_by=tuple(r.loader for r in readings if r.verdict == "same"),
-        misread_by=tuple(r.loader for r in readings if r.verdict in WRONG),
-    )

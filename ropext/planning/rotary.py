@@ -10,20 +10,23 @@ from ropext.families import Model
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
+from ropext.planning.methods import (
+    default_method,
+    method_row,
+    plan_site,
+    recommend,
+    require_motion,
+)
 from ropext.planning.plan import (
     WRONG,
     ExtensionPlan,
     MethodRow,
     Plan,
     PlannedSite,
-    method_row,
     newest,
-    plan_site,
     readings_of,
-    require_motion,
     too_far,
 )
-from ropext.planning.recommending import default_method, recommend
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
@@ -252,7 +255,17 @@ def make_plan(
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         notes=notes,
         readings=readings,
+        obstacles=model.obstacles,
+        kv_cache_bytes=model.kv_bytes(target),
+        task=_task(model),
     )
+
+
+def _task(model: Model) -> str:
+    """What the hub calls it, where the config alone says so: a composite does more than text."""
+    if model.masked_lm:
+        return "fill-mask"
+    return "text-generation" if model.text_type == model.model_type else ""
 
 
 def make_folded_plan(

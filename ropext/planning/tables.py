@@ -15,6 +15,7 @@ from ropext.positions import SCHEMES, Positions
 from ropext.scaling import self_extend, tables
 from ropext.scaling.self_extend import FoldOptions
 from ropext.scaling.tables import Growth, alike, growth
+from ropext.table import Table
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -26,6 +27,15 @@ class TablePlan(ExtensionPlan):
     @property
     def growth(self) -> Growth:
         return growth(self.positions, self.method, self.target)
+
+    def compared(self) -> Table:
+        rows = []
+        for method in tables.methods_for(self.positions).values():
+            count = len(method.kept(self.context, self.target))
+            mark = "*" if method.name == self.method else ""
+            rows.append((method.name + mark, str(count), str(self.target - count), method.summary))
+        shown = tuple(rows) if self.positions.tensors else ()
+        return Table("", "", ("method", "rows kept", "new", ""), shown)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,7 @@ from ropext.errors import UsageError
 from ropext.files import replace_whole
 from ropext.inspecting import Inspection, Unrotated
 from ropext.lengths import length_text
-from ropext.planning import ExtensionPlan, Plan
+from ropext.planning import ExtensionPlan
 from ropext.results import BASE, FITTED, UNTOUCHED
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum
@@ -326,8 +326,8 @@ def write(of: ExtensionPlan | Inspection | Unrotated, path: Path) -> None:
     """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
     if isinstance(of, Unrotated):
         data = plot_rows(of.rows(), of.name)
-    elif isinstance(of, Plan | Inspection):
-        data = plot(of.main.rope, of.spectra(), of.target, of.name)
+    elif named := of.spectra():
+        data = plot(of.main.rope, named, of.target, of.name)
     else:
         raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
     replace_whole(path, lambda stream: stream.write(data), keep=True)

@@ -9,10 +9,9 @@ from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
 from ropext.narration import continued, pasted
-from ropext.planning import ExtensionPlan, Plan, TablePlan
+from ropext.planning import ExtensionPlan
 from ropext.positions import SCHEMES
 from ropext.rope import phase_ratio, turns
-from ropext.scaling import tables
 from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
 
@@ -189,21 +188,6 @@ def _unrotated(seen: Unrotated) -> str:
     return f"{seen.name}\n{_columns(facts)}\n\n{end}"
 
 
-def _table_plan(made: TablePlan) -> str:
-    """`ropext plan` for a model that rotates nothing as text."""
-    rows = []
-    for method in tables.methods_for(made.positions).values():
-        count = len(method.kept(made.context, made.target))
-        mark = "*" if method.name == made.method else ""
-        rows.append([method.name + mark, str(count), str(made.target - count), method.summary])
-    head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
-    parts = [f"{head}{made.factor:g}x"]
-    if made.positions.tensors:
-        parts += ["", columns(["method", "rows kept", "new", ""], rows)]
-    parts += ["", "config.json", edit_lines(made.edits)]
-    return "\n".join([*parts, *("\n" + folded(remark) for remark in made.remarks())])
-
-
 def loader_lines(readings: Iterable["LoaderReading"]) -> str:
     """What each loader makes of the written config, in one line for those of whom the same is true;
     those that misread it first."""
@@ -218,28 +202,6 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
 
 
 READ = 'what each loader makes of it ("same": it computes what is planned)'
-LEGEND = """\
-* planned here. Pairs extrapolated: pairs that turn further than in training; worst: how many times
-  as far at most. Mean compression: how many times slower the pairs turn, on average."""
-
-
-def method_table(plan: "Plan") -> str:
-    """The two numbers that explain each method for this model and target."""
-    rows = []
-    for row in plan.methods:
-        mark = "*" if row.method == plan.method else ""
-        cells = ["-", "-", "-"]
-        if (seen := row.explanation) is not None:
-            cells = [str(seen.pairs_extrapolated), f"{seen.worst_extrapolation:.3g}"]
-            cells += [f"{seen.mean_compression:.3g}"]
-        rows.append([row.method + mark, *cells, _form(row.form), row.note])
-    header = ["method", "pairs extrapolated", "worst", "mean compression", "written as", ""]
-    return f"{columns(header, rows)}\n{LEGEND}"
-
-
-def _form(rope_type: str | None) -> str:
-    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
-    return "theta" if rope_type == "default" else rope_type or "-"
 
 
 def value(item: Any) -> str:
@@ -265,26 +227,6 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     return "\n".join(lines)
 
 
-def _both_numbers(plan: "Plan") -> str | None:
-    """For a scaled model, what the factor is against either context."""
-    rope = plan.model.scaled_sites[0].rope
-    if rope.original_context == rope.context:
-        return None
-    now, first = plan.target / rope.context, plan.target / rope.original_context
-    return (
-        f"{now:g}x its current context of {rope.context:,}, "
-        f"{first:g}x its original context of {rope.original_context:,}"
-    )
-
-
-def _origin_of_attention(made: Plan) -> str:
-    """Say where the attention factor of pair factors comes from; they bring none of their own."""
-    if made.method != "longrope":
-        return ""
-    given = made.recipe.attention is not None
-    return " (as the file or a flag says)" if given else " (the file of pair factors says none)"
-
-
 WITHOUT_COPY = """\
 or without a copy: serve the base's own weights by these lines, and plain for short prompts
 (`extend --link hard` writes a directory that shares the weights)"""
@@ -292,38 +234,24 @@ or without a copy: serve the base's own weights by these lines, and plain for sh
 
 def plan(made: ExtensionPlan) -> str:
     """`ropext plan` as text."""
-    if isinstance(made, TablePlan):
-        return _table_plan(made)
-    assert isinstance(made, Plan)
-    chosen = made.recommendation
-    origin = f" --from-original --target {made.target}" if chosen.from_original else ""
-    advice = "none" if chosen.method == "none" else f"--method {chosen.method}{origin}"
-    written = ", ".join(
-        f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
-        for site in made.sites
-        if site.scaled
-    )
-    facts = [("factor", both)] if (both := _both_numbers(made)) else []
-    attention = f"factor {made.main.wanted.attention_factor:.6g}"
-    facts += [
-        ("written as", written),
-        ("attention", f"{attention} on cos and sin{_origin_of_attention(made)}"),
-        ("recommended", f"{advice}: {chosen.reason}"),
-    ]
-    if made.kv_cache_bytes is not None:
-        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
     source = " from its original spectrum" if made.recipe.from_original else ""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
-    parts = [f"{head}{made.factor:g}x{source}", _columns(facts), "", method_table(made), ""]
-    changed = "metadata" if made.model.container else "config.json"
-    parts += [changed, edit_lines(made.edits), "", READ, loader_lines(made.readings)]
+    parts, facts, methods = [f"{head}{made.factor:g}x{source}"], made.facts(), made.compared()
+    if made.kv_cache_bytes is not None:
+        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
+    parts += [_columns(facts)] if facts else []
+    if methods.rows:
+        parts += ["", columns(methods.header, methods.rows), *methods.note.splitlines()]
+    parts += ["", "metadata" if made.container else "config.json", edit_lines(made.edits)]
+    if made.readings:
+        parts += ["", READ, loader_lines(made.readings)]
     parts += ["\n" + folded(remark) for remark in made.remarks()]
-    nearest = made.nearest_by_options()
-    if nearest:
+    if nearest := made.nearest_by_options():
         rows = [(f"  {options}", ", ".join(who)) for options, who in nearest.items()]
         parts += ["\nthe nearest forms that other loaders read exactly", columns((), rows)]
-    what, out = ("file", "OUT.gguf") if made.model.container else ("directory", "OUT")
-    parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(made.serving(out))]
+    what, out = ("file", "OUT.gguf") if made.container else ("directory", "OUT")
+    if lines := made.serving(out):
+        parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(lines)]
     if lines := made.overrides():
         parts += ["", WITHOUT_COPY, serving_text(lines)]
     return "\n".join(parts)
@@ -347,7 +275,7 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
     out = pasted(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     parts.append(_proof(written.proof))
-    if made.container and isinstance(made, Plan) and made.kv_cache_bytes:
+    if made.container and made.kv_cache_bytes:
         parts.append(
             f"KV cache: {size(made.kv_cache_bytes)} for one full sequence; to try it, start "
             "llama-server as below and paste a long text at http://127.0.0.1:8080"
@@ -360,7 +288,7 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         first = min(serving, key=lambda line: (not line.command, line.loader != "vllm"))
         others = "" if every else f" (in other programs: ropext plan {out})"
         parts += ["", f"to serve it{others}", serving_text(serving if every else [first])]
-    if isinstance(made, Plan):
+    if made.sites:
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
 
