@@ -8,6 +8,7 @@ A haystack is a run of 16,384 tokens of FOLDER's books that holds eight named fo
 eight depths (the task `mkey`); each key is asked for. All variants are asked the same questions.
 `window` is the base in its 8,192 tokens, in the middle of its depths: the ceiling.
 `truncated` is the base that reads the last 8,192 tokens of the long text: the line to beat.
+`nll` is the loss of the right answer, nats a token, where the tokens before it are the right ones.
 Every haystack is kept as soon as it is read (--cells); the same command goes on with the rest.
 """
 
@@ -62,8 +63,12 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     with pinned(loaded, length), torch.no_grad():
         reads = Reads(frame_of(CONTEXT, length))
         scores = score_items(Reader(nullcontext).scorer(loaded, reads), items, None)
-    right = {f"{item.depth:.4f}": score.exact for item, score in zip(items, scores, strict=True)}
-    return {"right": right, "cpu_seconds": round(time.process_time() - began)}
+    by_depth = {f"{score.depth:.4f}": score for score in scores}
+    return {
+        "right": {depth: score.exact for depth, score in by_depth.items()},
+        "nll": {depth: round(score.answer_nll, 3) for depth, score in by_depth.items()},
+        "cpu_seconds": round(time.process_time() - began),
+    }
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -87,43 +92,54 @@ def measure(given: argparse.Namespace) -> None:
         print(f"{variant}, haystack {index}: {found} of 8, {cell['cpu_seconds']} s", flush=True)
 
 
-def shares(cells: dict[str, Any]) -> np.ndarray:
-    """Right or not: a row a haystack, a column a depth."""
-    return np.array([list(cell["right"].values()) for cell in cells.values()], dtype=float)
+def by_depth(cells: dict[str, Any], what: str) -> np.ndarray:
+    """`right` (1 or 0) or `nll`: a row a haystack, a column a depth."""
+    return np.array([list(cell[what].values()) for cell in cells.values()], dtype=float)
+
+
+def with_interval(values: np.ndarray) -> str:
+    """The mean of all questions; the interval is over haystacks."""
+    mean = Bootstrap(0).ratio(list(values.sum(1)), [values.shape[1]] * len(values))
+    ends = mean.ci95 or mean.range or (mean.value, mean.value)
+    return f"{mean.value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
 
 
 def table(cells: Cells) -> str:
-    """Share of keys found, by depth; the interval is over haystacks."""
-    head = ["variant", "haystacks", "keys found", *(f"at {depth:.0%}" for depth in DEPTHS)]
+    """Share of keys found and loss of the right answer, and the share by depth."""
+    head = ["variant", "haystacks", "keys found", "nats a token of the answer"]
+    head += [f"found at {depth:.0%}" for depth in DEPTHS]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     known = cells.variants()
     for variant in sorted(known, key=lambda v: [*ORDER, *known].index(v)):
-        right = shares(cells.of(variant))
-        value = Bootstrap(0).ratio(list(right.sum(1)), [right.shape[1]] * len(right))
-        ends = value.ci95 or value.range or (value.value, value.value)
-        share = f"{value.value:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
-        row = [variant, str(len(right)), share, *(f"{one:.2f}" for one in right.mean(0))]
+        right, nll = (by_depth(cells.of(variant), what) for what in ("right", "nll"))
+        row = [variant, str(len(right)), with_interval(right), with_interval(nll)]
+        row += [f"{one:.2f}" for one in right.mean(0)]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
 def picture(cells: Cells, path: Path) -> None:
-    """Share of keys found by where they stand."""
+    """Share of keys found, and loss of the right answer, by where the key stands."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(7, 3.4), layout="constrained")
-    for variant in (name for name in cells.variants() if name != WINDOW):
-        dash = "--" if variant == TRUNCATED else "-"
-        axis.plot(DEPTHS, shares(cells.of(variant)).mean(0), dash, label=variant, marker=".")
-    ceiling = shares(cells.of(WINDOW)).mean()
-    axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="base in its own window (mean)")
-    axis.set(xlabel="where the key stands: 0 start, 1 end", ylabel="share of keys found")
-    axis.set_ylim(-0.03, 1.03)
-    axis.set_title("SmolLM2-135M-Instruct at 16,384 tokens", loc="left", fontsize=10)
-    axis.legend(frameon=False, fontsize=8)
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    labels = {"right": "share of keys found", "nll": "nats a token of the right answer"}
+    for axis, (what, label) in zip(axes, labels.items(), strict=True):
+        for variant in (name for name in cells.variants() if name != WINDOW):
+            dash = "--" if variant == TRUNCATED else "-"
+            values = by_depth(cells.of(variant), what).mean(0)
+            axis.plot(DEPTHS, values, dash, label=variant, marker=".")
+        ceiling = by_depth(cells.of(WINDOW), what).mean()
+        axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="base in its own window (mean)")
+        axis.axvline(0.5, color="0.8", lw=0.8)  # what stands before is cut off by truncation
+        axis.set(xlabel="where the key stands: 0 start, 1 end", ylabel=label)
+        axis.set_ylim(bottom=-0.03)
+    axes[0].set_ylim(top=1.03)
+    axes[0].set_title("SmolLM2-135M-Instruct at 16,384 tokens", loc="left", fontsize=10)
+    axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
 
 

@@ -5,26 +5,41 @@ Claim: the defaults (half of the context, half as much again as the smallest gro
 context nothing is paid.
 
     python benchmarks/self_extend.py MODEL DATA [--factor 2 4 8] [--documents 12]
+    python benchmarks/self_extend.py MODEL DATA --keys 10
     python benchmarks/self_extend.py MODEL DATA --speed 16384
+    python benchmarks/self_extend.py MODEL DATA --memory 4096 8192 16384 32768
 
 Losses are means over documents of nats a token: inside the context, over the far half (from half of
 the target on) and the tail (the last eighth). The base reads each token through windows of its
 context, every token with at least half of it before it. Spectra and masks are transformers' own.
+Keys are the share of those found of eight in each of --keys texts (task `mkey`).
 """
 
 import argparse
 import json
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from eval_memory import highest
+from real_model_keys import DEPTHS
 
+from ropext import corpus
 from ropext.bundled import DATA, MODELS
+from ropext.checkpoint import open_snapshot
+from ropext.evaluation.loading import load_tokenizer
+from ropext.evaluation.ranking import frame_of
+from ropext.evaluation.reader import Reader
+from ropext.evaluation.reading import pinned, score_items
+from ropext.evaluation.reads import Reads
 from ropext.patching import patch, unpatch
+from ropext.tasks import Item, find_task
+from ropext.tasks.item import running_text
 
 SHARES = (0.25, 0.5, 0.75)  # of the context: windows
 ROWS = 512  # positions of which logits are made at a time
@@ -75,25 +90,48 @@ def documents(model: Any, data: str, target: int, count: int) -> list[torch.Tens
     return found[:count]
 
 
+def questions(place: str, texts: list[torch.Tensor], length: int, count: int) -> list[list[Item]]:
+    """Eight questions about each of `count` texts."""
+    encoder = corpus.DocumentEncoder(load_tokenizer(open_snapshot(place), False))
+    around = running_text([int(token) for ids in texts for token in ids[1:]])
+    how: dict[str, Any] = {"length": length, "depths": DEPTHS, "seed": 0}
+    return [find_task("mkey").build(encoder, around, index=at, **how) for at in range(count)]
+
+
+def found(model: Any, haystacks: list[list[Item]], context: int) -> float:
+    """The share of all questions that are answered."""
+    right: list[float] = []
+    for items in haystacks:
+        with pinned(model, items[0].length), torch.no_grad():
+            scorer = Reader(nullcontext).scorer(model, Reads(frame_of(context, items[0].length)))
+            right += [score.exact for score in score_items(scorer, items, None)]
+    return float(np.mean(right)) if right else float("nan")
+
+
 def measure(given: argparse.Namespace) -> None:
-    place = MODELS.get(given.model, given.model)
+    place = str(MODELS.get(given.model, given.model))
     model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
     context = model.config.max_position_embeddings
     for factor in given.factor:
         target = int(context * factor)
         texts = documents(place, given.data, target, given.documents)
         print(f"\n{given.model}, {factor:g} times: {target} tokens, {len(texts)} documents\n")
-        print("| | inside | far half | tail |\n|---|---|---|---|")
+        print("| | inside | far half | tail | keys |\n|---|---|---|---|---|")
+        asked = questions(place, texts, target, given.keys)
+        inside = questions(place, texts, context, given.keys)
         spans = (slice(0, context - 1), slice(target // 2 - 1, None), slice(-target // 8, None))
 
-        def show(name: str, read: list[np.ndarray], spans: tuple[slice, ...] = spans) -> None:
-            cells = (f"{np.mean([own[span].mean() for own in read]):.4f}" for span in spans)
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        def show(
+            name: str, read: list[np.ndarray], share: float, spans: tuple[slice, ...] = spans
+        ) -> None:
+            cells = (f"{np.mean([nll[span].mean() for nll in read]):.4f}" for span in spans)
+            print(f"| {name} | {' | '.join(cells)} | {share:.2f} |", flush=True)
 
-        show("base, its window", [through_window(model, ids, context) for ids in texts])
+        read = [through_window(model, ids, context) for ids in texts]
+        show("base, its window", read, found(model, inside, context))
         for name, options in ways(context, factor):
             patch(model, **options)
-            show(name, [losses(model, ids) for ids in texts])
+            show(name, [losses(model, ids) for ids in texts], found(model, asked, context))
             unpatch(model)
 
 
@@ -113,6 +151,20 @@ def speed(given: argparse.Namespace) -> None:
             unpatch(model)
 
 
+def memory(given: argparse.Namespace) -> None:
+    """Bytes above the loaded model, at their highest in a pass, plain and by Self-Extend."""
+    place = MODELS.get(given.model, given.model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
+    for length in given.memory:
+        ids = torch.randint(model.config.vocab_size, (length,))
+        for name in ("plain", "self-extend"):
+            if name != "plain":
+                patch(model, method=name, factor=length / model.config.max_position_embeddings)
+            peak = highest(lambda ids=ids: losses(model, ids))
+            print(f"{length} tokens, {name}: {peak >> 20} MiB", flush=True)
+            unpatch(model)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -120,8 +172,10 @@ def main() -> None:
     parser.add_argument("--factor", type=float, nargs="+", default=[2.0, 4.0, 8.0])
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--speed", type=int, help="tokens of one pass, timed")
+    parser.add_argument("--keys", type=int, default=0, help="texts with eight keys each")
+    parser.add_argument("--memory", type=int, nargs="+", help="tokens of a pass, measured")
     given = parser.parse_args()
-    (speed if given.speed else measure)(given)
+    (speed if given.speed else memory if given.memory else measure)(given)
 
 
 if __name__ == "__main__":

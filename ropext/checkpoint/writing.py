@@ -276,7 +276,9 @@ def _copy_range(
             _same(target, data, start, shift, name)
             done = len(data)
         if not done:
-            raise InputError(f"{name} shrank while it was copied")
+            raise InputError(
+                f"{name} shrank while it was copied: let whoever writes it finish, then try again"
+            )
         start += done
         yield start
 

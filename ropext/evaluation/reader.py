@@ -184,5 +184,6 @@ def read_units(
                 try:
                     store.put(unit.name, unit.compute(scorer))
                 except NanInLogits as error:
-                    raise NanInLogits(f"{unit.what}: {error}") from error
+                    hint = "float16 overflows in some models: try --dtype float32"
+                    raise NanInLogits(f"{unit.what}: {error} ({hint})") from error
             progress.finish(unit)

@@ -119,7 +119,9 @@ class GgufHeader:
             file.seek(at)
             data = file.read(length)
         if len(data) != length:
-            raise self.wrong("it shrank while it was read")
+            raise self.wrong(
+                "it shrank while it was read: let whoever writes it finish, then try again"
+            )
         return data
 
     def tensor(self, name: str) -> Description | None:

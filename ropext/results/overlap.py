@@ -121,7 +121,10 @@ def from_json(raw: Any) -> Trained:
             *(from_json({**raw[k], **dict.fromkeys(ROLES)}) if raw.get(k) else None for k in ROLES),
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
-        raise InputError(f"the record is damaged: {TRAINED_ON} holds no hashes") from None
+        raise InputError(
+            f"the record is damaged: {TRAINED_ON} holds no hashes; take ropext.json anew from "
+            "where the checkpoint came, or remove it (then nothing is known of its training data)"
+        ) from None
 
 
 def _to_text(hashes: Hashes) -> str:
