@@ -56,7 +56,7 @@ MOMENTS: dict[str, Moment] = {
     "after the evaluation of step 6": said("step 6: held-out loss"),
     "in the training of the control": saved(4, "control"),
     "while the result is written": lambda told, output: any(
-        output.parent.glob(".out.tmp-*/model.safetensors")
+        output.parent.glob(".out.ropext-*/new/model.safetensors")
     ),
 }
 
