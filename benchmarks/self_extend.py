@@ -7,7 +7,7 @@ context nothing is paid.
     python benchmarks/self_extend.py MODEL DATA [--factor 2 4 8] [--documents 12]
     python benchmarks/self_extend.py MODEL DATA --keys 10
     python benchmarks/self_extend.py MODEL DATA --speed 16384
-    python benchmarks/self_extend.py MODEL DATA --memory 4096 8192 16384 32768
+    python benchmarks/self_extend.py MODEL DATA --memory 16384 self-extend
 
 Losses are means over documents of nats a token: inside the context, over the far half (from half of
 the target on) and the tail (the last eighth). The base reads each token through windows of its
@@ -152,17 +152,16 @@ def speed(given: argparse.Namespace) -> None:
 
 
 def memory(given: argparse.Namespace) -> None:
-    """Bytes above the loaded model, at their highest in a pass, plain and by Self-Extend."""
+    """Bytes above the loaded model, at their highest in one pass (a process reads once: what it
+    has freed is still its own)."""
+    length, name = int(given.memory[0]), given.memory[1]
     place = MODELS.get(given.model, given.model)
     model = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
-    for length in given.memory:
-        ids = torch.randint(model.config.vocab_size, (length,))
-        for name in ("plain", "self-extend"):
-            if name != "plain":
-                patch(model, method=name, factor=length / model.config.max_position_embeddings)
-            peak = highest(lambda ids=ids: losses(model, ids))
-            print(f"{length} tokens, {name}: {peak >> 20} MiB", flush=True)
-            unpatch(model)
+    losses(model, torch.arange(64))
+    if name != "plain":
+        patch(model, method=name, factor=length / model.config.max_position_embeddings)
+    ids = torch.randint(model.config.vocab_size, (length,))
+    print(f"{length} tokens, {name}: {highest(lambda: losses(model, ids)) >> 20} MiB")
 
 
 def main() -> None:
@@ -173,7 +172,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--speed", type=int, help="tokens of one pass, timed")
     parser.add_argument("--keys", type=int, default=0, help="texts with eight keys each")
-    parser.add_argument("--memory", type=int, nargs="+", help="tokens of a pass, measured")
+    parser.add_argument("--memory", nargs=2, metavar=("TOKENS", "plain|self-extend"))
     given = parser.parse_args()
     (speed if given.speed else memory if given.memory else measure)(given)
 

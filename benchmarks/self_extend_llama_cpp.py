@@ -104,7 +104,7 @@ def shifted(
     model: Any, ids: torch.Tensor, group: int, window: int, size: int, sign: int
 ) -> np.ndarray:
     """The same shifts of transformers' cache. `sign` is -1 where a division turns the wrong way."""
-    cache = transformers.DynamicCache(config=model.config)
+    cache: Any = transformers.DynamicCache(config=model.config)
     at, past, grouped, parts = torch.empty(0, dtype=torch.long), 0, 0, []
     for tokens in batches(ids, size):
         done, past, grouped = shifts(past, grouped, group, window)
