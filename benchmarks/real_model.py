@@ -239,6 +239,31 @@ def table(folder: Path, length: int, dtype: str) -> str:
     return "\n".join(lines)
 
 
+def summary(folder: Path, length: int, dtype: str) -> str:
+    """Gain over truncation, as `eval` prints it (above 0 is better than the base in its window),
+    by kind of text, and the short tax."""
+    kinds = {"novels": folder, "code": folder / "code", "manuals": folder / "manuals"}
+    spans = {
+        "last 1,024 tokens": (length - TAIL, length),
+        "far half": (length // 2, length),
+        "short tax": (0, CONTEXT),
+    }
+    lines = []
+    for name, span in spans.items():
+        lines += [f"\n| {name} | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+        for variant in Cells(folder, length, dtype).variants():
+            row = []
+            for place in kinds.values():
+                cells = Cells(place, length, dtype)
+                base, read = cells.of(SHORT), cells.of(variant)
+                texts = [text for text in read if text in base]
+                tax = name == "short tax"
+                pair = (read, base) if tax else (base, read)
+                row.append(f"{told(paired(*pair, span, texts), 3)}, {len(texts)}" if texts else "")
+            lines.append(f"| {variant} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
 def picture(folder: Path, length: int, dtype: str, path: Path) -> None:
     """Loss above the base in its own window by position, each variant over the books it has read;
     the two that leave the picture (untouched, pi) are in the table alone."""
@@ -276,6 +301,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=[], help="these, not all in their order")
     parser.add_argument("--until", type=until, help="HH:MM after which no cell is begun")
     parser.add_argument("--table", action="store_true", help="print what is measured")
+    parser.add_argument("--summary", action="store_true", help="print gains by kind of text")
     parser.add_argument("--plot", type=Path, help="draw what is measured")
     given = parser.parse_args()
     where = given.cells, given.length, given.dtype
@@ -283,7 +309,9 @@ def main() -> None:
         picture(*where, given.plot)
     if given.table:
         print(table(*where))
-    if given.table or given.plot:
+    if given.summary:
+        print(summary(*where))
+    if given.table or given.plot or given.summary:
         return
     measure(given)
 
