@@ -26,7 +26,6 @@ ABOVE_THE_LINE = (
     "workdir",
     "bundled",
     "rope",
-    "positions",
     "forms",
     "scaling",
     "families",

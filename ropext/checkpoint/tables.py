@@ -17,7 +17,7 @@ from ropext.checkpoint.writing import copy_part
 from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_raw, open_regular, read_at, read_object, write_at
 from ropext.narration import Show, unseen
-from ropext.positions import Positions
+from ropext.rope import Positions
 from ropext.scaling.tables import Growth
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # causal masks of GPT-2 and GPT-Neo.
 STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+DECODED = (*FLOATS, "BF16")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable
     for table in tables:
         if table.shape[0] != positions.rows:
             raise InputError(_other_length(table, positions, tables))
-        if table.dtype not in FLOATS and table.dtype != "BF16":
+        if table.dtype not in DECODED:
             raise InputError(
                 f"{table.name} is stored as {table.dtype}, whose rows cannot be interpolated;"
                 " extend the checkpoint before it was quantised"

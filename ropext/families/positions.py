@@ -9,7 +9,7 @@ from typing import Any
 
 from ropext.errors import InputError
 from ropext.families.config import LONGEST_LIST, REFUSALS, Dict, locate_any, shown, text_part
-from ropext.positions import SCHEMES, Positions
+from ropext.rope import SCHEMES, Positions
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     positions = Positions(model_type, text_type, path, scheme, 0)
     if text_type in DISTANCES:
         return _distances(positions, text, DISTANCES[text_type])
-    if row is None or not _has_table(text, row):
+    if row is None or text.values.get(row.gate[0]) not in (None, row.gate[1]):
         length = text.integer("max_position_embeddings", low=-1) or text.integer("max_seq_len") or 0
         return replace(positions, context=max(0, length))
     offset = row.offset
@@ -208,11 +208,6 @@ def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
     if gated or 0 != buckets < 4 or positions.context <= single:
         return replace(positions, context=max(0, positions.context), key="")
     return positions
-
-
-def _has_table(text: Dict, row: TableRows) -> bool:
-    key, wanted = row.gate
-    return text.values.get(key, wanted) in (wanted, None)
 
 
 def refusal(scheme: Positions) -> str:

@@ -221,13 +221,13 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
     if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
         return True
-    if source.dtype not in tables.FLOATS and source.dtype != "BF16":
+    if source.dtype not in tables.DECODED:
         return True  # packed by a quantiser of its own
     start, end = header.part(key)
     width, step = held.size // source.shape[0], (end - start) // source.shape[0]
     for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
-        is_float = kind in tables.FLOATS or kind == "BF16"
+        is_float = kind in tables.DECODED
         a = tables.decoded(raw, kind) if is_float else tables.quantised_row(raw, held.kind)
         with header.path.open("rb") as stream:
             stream.seek(start + row * step)
@@ -248,5 +248,5 @@ def _floats(source: Snapshot, file: str, key: str) -> list[float]:
     from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
 
     raw, tensor = tables.read_tensor(source.path(file), key)
-    known = tensor.dtype in tables.FLOATS or tensor.dtype == "BF16"
+    known = tensor.dtype in tables.DECODED
     return tables.decoded(raw, tensor.dtype).tolist() if known else []

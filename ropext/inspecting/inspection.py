@@ -11,8 +11,7 @@ from ropext.errors import UsageError
 from ropext.families import Model, Site
 from ropext.inspecting.opening import open_model, positions_of, said_of
 from ropext.options.extend import Extend, resolve_target
-from ropext.positions import Positions
-from ropext.rope import Spectrum
+from ropext.rope import Positions, Spectrum
 
 if TYPE_CHECKING:
     import numpy as np

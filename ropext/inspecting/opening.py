@@ -7,7 +7,7 @@ from pathlib import Path
 from ropext import bundled, families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.errors import InputError, UsageError
-from ropext.positions import Positions
+from ropext.rope import Positions
 
 
 def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:

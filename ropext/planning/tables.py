@@ -11,7 +11,7 @@ from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.plan import ExtensionPlan
 from ropext.planning.rotary import make_folded_plan, make_plan
-from ropext.positions import SCHEMES, Positions
+from ropext.rope import SCHEMES, Positions
 from ropext.scaling import self_extend, tables
 from ropext.scaling.self_extend import FoldOptions
 from ropext.scaling.tables import Growth, alike, growth

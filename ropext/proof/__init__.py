@@ -22,7 +22,6 @@ from ropext import families, forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
-from ropext.positions import Positions
 from ropext.proof.comparing import (
     UNSEEN,
     Expected,
@@ -32,7 +31,7 @@ from ropext.proof.comparing import (
     compare_tensors,
     compare_told,
 )
-from ropext.rope import Spectrum
+from ropext.rope import Positions, Spectrum
 
 __all__ = ["UNSEEN", "Expected", "Proof", "compare"]
 

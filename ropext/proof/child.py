@@ -431,7 +431,7 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     if entry.get("last"):
         return answer | {
             "tensors": tensors(cls, config, table, quantised),
-            "last": beside("unrotated").read_last(cls, config, directory, entry, trust),
+            "last": beside("forward").read_last(cls, config, directory, entry, trust),
         }
     model = skeleton(cls, config)
     answer |= numbers(model, cls, config, entry["text_path"])

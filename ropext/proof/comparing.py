@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from ropext.errors import ProofFailed
-from ropext.positions import Positions
+from ropext.rope import Positions
 from ropext.scaling.tables import starts
 
 LISTED = 3  # names shown of a longer list

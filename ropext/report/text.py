@@ -10,8 +10,7 @@ from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
 from ropext.narration import continued, pasted
 from ropext.planning import ExtensionPlan
-from ropext.positions import SCHEMES
-from ropext.rope import phase_ratio, turns
+from ropext.rope import SCHEMES, phase_ratio, turns
 from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
 

@@ -6,7 +6,7 @@ from ropext import families
 from ropext.errors import InputError
 from ropext.families.config import census
 from ropext.families.positions import OTHERS, TABLES
-from ropext.positions import Positions
+from ropext.rope import Positions
 from ropext.scaling.tables import methods_for
 
 NARROW = {
