@@ -6,8 +6,8 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
+from ropext.cli.fit import train
 from ropext.cli.output import Out
-from ropext.errors import UsageError
 from ropext.options.fields import FINETUNE
 from ropext.options.training import Finetune
 
@@ -32,18 +32,5 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
-    from ropext.evaluation import sharing
-    from ropext.pipeline.public import finetune
-    from ropext.training import count_training, report
-
-    if output is None and not dry_run:
-        raise UsageError("give -o OUT, the directory to write (or --dry-run to see the settings)")
     wanted = push.asked_push(push_to_hub, public)
-    if output is None or dry_run:
-        planned = count_training(FINETUNE, directory, data, output, force=force, **given)
-        if sharing.is_main():
-            out.result(report.plan_text(planned), planned)
-        return
-    done = finetune(directory, data, output, force=force, say=out.say, **given)
-    if sharing.is_main():
-        push.result(out, report.finetune_result(done), done, done.output, wanted)
+    train(out, FINETUNE, (directory, data, output), dry_run, wanted, given | {"force": force})

@@ -1,6 +1,7 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,19 +32,33 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
+    given |= {"revision": revision, "force": force}
+    train(out, FIT, (model, data, output), dry_run, push.asked_push(push_to_hub, public), given)
+
+
+def train(
+    out: Out,
+    kind: str,
+    places: tuple[str, str, Path | None],
+    dry_run: bool,
+    wanted: push.Push | None,
+    given: dict[str, Any],
+) -> None:
+    """Train, `places` being the model, the data and the output; with --dry-run say what that would
+    take. Of several processes the first one prints."""
     from ropext.evaluation import sharing
-    from ropext.pipeline.public import fit
+    from ropext.pipeline import public
     from ropext.training import count_training, report
 
+    model, data, output = places
     if output is None and not dry_run:
         raise UsageError("give -o OUT, the directory to write (or --dry-run to see the settings)")
-    wanted = push.asked_push(push_to_hub, public)
     if output is None or dry_run:
-        planned = count_training(FIT, model, data, output, revision=revision, force=force, **given)
+        planned = count_training(kind, model, data, output, **given)
         if sharing.is_main():
             out.result(report.plan_text(planned), planned)
         return
-    given |= {"revision": revision, "force": force, "command": sys.argv, "say": out.say}
-    done = fit(model, data, output, **given)
-    if done is not None:
-        push.result(out, report.fit_result(done), done, done.output, wanted)
+    done = getattr(public, kind)(model, data, output, command=sys.argv, say=out.say, **given)
+    if sharing.is_main():
+        said = report.fit_result(done) if kind == FIT else report.finetune_result(done)
+        push.result(out, said, done, done.output, wanted)

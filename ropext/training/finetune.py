@@ -24,7 +24,6 @@ from ropext.families.config import text_part
 from ropext.files import values_json
 from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import NUMBERS
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
 from ropext.results.overlap import kept_out_of
@@ -94,16 +93,6 @@ class AdapterObjective(Objective):
             f"fewer than {LARGEST_SHARE} of its {self.training.data.read} documents reach the "
             f"target, too few to hold one out; name others with --eval, or {REMEDY}"
         )
-
-    def decides(self) -> dict[str, Any]:
-        settings = {name: setting.value for name, setting in self.settings.named.items()}
-        options = self.options.deciding(NUMBERS)
-        return {
-            "data": self.training.data.digest(),
-            "evaluation": [document.key for document in self.judge.documents] if self.judge else [],
-            "settings": settings,
-            "options": {name: value for name, value in options.items() if name not in settings},
-        }
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
         from accelerate import init_empty_weights

@@ -11,7 +11,7 @@ import numpy as np
 
 from ropext import corpus
 from ropext.checkpoint import open_snapshot, with_weights
-from ropext.checkpoint.provenance import digest, read_record
+from ropext.checkpoint.provenance import read_record
 from ropext.errors import UnsupportedModel, UsageError, listed
 from ropext.evaluation import sharing
 from ropext.evaluation.forward import NanInLogits
@@ -22,7 +22,6 @@ from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
 from ropext.inspecting import open_model
 from ropext.narration import Show
-from ropext.options.fields import NUMBERS
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED, FITTED, START, rules
@@ -117,14 +116,6 @@ class SpectrumObjective(Objective):
             searched = judgements * attention.USUAL * len(windows) * target
         passes = len(self.starts) + judgements + 1
         return int(passes * judged * target + base + questions + searched)
-
-    def decides(self) -> dict[str, Any]:
-        return {
-            "fitted": digest([[int(t) for t in d.ids] for d in self.documents]),
-            "judging": [document.key for document in self.judge.documents],
-            **self.facts,
-            "options": self.options.deciding(NUMBERS),
-        }
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
         numbers = list(self.space(next(iter(self.starts))).parameters())
@@ -452,7 +443,7 @@ def prepare(
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
     apart = kept_out_of(read_record(snapshot.directory))
     read = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
-    questions, notes = _questions(encoder, read, options, plan, strategy)
+    questions, (near, far), notes = _questions(encoder, read, options, plan, strategy)
     if warning := few(read.held_out):
         notes.append(warning)
     if options.packing == "glued":
@@ -473,7 +464,6 @@ def prepare(
         judge=judge_of(read.held_out, (plan.context, plan.target), options.seed, encoder.bos),
         chooses_step=True,
     )
-    near, far = _asked(questions, options, (plan.context, plan.target))
     return SpectrumObjective(training, options, within, starts, notes, near, far)
 
 
@@ -483,20 +473,15 @@ def _questions(
     options: Fit,
     plan: Plan,
     strategy: Full | Pose,
-) -> tuple[FitQuestions | None, list[str]]:
-    if not options.retrieval_share and not options.retrieval_items:
-        return None, []
-    questions = FitQuestions(
-        encoder, read.documents, strategy, options.seed, options.retrieval_share
-    )
-    reason = questions.why_none(min(plan.context, plan.target))
-    return (questions, []) if reason is None else (None, [f"retrieval is left out: {reason}"])
-
-
-def _asked(
-    questions: FitQuestions | None, options: Fit, lengths: tuple[int, int]
-) -> list[list[Item]]:
-    """What is asked before and after: inside the context, and at the target."""
-    count = options.retrieval_items if questions is not None else 0
+) -> tuple[FitQuestions | None, list[list[Item]], list[str]]:
+    """What rows ask, what is asked before and after (inside the context, and at the target), and
+    why nothing is."""
+    share, count = options.retrieval_share, options.retrieval_items
+    lengths = plan.context, plan.target
+    if not share and not count:
+        return None, [[], []], []
+    questions = FitQuestions(encoder, read.documents, strategy, options.seed, share)
+    if (reason := questions.why_none(min(lengths))) is not None:
+        return None, [[], []], [f"retrieval is left out: {reason}"]
     check_amount(count * sum(lengths), "give fewer --retrieval-items")
-    return [questions.measured(at, count) if questions and count else [] for at in lengths]
+    return questions, [questions.measured(at, count) if count else [] for at in lengths], []

@@ -28,6 +28,7 @@ from ropext.narration import (
     told,
     told_of_files,
 )
+from ropext.options.fields import NUMBERS
 from ropext.planning import Plan
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
@@ -93,14 +94,17 @@ class Objective(ABC):
         """What is trained of a model without weights: names, parameters and their bytes. What the
         device, or the launch, cannot do is refused."""
 
-    @abstractmethod
-    def decides(self) -> dict[str, Any]:
-        """What decides the numbers, beside the model's content."""
-
     def manifest(self) -> dict[str, Any]:
         """What decides the numbers."""
-        content = {"config": digest(self.snapshot.config), "weights": weights_digest(self.snapshot)}
-        return content | self.decides()
+        chosen = {name: setting.value for name, setting in self.settings.named.items()}
+        return {
+            "config": digest(self.snapshot.config),
+            "weights": weights_digest(self.snapshot),
+            "data": self.training.data.digest(),
+            "judging": [document.key for document in self.judge.documents] if self.judge else [],
+            **self.facts,
+            "options": self.training.options.deciding(NUMBERS) | chosen,
+        }
 
     @property
     def tokens(self) -> int:
