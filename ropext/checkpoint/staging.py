@@ -119,7 +119,8 @@ def staged(
     how: dict[str, Any] = {"inputs": tuple(inputs), "file": file, "written": written}
     real = settle_output(output, force=force, **how)
     with os_errors(output):
-        made = _make_parents(real.parent)
+        made = [place for place in real.parents if not place.exists()]  # innermost first
+        real.parent.mkdir(parents=True, exist_ok=True)
     finished = False
     try:
         with locked(real, output):
@@ -156,13 +157,6 @@ def remove_output(output: Path) -> None:
         work = guard.make_work(real)
         move(os.rename, real, work / OLD)
         _discard(work)
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    """Create what is missing; the new directories, innermost first."""
-    missing = [place for place in (parent, *parent.parents) if not place.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _remove(path: Path) -> None:

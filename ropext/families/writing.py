@@ -82,14 +82,11 @@ def _legacy(modern: Params, row: Family, current: Any) -> Params | None:
         # mrope_section and its like are read from this dict in 4.x, so it stays, with its type.
         if isinstance(current, dict) and not row.legacy_dict_always:
             spelling = "type" if "type" in current and "rope_type" not in current else "rope_type"
-            kind = current.get(spelling, kind) if _plain(current) else kind
+            if current.get("rope_type", current.get("type")) in ("default", "mrope"):
+                kind = current.get(spelling, kind)
     if row.legacy == "three keys" and kind == "longrope" and follows_from_lengths(modern):
         body = {key: body[key] for key in LISTS}
     return {spelling: kind, **body}
-
-
-def _plain(legacy: Mapping[str, Any]) -> bool:
-    return legacy.get("rope_type", legacy.get("type")) in ("default", "mrope")
 
 
 def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) -> None:

@@ -40,7 +40,9 @@ def serving_lines(
         )
     }
     place = shlex.quote(directory)
-    lines = [_line(newest["transformers"], _pipeline(directory, masked_lm))]
+    make = f"pipeline({'fill-mask' if masked_lm else 'text-generation'!r}, {directory!r})"
+    words = pasted(f"from transformers import pipeline; pipe = {make}")
+    lines = [_line(newest["transformers"], f"python -ic {words}")]
     if masked_lm:
         return tuple(lines)
     length = _announced(params, context, target)
@@ -112,12 +114,6 @@ def file_lines(
             note += environment(params, target) if "starts" in entry else ""
             out.append(_line(reading, said, note))
     return tuple(out)
-
-
-def _pipeline(directory: str, masked_lm: bool) -> str:
-    task = "fill-mask" if masked_lm else "text-generation"
-    make = f"pipe = pipeline({task!r}, {directory!r})"
-    return f"python -ic {pasted(f'from transformers import pipeline; {make}')}"
 
 
 def _announced(params: Params, context: int, target: int) -> dict[str, int]:

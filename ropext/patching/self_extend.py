@@ -189,16 +189,11 @@ def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(weighed).sum(0)
 
 
-def _register() -> None:
+def apply_fold(live: Any, how: Fold) -> None:
+    """Let a loaded transformers model read by Self-Extend."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def apply_fold(live: Any, how: Fold) -> None:
-    """Let a loaded transformers model read by Self-Extend."""
     remove_fold(live)
     loaded = live.config._attn_implementation
     if loaded != STOCK:
@@ -206,7 +201,8 @@ def apply_fold(live: Any, how: Fold) -> None:
             f"self-extend needs a model loaded with attn_implementation={STOCK!r}, was {loaded!r} "
             "(a model that needs it for soft caps or attention sinks cannot use self-extend)"
         )
-    _register()
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
     live.set_attn_implementation(NAME)
     setattr(live, FOLDED, hooks := list[Any]())
     try:

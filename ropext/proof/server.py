@@ -419,7 +419,9 @@ def probe_gguf(
     lost = None
     if before is not None and longest > context:
         others = transformers_rows(directory, config=before, **loading)(texts[longest], at[longest])
-        lost = mean(map(_mean_gap, map(_best, others), wanted[longest]))
+        # What a server would tell whose log-probabilities these are.
+        told = (sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP] for row in others)
+        lost = mean(map(_mean_gap, told, wanted[longest]))
     for beyond, where in ((True, "beyond"), (False, "inside")):
         gaps = [prompt.difference for prompt in done if prompt.beyond is beyond]
         if gaps and not mean(gaps) <= MEAN_TOLERANCE:
@@ -440,11 +442,6 @@ def beginnings(length: int, context: int) -> list[int]:
     first = context + 1 if length > context else max(length // 2, 1)
     steps = min(ASKED, length - first + 1)
     return [length - step * (length - first) // max(steps - 1, 1) for step in range(steps)][::-1]
-
-
-def _best(row: Sequence[float]) -> Sequence[tuple[int, float]]:
-    """What a server would tell whose log-probabilities these are."""
-    return sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP]
 
 
 def _mean_gap(pairs: Sequence[tuple[int | None, float]], row: Sequence[float]) -> float:

@@ -215,8 +215,8 @@ def _by_length(results: Results) -> Table:
         tax: Column = ("short tax", "short_tax" if length == inside else "", nats)
         columns = [*_at_length(results, length), tax]
         group = table_of("", "", _variants(results), columns).rows
-        heads = [length_text(length), *[""] * len(group)]  # the first row alone names it
-        rows += [(head, *row) for head, row in zip(heads, group, strict=False)]
+        # The first row alone names it.
+        rows += [("" if place else length_text(length), *row) for place, row in enumerate(group)]
     header = ("length", "model", *(head for head, _, _ in columns))
     kept = [place for place, cells in enumerate(zip(*rows, strict=True)) if {*cells} != {BLANK}]
     head, *body = (tuple(row[place] for place in kept) for row in (header, *rows))
@@ -469,16 +469,14 @@ def ranking_verdict(ranking: Ranking) -> str:
             f"take {best.method}: the lowest, and of those that cannot be told apart here ({alike})"
             " the one that most loaders read, in the plainest form"
         )
-    winner = next(ranked for ranked in others if ranked.method == ranking.taken)
-    return (
-        f"take {winner.method}: {alike} cannot be told apart here ({_distance(winner)} between it "
-        f"and the lowest), and more loaders read it, or its form is plainer"
+    behind = next(ranked.behind for ranked in others if ranked.method == ranking.taken)
+    value, low, high = (
+        number(end, 4) for end in (behind.value, *(behind.ci95 or (behind.value,) * 2))
     )
-
-
-def _distance(ranked: Ranked) -> str:
-    low, high = ranked.behind.ci95 or (ranked.behind.value,) * 2
-    return f"{number(ranked.behind.value, 4)} nats a token ({number(low, 4)} to {number(high, 4)})"
+    return (
+        f"take {ranking.taken}: {alike} cannot be told apart here ({value} nats a token ({low} to "
+        f"{high}) between it and the lowest), and more loaders read it, or its form is plainer"
+    )
 
 
 def _least(ranked: Ranked) -> str:
