@@ -112,9 +112,6 @@ class Settings:
         """Each by its name."""
         return {k: v for k, v in vars(self).items() if isinstance(v, Setting)}
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: dict(vars(setting)) for name, setting in self.named.items()}
-
 
 def settings(
     options: Finetune,

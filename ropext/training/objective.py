@@ -149,7 +149,7 @@ class Objective(ABC):
             **self.facts,
             "targets": list(counts.targets),
             "moving": counts.moving,
-            "settings": settings.to_json(),
+            "settings": values_json(settings.named),
             "steps": settings.steps.value,
             "tokens": self.tokens,
             "forward_tokens": self.forward_tokens,

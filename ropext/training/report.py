@@ -113,9 +113,10 @@ def _section(
 ) -> dict[str, Any]:
     """What ropext.json says of either, and these options and facts of the result."""
     training = done.training
-    section = {"settings": training.settings.to_json(), "overlap": values_json(training.overlap)}
-    section |= {"numbers": done.numbers} | {name: getattr(done, name) for name in facts}
-    return section | {name: getattr(training.options, name) for name in options}
+    section = {"settings": training.settings.named, "overlap": training.overlap}
+    section |= {name: getattr(done, name) for name in ("numbers", *facts)}
+    written: dict[str, Any] = values_json(section)
+    return written | {name: getattr(training.options, name) for name in options}
 
 
 # Of a fine-tuning.
