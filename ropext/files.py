@@ -380,7 +380,8 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
     except ValueError as error:  # our own refusals, and an integer of more than 4300 digits
         raise InputError(f"{name} is not valid: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{name} holds a JSON {_kind(value)}, where an object is expected")
+        kind = {list: "array", type(None): "null"}.get(type(value), type(value).__name__)
+        raise InputError(f"{name} holds a JSON {kind}, where an object is expected")
     _check_depth(value, name)
     return value
 
@@ -402,12 +403,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
     return entries
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, list):
-        return "array"
-    return "null" if value is None else type(value).__name__
 
 
 def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
 from ropext.files import read_bytes
+from ropext.loaders import LoaderReading, Serving
 from ropext.planning import ExtensionPlan
 from ropext.table import Table, escape, grid, visible
 
@@ -220,6 +221,14 @@ def facts(rows: Iterable[tuple[str, object]]) -> Table:
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
 
 
+def of_loaders(readings: Iterable[LoaderReading], serving: Iterable[Serving]) -> dict[str, Any]:
+    """What a card says of loaders: who reads it how, and the commands that run it."""
+    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
+    header = ("loader", "versions", "reads it", "note")
+    commands = tuple((line.loader, line.command) for line in serving if line.command)
+    return {"readings": Table("", "", header, rows) if rows else None, "serving": commands}
+
+
 def card_of(
     plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
 ) -> Card:
@@ -244,7 +253,6 @@ def card_of(
             ("written as", plan.main.params["rope_type"]),
             ("spectrum (SHA-256)", plan.main.wanted.digest()),
         ]
-    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in plan.readings)
     nearest = tuple(
         f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
         f"{options}."
@@ -262,8 +270,7 @@ def card_of(
             _proved(proof),
         ),
         facts=facts(entries),
-        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows) if rows else None,
-        serving=tuple((line.loader, line.command) for line in plan.serving(title) if line.command),
+        **of_loaders(plan.readings, plan.serving(title)),
         warnings=(*plan.notes, *plan.warnings, *nearest),
     )
 

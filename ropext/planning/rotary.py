@@ -224,8 +224,7 @@ def make_plan(
     _read_again(written, method)
 
     def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
-        names = scaling.beside(chosen)
-        return tuple(method_row(model, each, chosen, target, request) for each in names)
+        return tuple(method_row(model, m, chosen, target, request) for m in scaling.beside(chosen))
 
     others = recipe.changed(length_only=False)  # what the methods would do
     first, table = others.changed(from_original=True), rows(others, method)
@@ -255,17 +254,16 @@ def make_plan(
         warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
         notes=notes,
         readings=readings,
-        obstacles=model.obstacles,
-        kv_cache_bytes=model.kv_bytes(target),
-        task=_task(model),
+        **_of_model(model, target),
     )
 
 
-def _task(model: Model) -> str:
-    """What the hub calls it, where the config alone says so: a composite does more than text."""
-    if model.masked_lm:
-        return "fill-mask"
-    return "text-generation" if model.text_type == model.model_type else ""
+def _of_model(model: Model, target: int) -> dict[str, Any]:
+    """What a plan tells of its model; no task of a composite, which does more than text."""
+    task = "text-generation" if model.text_type == model.model_type else ""
+    task = "fill-mask" if model.masked_lm else task
+    kv_cache_bytes = model.kv_bytes(target)
+    return {"obstacles": model.obstacles, "kv_cache_bytes": kv_cache_bytes, "task": task}
 
 
 def make_folded_plan(

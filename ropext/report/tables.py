@@ -8,9 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ropext.lengths import length_text
-from ropext.narration import pasted
-from ropext.options.extend import Extend
-from ropext.options.fields import flag
+from ropext.report.text import extend_command
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import metric_text
 from ropext.results.overlap import mark_of, marked
@@ -499,22 +497,3 @@ def _against_base(ranking: Ranking) -> list[str]:
         f"{length_text(ranking.frame.context)} tokens is {number(-gain.value, 4)} nats a token "
         "lower; fine-tune it (`ropext finetune`) before relying on the long context"
     ]
-
-
-def extend_command(made: "Plan") -> str:
-    """The command line that writes this plan."""
-    words = ["ropext", "extend", made.name, "--method", made.method]
-    for name, info in Extend.model_fields.items():
-        value = getattr(made.recipe, name)
-        if name in ("method", "short_pair_factors") or value in (None, False, ()):
-            if value is False and info.default is None:
-                words.append(f"--no-{flag(name).removeprefix('--')}")
-            continue
-        words.append(flag(name))
-        if name == "pair_factors":
-            words.append("FILE")
-        elif isinstance(value, tuple):
-            words.append(",".join(map(str, value)))
-        elif value is not True:
-            words.append(f"{value:.15g}" if isinstance(value, float) else str(value))
-    return pasted(*words, "-o", "OUT")

@@ -9,6 +9,8 @@ from ropext.families import ABSENT, Edit, Model, Site
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
 from ropext.narration import continued, pasted
+from ropext.options.extend import Extend
+from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
 from ropext.rope import SCHEMES, phase_ratio, turns
 from ropext.scaling.tables import alike
@@ -254,6 +256,25 @@ def plan(made: ExtensionPlan) -> str:
     if lines := made.overrides():
         parts += ["", WITHOUT_COPY, serving_text(lines)]
     return "\n".join(parts)
+
+
+def extend_command(made: ExtensionPlan) -> str:
+    """The command line that writes this plan."""
+    words = ["ropext", "extend", made.name, "--method", made.method]
+    for name, info in Extend.model_fields.items():
+        value = getattr(made.recipe, name)
+        if name in ("method", "short_pair_factors") or value in (None, False, ()):
+            if value is False and info.default is None:
+                words.append(f"--no-{flag(name).removeprefix('--')}")
+            continue
+        words.append(flag(name))
+        if name == "pair_factors":
+            words.append("FILE")
+        elif isinstance(value, tuple):
+            words.append(",".join(map(str, value)))
+        elif value is not True:
+            words.append(f"{value:.15g}" if isinstance(value, float) else str(value))
+    return pasted(*words, "-o", "OUT")
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:

@@ -60,14 +60,12 @@ def train(
         guard.check(read, places)
     # A fine-tuning refuses a GGUF.
     with silenced(), directory_of(name, say) if kind == FIT else nullcontext(name) as place:
+        from ropext.training import finetune, fit
+
         objective: Objective
         if isinstance(given, Fit):
-            from ropext.training import fit
-
             objective = fit.prepare(place, source, given, revision, named=name)
         else:
-            from ropext.training import finetune
-
             objective = finetune.prepare(place, source, given)
         if output is None or counts_only:
             if output is not None:

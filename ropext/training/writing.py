@@ -15,7 +15,7 @@ OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.p
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,11 @@ from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import copy_file, place, write_checkpoint
 from ropext.evaluation.loading import add_adapter, auto_class, is_masked
 from ropext.files import dump, os_errors
-from ropext.loaders import LoaderReading, Serving
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
-from ropext.table import Table
 from ropext.training.objective import Finetuned, Fitted
 from ropext.training.origin import Origin
 from ropext.training.report import Story
@@ -278,14 +276,12 @@ def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, An
 def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    readings: Sequence[LoaderReading] = ()
-    serving: Sequence[Serving] = ()
+    loaders = dict[str, Any]()
     if origin.table is None:
         served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
-        readings, serving = served.readings, served.serving
+        loaders = card.of_loaders(served.readings, served.serving)
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
-    rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     text = Card(
         title=title,
         base=base,
@@ -304,8 +300,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
             ]
         ),
         numbers=story.numbers,
-        readings=Table("", "", ("loader", "versions", "reads it", "note"), rows) if rows else None,
-        serving=tuple((line.loader, line.command) for line in serving if line.command),
+        **loaders,
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))
