@@ -40,7 +40,8 @@ OURS = re.compile(
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
             r"(variants|readings|steps)/.+\.(npy|json)",
             r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
-            r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata))",
+            r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata)"
+            r"|\.tmp\w{6})",  # safetensors' own file, when a kill comes in it
             HALF_WRITTEN.pattern,
         )
     )

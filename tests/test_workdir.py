@@ -117,6 +117,7 @@ def test_notes_in_a_training_s_folder_outlive_it(tmp_path, command):
     work(own)
     (own.folder / "tuned/checkpoint-2").mkdir(parents=True)
     (own.folder / "tuned/checkpoint-2/optimizer.pt").write_text("ropext's")
+    (own.folder / "tuned/checkpoint-2/.tmpCXT7Zi").write_text("of safetensors, killed")
     (own.folder / "tuned/checkpoint-2/notes.txt").write_text("mine")
     (own.folder / "thoughts.md").symlink_to(tmp_path / "elsewhere")
     with own.claimed(False, say=said.append):
