@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,7 +155,8 @@ def interruptible(
     def answer(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         caught.append(number)
-        say(sentence)
+        with suppress(RuntimeError):  # it came while a line was being written: no other fits in
+            say(sentence)
         if at_once:
             raise KeyboardInterrupt
 
