@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+# Before DRIVER: the first proof alone has a process of its own.
+FIRST_APART = "from proving import first_apart; first_apart()\n"
 DRIVER = """
 import json, os, sys, traceback
 from ropext.cli.app import main
@@ -54,9 +56,10 @@ def environment(home):
 
 
 def drive(folder, lines):
-    """(exit code, stdout, stderr) of each command line, all in one interpreter."""
+    """(exit code, stdout, stderr) of each command line, all in one interpreter; its first proof
+    alone has a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", DRIVER, json.dumps(lines)],
+        [sys.executable, "-P", "-c", FIRST_APART + DRIVER, json.dumps(lines)],
         cwd=folder,
         env=environment(folder),
         capture_output=True,

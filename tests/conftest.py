@@ -4,7 +4,10 @@ import os
 import signal
 from collections.abc import Iterator
 
+import proving
 import pytest
+
+from ropext import proof
 
 # Files that take a minute or more begin first, in this order: two workers then end together.
 LONGEST = (
@@ -23,7 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a call or a device that this system lacks: `@pytest.mark.needs("mkfifo")`."""
+    """Skip what needs a call or a device that this system lacks: `@pytest.mark.needs("mkfifo")`.
+    Proofs have a process of their own in the tests of that process alone."""
+    own = item.path.stem.startswith("test_proof")
+    proof._child = proving.apart if own else proving.here
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             there = os.path.exists(name) if name.startswith("/") else hasattr(os, name)

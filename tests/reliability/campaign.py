@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -26,6 +27,7 @@ from random import Random
 from typing import Any
 
 from marked import checkpoint
+from proving import apart, here
 from reliability.commands import Command
 from reliability.layer import FAULTS, Shared, Wish, arm
 
@@ -136,29 +138,6 @@ def _draw_less() -> None:
     Figure.savefig = savefig  # type: ignore[method-assign]
 
 
-def prove_here(
-    directories: Any, *, text_paths: Any = None, forwards: Any = (), tensors: bool = True, **_: Any
-) -> Any:
-    """The proof's own code in this process: a fresh interpreter for each kill would take hours.
-    Its forward pass is left out; the base is built."""
-    import transformers
-
-    from ropext.proof import child
-
-    job = {"tensors": tensors, "trust_remote_code": False}
-    out = []
-    paths = text_paths or [()] * len(directories)
-    wanted = [*forwards, *[None] * len(directories)][: len(directories)]
-    for directory, path, forward in zip(directories, paths, wanted, strict=True):
-        entry = {"directory": str(directory), "text_path": list(path)}
-        if forward is not None and forward[0].read is not None:
-            entry |= {"base": forward[0].base, "base_context": forward[0].read.context}
-        built = child.build(job, entry)
-        about = {"directory": str(directory), "transformers": transformers.__version__}
-        out.append(about | built | {"error": None})
-    return out
-
-
 def run(
     command: Command,
     room: Path,
@@ -199,8 +178,8 @@ def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log:
         from ropext import demo, proof
         from ropext.cli import app
 
-        if not command.proved:
-            proof.build = prove_here
+        # An interpreter for each kill would take hours.
+        proof._child = apart if command.proved else partial(here, forward=False)
         _draw_less()
         demo.RECIPE = "demo.yaml"  # a short one, in the room
         sys.argv = command.argv()

@@ -32,8 +32,7 @@ def hook(event, args):
     if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"):
         heard.write(event + " " + repr(args[:2]) + "\\n")
 sys.addaudithook(hook)
-from reliability.campaign import prove_here
-from ropext import proof
+from proving import first_apart
 from ropext.cli.app import main
 from ropext import demo
 # The demo's own recipe, on less.
@@ -44,9 +43,8 @@ read = "evaluate: {data: 'ropext://held-out', " + asked + "}"
 with open("cheaper.yaml", "w") as file:
     file.write(f"model: ropext://demo\\nextend: {{method: yarn, factor: 4}}\\n{less}\\n{read}\\n")
 demo.RECIPE = "cheaper.yaml"
-for number, words in enumerate(lines):
-    if number == 1:  # the first was proved in a process of its own; each takes seconds
-        proof.build = prove_here
+first_apart()
+for words in lines:
     out, err, code = io.StringIO(), io.StringIO(), 0
     sys.argv = ["ropext", *words]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
