@@ -1,9 +1,13 @@
-"""The command line: in this process, and in one of its own."""
+"""The command line: in this process, in a fork of it, and in one of its own."""
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import traceback
+from importlib import import_module
 
 import pytest
 
@@ -47,6 +51,65 @@ def run(*words, capsys=None):
         except SystemExit as stop:
             code = stop.code or 0
     return code, capsys.readouterr() if capsys else None
+
+
+class Forked:
+    """A call in a fork of this interpreter, which has imported what takes seconds. What it says can
+    be read while it runs, and it is killed as any process."""
+
+    def __init__(self, call, folder, **variables):
+        for name in ("ropext.training.fit", "ropext.evaluation.session", "ropext.proof.child",
+                     "peft", "transformers.models.llama.modeling_llama"):  # fmt: skip
+            import_module(name)
+        heard, said = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _begin(call, folder, variables, said)
+        os.close(said)
+        self.said = os.fdopen(heard, encoding="utf-8")
+
+    def kill(self, number=signal.SIGKILL):
+        os.kill(self.pid, number)
+
+    def wait(self):
+        """Its exit code, and the rest of what it says."""
+        with self.said:
+            rest = self.said.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), rest
+
+
+def _begin(call, folder, variables, said):
+    """Never returns."""
+    code = 1
+    try:
+        import torch
+        from accelerate.state import AcceleratorState
+
+        os.dup2(said, 2)
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
+        os.chdir(folder)
+        os.environ |= variables
+        AcceleratorState._reset_state(reset_partial_state=True)
+        torch.set_num_threads(1)  # those of this interpreter are not in the fork
+        told = call()
+        code = told if isinstance(told, int) else 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def in_two_processes(call, folder):
+    """(exit code, what it said) of each of two processes that share a call."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    meet |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [Forked(call, folder, RANK=own, LOCAL_RANK=own, **meet) for own in "01"]
+    return [own.wait() for own in ranks]
 
 
 def environment(home):

@@ -4,14 +4,11 @@ that has begun is refused by name; with another value of one that does not, the 
 import inspect
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from importlib import import_module
 
 import pytest
-from command_line import environment, run
+from command_line import Forked, run
 
 from ropext.bundled import DATA
 
@@ -196,17 +193,11 @@ def begun(folder):
     for command, words in BEGUN.items():
         output = folder / f"out-{command}"
         found[command] = [output.name if word == "OUT" else word for word in words]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ropext", *found[command]],
-            cwd=folder,
-            env=environment(folder) | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while process.poll() is None and not has_work(output):
+        process = Forked(lambda words=found[command]: run(*words)[0], folder)
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while not has_work(output) and os.waitid(os.P_PID, process.pid, ended) is None:
             time.sleep(0.02)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         assert has_work(output), command
     return found

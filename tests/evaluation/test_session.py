@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from command_line import Forked, in_two_processes
 from small_models import CONTEXT, rope, tiny
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM
@@ -186,59 +185,32 @@ def test_an_interrupt_with_nothing_to_keep(place):
     assert caught.value.exit_code == 130
 
 
-CHILD = """
-import json, os, signal, sys
-from ropext.narration import Hooks
-from ropext.pipeline.public import evaluate
-import torch
-torch.set_num_threads(1)
-model, output, options, kill_after = json.loads(sys.argv[1])
-done = []
-def show(read, *_):
-    if read:  # not where it begins
-        done.append(1)
-    if kill_after and len(done) == kill_after:
-        os.kill(os.getpid(), signal.SIGKILL)
-evaluate(model, output, hooks=Hooks(show=show), **options)
-"""
-
-
-def start(place, output, kill_after=0, **environment):
-    job = json.dumps([str(place / "model"), str(output), asked(place), kill_after])
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, job],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        stderr=subprocess.PIPE,
-    )
-
-
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_bytes(place, whole):
-    child = start(place, place / "killed", kill_after=20)
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL
-    assert not (place / "killed" / "results.json").exists()
-    (place / "killed" / "variants" / ".torn.npy.0123456789abcdef.ropext-tmp").write_bytes(b"half")
-    again = evaluate(str(place / "model"), place / "killed", **asked(place))
+    done = []
+
+    def show(read, *_):
+        done.extend([1] * bool(read))  # not where it begins
+        if len(done) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model, output = str(place / "model"), place / "killed"
+    call = partial(evaluate, model, output, hooks=Hooks(show=show), **asked(place))
+    assert Forked(call, place).wait()[0] == -signal.SIGKILL
+    assert not (output / "results.json").exists()
+    (output / "variants" / ".torn.npy.0123456789abcdef.ropext-tmp").write_bytes(b"half")
+    again = evaluate(model, output, **asked(place))
     assert again.resumed == 20
-    assert not list((place / "killed").rglob("*-tmp"))
-    same_files(place / "killed", whole.path, *KEPT)
+    assert not list(output.rglob("*-tmp"))
+    same_files(output, whole.path, *KEPT)
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_same_bytes(place, whole):
-    output = place / "two"
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    children = [
-        start(place, output, RANK=f"{rank}", LOCAL_RANK=f"{rank}", **meet) for rank in range(2)
-    ]
-    for child in children:
-        _, errors = child.communicate()
-        assert child.returncode == 0, errors.decode()
-    same_files(output, whole.path, *KEPT)
+    call = partial(evaluate, str(place / "model"), place / "two", **asked(place))
+    for code, said in in_two_processes(call, place):
+        assert code == 0, said
+    same_files(place / "two", whole.path, *KEPT)
 
 
 def test_several_processes_need_a_directory(place, monkeypatch):

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import Forked, in_two_processes, run
 
 import ropext
 
@@ -19,22 +18,21 @@ extend: {method: yarn, factor: 2, no_verify: true}
 finetune: {data: ropext://tuning, steps: 3, batch_tokens: 1024, save_every: 1, eval_documents: 0}
 evaluate: {data: ropext://held-out, max_docs: 8, lengths: [128, 512]}
 """
-ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(ropext.__file__).parents[1])}
-WORDS = [sys.executable, "-m", "ropext", "run", "r.yaml", "-o", "out"]
+
+
+def go():
+    return run("run", "r.yaml", "-o", "out")[0]
 
 
 def start(folder):
     (folder / "r.yaml").write_text(RECIPE)
-    return subprocess.Popen(
-        WORDS, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ELSEWHERE
-    )
+    return Forked(go, folder)
 
 
 def finish(folder):
-    process = start(folder)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    return out, err
+    code, said = start(folder).wait()
+    assert code == 0, said
+    return said
 
 
 def tree(directory):
@@ -88,15 +86,11 @@ def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, t
         "report",
     ):
         process = start(tmp_path)
-        found = any(said.startswith(line) for said in process.stderr)  # up to there it is read
+        found = any(said.startswith(line) for said in process.said)  # up to there it is read
         process.kill()
-        process.wait()
+        assert process.wait()[0] in (-signal.SIGKILL, 0)
         assert found, line
-        assert process.returncode in (-signal.SIGKILL, 0)
-        process.stdout.close()
-        process.stderr.close()
-    _, err = finish(tmp_path)
-    assert "extend: done before, skipped" in err
+    assert "extend: done before, skipped" in finish(tmp_path)
     assert tree(tmp_path / "out") == tree(straight / "out")
     mine, theirs = tree(tmp_path / "out.run"), tree(straight / "out.run")
     assert mine == theirs
@@ -104,17 +98,12 @@ def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, t
 
 def test_an_interrupt_is_told_with_what_goes_on_from_there(tmp_path):
     process = start(tmp_path)
-    for said in process.stderr:
-        if said.startswith("evaluate"):
-            process.send_signal(signal.SIGINT)
-            break
-    err = process.stderr.read()
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
-    assert process.returncode == 4
-    assert "finished stages are kept in out.run; run the same command to resume" in err
-    assert "Traceback" not in err
+    assert any(said.startswith("evaluate") for said in process.said)
+    process.kill(signal.SIGINT)
+    code, said = process.wait()
+    assert code == 4, said
+    assert "finished stages are kept in out.run; run the same command to resume" in said
+    assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
 
 
@@ -200,21 +189,15 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
 def test_two_processes_make_what_one_makes(straight, tmp_path):
     """Evaluations to the bit; the training within rounding: sums have another order."""
     (tmp_path / "r.yaml").write_text(RECIPE)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # any free port
-    words = [*launch, "--nproc_per_node", "2", *WORDS[1:]]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=ELSEWHERE
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("wrote out") == 1
+    (_, first), (_, second) = both = in_two_processes(go, tmp_path)
+    assert [code for code, _ in both] == [0, 0], first + second
+    assert (first + second).count("wrote out") == 1
     one, two = (json.loads((own / "out/ropext.json").read_text()) for own in (straight, tmp_path))
     mine, theirs = (own["run"]["evaluation"]["variants"] for own in (two, one))
     for label in ("base", "untouched", "extended"):
         assert mine[label] == theirs[label]
     tails = [own["tuned"]["metrics"]["tail_nll@512"]["value"] for own in (mine, theirs)]
     assert tails[0] == pytest.approx(tails[1], abs=1e-4)
-    again = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=ELSEWHERE
-    )
-    assert again.returncode == 0
-    assert again.stderr.count("done before, skipped") == 5
+    both = in_two_processes(go, tmp_path)
+    assert [code for code, _ in both] == [0, 0]
+    assert "".join(said for _, said in both).count("done before, skipped") == 5

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from command_line import Forked
 from safetensors.torch import load_file
 
 import ropext
@@ -316,34 +318,20 @@ def test_the_cards_two_lines_load_the_adapter_from_another_directory(tuned, tmp_
     assert size > 1e-3
 
 
-KILLED = """
-import os, signal, sys
-from ropext.training import train, trainer
-step = trainer._Trainer.training_step
-def dies(self, *args, **kwargs):
-    if self.state.global_step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args, **kwargs)
-trainer._Trainer.training_step = dies
-train('finetune', {extended!r}, {stories!r}, {output!r}, **{options!r})
-"""
-
-
 def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
-    tuned, extended, stories, tmp_path
+    tuned, extended, stories, tmp_path, monkeypatch
 ):
-    output = tmp_path / "out"
-    script = KILLED.format(
-        extended=str(extended), stories=str(stories), output=str(output), options=RUN
-    )
-    killed = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": ROOT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert killed.returncode == -9, killed.stderr
+    step, output = trainer._Trainer.training_step, tmp_path / "out"
+
+    def dies(self, *args, **kwargs):
+        if self.state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(trainer._Trainer, "training_step", dies)
+        call = partial(train, "finetune", extended, str(stories), output, **RUN)
+        assert Forked(call, tmp_path).wait()[0] == -signal.SIGKILL
     assert not output.exists()
     # As if the kill had come while a later checkpoint was being written.
     half = tmp_path / "out.run" / "tuned" / "checkpoint-5"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from command_line import run
 from safetensors.torch import load_file
 from test_finetune import ROOT
 from tiny_llama import CONTEXT, VOCABULARY, write_tokenizer
@@ -22,24 +23,31 @@ SMALL = ("--batch-tokens", "512", "--eval-documents", "0", "--rank", "4")
 
 
 def command(extended, stories, *words):
-    start = (sys.executable, "-m", "ropext", "finetune", str(extended), "--data", str(stories))
-    return [*start, *SMALL, *words]
+    return ["finetune", str(extended), "--data", str(stories), *SMALL, *words]
 
 
-def test_stdout_is_one_json_document_and_the_narration_is_on_stderr(extended, stories, tmp_path):
-    output = tmp_path / "out"
-    done = subprocess.run(
-        command(extended, stories, "--steps", "2", "-o", str(output), "--json"),
+def started(*words):
+    """In a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ropext", *command(*words)],
         env=ENVIRONMENT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+
+
+def test_stdout_is_one_json_document_and_the_narration_is_on_stderr(
+    extended, stories, tmp_path, capfd
+):
+    output = tmp_path / "out"
+    words = command(extended, stories, "--steps", "2", "-o", str(output), "--json")
+    code, heard = run(*words, capsys=capfd)
+    assert code == 0, heard.err
+    told = json.loads(heard.out)
     assert told["output"] == str(output)
     assert [entry["step"] for entry in told["losses"]] == [1, 2]
-    lines = done.stderr.splitlines()
+    lines = heard.err.splitlines()
     assert "training tuned: 2 steps of 512 tokens" in lines
     assert not [line for line in lines if "Loading weights" in line or "Warning" in line], lines
     assert (output / "model.safetensors").is_file()
@@ -47,13 +55,8 @@ def test_stdout_is_one_json_document_and_the_narration_is_on_stderr(extended, st
 
 def test_ctrl_c_ends_after_the_step_saves_and_exits_with_4(extended, stories, tmp_path):
     output = tmp_path / "out"
-    with subprocess.Popen(
-        command(extended, stories, "--steps", "4000", "--save-every", "4000", "-o", str(output)),
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
+    words = ("--steps", "4000", "--save-every", "4000", "-o", str(output))
+    with started(extended, stories, *words) as running:
         assert running.stderr is not None
         told = []
         for line in running.stderr:
@@ -73,9 +76,7 @@ def test_ctrl_c_ends_after_the_step_saves_and_exits_with_4(extended, stories, tm
 
 def test_ctrl_c_before_the_training_keeps_nothing_and_exits_with_130(extended, stories, tmp_path):
     words = ("--eval-documents", "8", "--steps", "9", "-o", str(tmp_path / "out"))
-    with subprocess.Popen(
-        command(extended, stories, *words), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with started(extended, stories, *words) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if line.startswith("reading"):
@@ -87,21 +88,18 @@ def test_ctrl_c_before_the_training_keeps_nothing_and_exits_with_130(extended, s
     assert "Traceback" not in rest
 
 
-def test_dry_run_shows_settings_with_sources_and_writes_nothing(extended, stories, tmp_path):
-    done = subprocess.run(
-        command(extended, stories, "--dry-run", "--learning-rate", "0.5"),
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+def test_dry_run_shows_settings_with_sources_and_writes_nothing(
+    extended, stories, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = command(extended, stories, "--dry-run", "--learning-rate", "0.5")
+    code, heard = run(*words, capsys=capsys)
+    assert code == 0, heard.err
+    rows = {line.split("  ")[0]: line for line in heard.out.splitlines()}
     assert "asked for" in rows["learning rate"]
     assert "YaRN" in rows["betas"]
-    assert "trained: " in done.stdout
-    assert "q_proj, k_proj" in done.stdout
+    assert "trained: " in heard.out
+    assert "q_proj, k_proj" in heard.out
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +112,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_trained_embeddings_of_a_tied_head_are_what_stock_and_config_read(
-    model_type, stories, tmp_path
+    model_type, stories, tmp_path, capsys
 ):
     """PEFT unties these three by itself; the loss by stored tensors and the config's word is
     stock's."""
@@ -130,14 +128,8 @@ def test_trained_embeddings_of_a_tied_head_are_what_stock_and_config_read(
     ropext.extend(base, extended, factor=4, no_verify=True, **how)
     words = ("--steps", "4", "--learning-rate", "0.01", "--train-embeddings", "-o", str(out))
     words += () if rotary else ("--train", "lora")
-    done = subprocess.run(
-        command(extended, stories, *words),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    code, heard = run(*command(extended, stories, *words), capsys=capsys)
+    assert code == 0, heard.err
     stored, ids = load_file(out / "model.safetensors"), torch.arange(3, 43)[None]
     (name,) = (own for own in stored if "word_embeddings" in own or own.endswith("wte.weight"))
     assert not torch.equal(stored[name], load_file(extended / "model.safetensors")[name])

@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from command_line import Forked, in_two_processes
 from safetensors.torch import load_file, save_file
-from test_finetune import ROOT
 
 import ropext
 from ropext import verifying
@@ -95,7 +94,7 @@ def test_it_finds_the_true_spectrum_again(fitted):
 def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path, monkeypatch):
     """As if it had been the only one; the first that is named is what has to be beaten."""
     monkeypatch.setattr(rules, "is_lower", lambda *_: True)  # none goes back
-    short = KNOWN | {"steps": 8, "batch_tokens": 1024, "eval_every": 2}
+    short = KNOWN | {"steps": 8, "batch_tokens": 1024, "eval_every": 2, "retrieval_items": 0}
 
     def run(start):
         told = []
@@ -282,27 +281,18 @@ def plain(base, stories, tmp_path_factory):
     return train("fit", base, str(stories), output, **RANDOM)
 
 
-def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_path):
-    done = plain
-    script = (
-        "import json, os, sys\n"
-        "from ropext.training import train, trainer\n"
-        "own = trainer._Trainer.training_step\n"
-        "def dies(self, *args, **kwargs):\n"
-        "    if self.state.global_step == 4: os.kill(os.getpid(), 9)\n"
-        "    return own(self, *args, **kwargs)\n"
-        "trainer._Trainer.training_step = dies\n"
-        "train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
-    )
-    output = tmp_path / "out"
-    killed = subprocess.run(
-        [sys.executable, "-c", script, str(base), str(stories), str(output), json.dumps(RANDOM)],
-        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert killed.returncode == -9, killed.stderr
+def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_path, monkeypatch):
+    done, output, own = plain, tmp_path / "out", trainer._Trainer.training_step
+
+    def dies(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            os.kill(os.getpid(), 9)
+        return own(self, *args, **kwargs)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(trainer._Trainer, "training_step", dies)
+        call = partial(train, "fit", base, str(stories), output, **RANDOM)
+        assert Forked(call, tmp_path).wait()[0] == -9
     assert not output.exists()
     kept = load_file(tmp_path / "out.run/fitted-yarn/checkpoint-4/model.safetensors")
     assert set(kept) == {"offsets", "attention"}  # the weights are in no checkpoint
@@ -316,33 +306,20 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     assert again.pair_factors == done.pair_factors
 
 
-def in_two_processes(script, base, stories, tmp_path):
-    path = tmp_path / "two.py"
-    path.write_text(script)
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(path)),
-            *(str(base), str(stories), str(tmp_path / "out"), json.dumps(RANDOM)),
-        ],
-        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def shared_by_two(base, stories, tmp_path):
+    """What a fit in two processes found."""
+
+    def call():
+        done = train("fit", base, str(stories), tmp_path / "out", **RANDOM)
+        print(json.dumps(done and done.to_json()))
+
+    (code, said), (other, err) = in_two_processes(call, tmp_path)
+    assert (code, other) == (0, 0), said + err
+    return json.loads(said.splitlines()[-1])
 
 
 def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
-    done = plain
-    script = (
-        "import json, sys\n"
-        "from ropext.training import train\n"
-        "done = train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
-        "if done is not None: print(json.dumps(done.to_json()))\n"
-    )
-    both = in_two_processes(script, base, stories, tmp_path)
-    assert both.returncode == 0, both.stderr[-3000:]
-    found = json.loads(both.stdout.strip().splitlines()[-1])
+    done, found = plain, shared_by_two(base, stories, tmp_path)
     for mine, theirs in zip(done.losses, found["losses"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
     mine = list(done.judgements.values())
@@ -350,21 +327,17 @@ def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
     assert theirs == pytest.approx(mine, abs=1e-5)
 
 
-def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(base, stories, tmp_path):
-    script = (
-        "import json, os, sys\n"
-        "from ropext.training import train, trainer\n"
-        "own = trainer._Trainer.compute_loss\n"
-        "def breaks(self, *args, **kwargs):\n"
-        "    bad = self.state.global_step == 4 and os.environ['RANK'] == '1'\n"
-        "    return own(self, *args, **kwargs) * (float('nan') if bad else 1.0)\n"
-        "trainer._Trainer.compute_loss = breaks\n"
-        "done = train('fit', *sys.argv[1:4], **json.loads(sys.argv[4]))\n"
-        "if done is not None: print(json.dumps(done.to_json()))\n"
-    )
-    both = in_two_processes(script, base, stories, tmp_path)
-    assert both.returncode == 0, both.stderr[-3000:]
-    found = json.loads(both.stdout.strip().splitlines()[-1])
+def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(
+    base, stories, tmp_path, monkeypatch
+):
+    compute = trainer._Trainer.compute_loss
+
+    def breaks(self, *args, **kwargs):
+        bad = self.state.global_step == 4 and os.environ["RANK"] == "1"
+        return compute(self, *args, **kwargs) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(trainer._Trainer, "compute_loss", breaks)
+    found = shared_by_two(base, stories, tmp_path)
     assert [own["step"] for own in found["judgements"]] == [2, 4]
     assert any("the loss is nan at step 5" in note for note in found["notes"])
 
