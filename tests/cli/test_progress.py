@@ -1,6 +1,8 @@
 """What is said of the time that is left."""
 
+import io
 import os
+import signal
 
 import pytest
 
@@ -9,6 +11,7 @@ from ropext.checkpoint import weights, writing
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
+from ropext.narration import interruptible
 from ropext.results.measurement import Store
 
 
@@ -137,3 +140,35 @@ def test_a_terminal_gets_one_line_that_changes(now, show, capsys, monkeypatch):
     assert capsys.readouterr().err == (
         "\r\x1b[2K 50 %  about 2 min left  piece\r\x1b[2K100 %  about 0 s left  piece\n"
     )
+
+
+class Interrupting(io.RawIOBase):
+    """A terminal in which the first line is interrupted while it is written."""
+
+    def __init__(self):
+        self.heard = b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        first, self.heard = not self.heard, self.heard + bytes(data)
+        if first:
+            signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_a_ctrl_c_while_a_line_is_written_is_answered():
+    """Python's streams refuse a line within a line, with a RuntimeError."""
+    terminal = Interrupting()
+    with io.BufferedWriter(terminal) as stream:
+
+        def say(text):
+            stream.write(f"{text}\n".encode())
+            stream.flush()
+
+        with interruptible(say, "stopping") as stopped:
+            say("first")
+            say("second")
+        assert stopped()
+    assert terminal.heard == b"first\nsecond\n"
