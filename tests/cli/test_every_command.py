@@ -16,12 +16,13 @@ from ropext.cli.app import COMMANDS
 
 QUICK = ("--factor", "4", "--force", "-o", "OUT")
 TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--force", "-o", "OUT")
+JUDGED = ("--held-out", "2", "--retrieval-items", "0")
 ROWS = {
     "inspect": ("ropext://demo",),
     "plan": ("ropext://demo", "--factor", "4"),
     "extend": ("ropext://demo", *QUICK),
     "verify": ("extended",),
-    "fit": ("ropext://demo", "--start", "yarn", "--factor", "2", "--steps", "1", *TRAINED),
+    "fit": ("ropext://demo", "--start", "yarn", "--factor", "2", "--steps", "1", *JUDGED, *TRAINED),
     "finetune": ("extended", "--steps", "1", "--eval-documents", "0", *TRAINED),
     "run": ("smoke.yaml", "-o", "OUT", "--force"),
     "recipes": ("ls",),

@@ -302,7 +302,7 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
     config.initializer_range = 1e-3
     AutoModelForCausalLM.from_config(config).save_pretrained("random")
     AutoTokenizer.from_pretrained(directory).save_pretrained("random")
-    data = write(tmp_path / "data.jsonl", HELD_OUT)
+    data = write(tmp_path / "data.jsonl", HELD_OUT[:24])
     words = ("extend", "random", "--factor", "2", "--method", "auto", "--data", data)
     code, heard = run(*words, "-o", "out", "evaluate.items=1", capsys=capsys)
     assert code == 0, heard.err

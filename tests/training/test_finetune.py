@@ -602,20 +602,21 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
 
     from ropext.training import objective
 
-    step, forward, runs = trainer._Trainer.training_step, LlamaMLP.forward, []
+    step, forward, ran, runs = trainer._Trainer.training_step, LlamaMLP.forward, [], []
 
     def counts(self, *args, **kwargs):
-        if runs:  # not the probe before the first step
-            runs[-1] += 1
+        ran.append(self)
         return forward(self, *args, **kwargs)
 
-    def begins(self, *args, **kwargs):
-        runs.append(0)
-        return step(self, *args, **kwargs)
+    def within(self, *args, **kwargs):  # neither the probe before it nor the proof after it
+        ran.clear()
+        loss = step(self, *args, **kwargs)
+        runs.append(len(ran))
+        return loss
 
     monkeypatch.setattr(objective, "free_memory", lambda device: free)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
-    monkeypatch.setattr(trainer._Trainer, "training_step", begins)
+    monkeypatch.setattr(trainer._Trainer, "training_step", within)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
     done = train("finetune", extended, str(stories), tmp_path / "out", **options)
     assert done.objective.counts.recompute is (times == 2)
