@@ -20,6 +20,7 @@ def here(job, directories, timeout, forward=True):
     import torch
     import transformers
 
+    from ropext.evaluation.loading import silenced
     from ropext.proof import child
 
     job, found = json.loads(json.dumps(job)), []
@@ -28,7 +29,11 @@ def here(job, directories, timeout, forward=True):
         answer = {"transformers": transformers.__version__, "error": None}
         entry |= {} if forward else {"forward": None}
         try:
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            with (
+                silenced(),
+                torch.random.fork_rng(devices=[]),
+                warnings.catch_warnings(action="ignore"),
+            ):
                 for handler in said:
                     handler.setLevel(CRITICAL)
                 answer |= child.build(job, entry)
