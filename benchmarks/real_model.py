@@ -14,13 +14,14 @@ the same command goes on with the cells that are missing, --until stops between 
 table says which are not there yet.
 
 Variants are `short` (the base through its short window), `untouched`, the methods at LENGTH /
-context, and checkpoints that were written, NAME=DIR; one whose context is shorter than LENGTH is
-read through the short window (a control).
+context (`self-extend-4096-3`: with that window and group), and checkpoints that were written,
+NAME=DIR; one whose context is shorter than LENGTH is read through the short window (a control).
 """
 
 import argparse
 import hashlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -115,8 +116,12 @@ class Models:
             self.held = name, loaded.eval()
         loaded = self.held[1]
         patching.unpatch(loaded)
-        if variant in METHODS:
-            patching.patch(loaded, method=variant, factor=self.length / CONTEXT)
+        factor = self.length / CONTEXT
+        if knobs := re.fullmatch(r"self-extend-(\d+)-(\d+)", variant):
+            window, group = map(int, knobs.groups())
+            patching.patch(loaded, method="self-extend", factor=factor, window=window, group=group)
+        elif variant in METHODS:
+            patching.patch(loaded, method=variant, factor=factor)
         return loaded
 
     def is_short(self, variant: str, loaded: Any) -> bool:
@@ -251,7 +256,8 @@ def summary(folder: Path, length: int, dtype: str) -> str:
     lines = []
     for name, span in spans.items():
         lines += [f"\n| {name} | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
-        for variant in Cells(folder, length, dtype).variants():
+        known = Cells(folder, length, dtype).variants()
+        for variant in sorted(known, key=lambda v: [SHORT, UNTOUCHED, *METHODS, *known].index(v)):
             row = []
             for place in kinds.values():
                 cells = Cells(place, length, dtype)

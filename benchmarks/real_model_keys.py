@@ -39,6 +39,13 @@ LENGTH = 2 * CONTEXT
 DEPTHS = tuple((at + 0.5) / 8 for at in range(8))
 WINDOW, TRUNCATED = "window", "truncated"
 ORDER = (TRUNCATED, WINDOW, "yarn", "self-extend", UNTOUCHED)
+SHOWN = {
+    TRUNCATED: ("base, its last 8,192 tokens", "#000000"),
+    UNTOUCHED: ("untouched, all 16,384", "#999999"),
+    "yarn": ("YaRN", "#0072B2"),
+    "yarn-tuned": ("YaRN and 30 steps of LoRA", "#009E73"),
+    "self-extend": ("Self-Extend", "#D55E00"),
+}
 
 
 def items_of(model: str, books: Path, length: int, index: int) -> list[Item]:
@@ -107,12 +114,15 @@ def with_interval(values: np.ndarray) -> str:
 def table(cells: Cells) -> str:
     """Share of keys found and loss of the right answer, and the share by depth."""
     head = ["variant", "haystacks", "keys found", "nats a token of the answer"]
+    head += [f"{name}, in the half that truncation cuts off" for name in ("found", "nats")]
     head += [f"found at {depth:.0%}" for depth in DEPTHS]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     known = cells.variants()
     for variant in sorted(known, key=lambda v: [*ORDER, *known].index(v)):
         right, nll = (by_depth(cells.of(variant), what) for what in ("right", "nll"))
         row = [variant, str(len(right)), with_interval(right), with_interval(nll)]
+        far = right[:, : len(DEPTHS) // 2], nll[:, : len(DEPTHS) // 2]
+        row += ["", ""] if variant == WINDOW else [with_interval(values) for values in far]
         row += [f"{one:.2f}" for one in right.mean(0)]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -126,20 +136,25 @@ def picture(cells: Cells, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    labels = {"right": "share of keys found", "nll": "nats a token of the right answer"}
+    labels = {"right": "share of keys found", "nll": "loss of the right answer, nats a token"}
     for axis, (what, label) in zip(axes, labels.items(), strict=True):
-        for variant in (name for name in cells.variants() if name != WINDOW):
-            dash = "--" if variant == TRUNCATED else "-"
+        for variant, (name, colour) in SHOWN.items():
             values = by_depth(cells.of(variant), what).mean(0)
-            axis.plot(DEPTHS, values, dash, label=variant, marker=".")
+            dash = "--" if variant == TRUNCATED else "-"
+            axis.plot(DEPTHS, values, dash, label=name, marker=".", color=colour)
         ceiling = by_depth(cells.of(WINDOW), what).mean()
-        axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label="base in its own window (mean)")
-        axis.axvline(0.5, color="0.8", lw=0.8)  # what stands before is cut off by truncation
-        axis.set(xlabel="where the key stands: 0 start, 1 end", ylabel=label)
-        axis.set_ylim(bottom=-0.03)
-    axes[0].set_ylim(top=1.03)
+        name = "base, text of its own 8,192 tokens (mean)"
+        axis.axhline(ceiling, color="0.5", lw=0.8, ls=":", label=name)
+        axis.axvspan(0, 0.5, color="0.95", lw=0)
+        axis.set(xlabel="where the key stands: 0 start, 1 end", ylabel=label, xlim=(0, 1))
+    axes[0].set_ylim(-0.03, 1.03)
+    axes[1].set_ylim(0, 2.4)
     axes[0].set_title("SmolLM2-135M-Instruct at 16,384 tokens", loc="left", fontsize=10)
-    axes[0].legend(frameon=False, fontsize=8)
+    lost = by_depth(cells.of(UNTOUCHED), "nll").mean()
+    axes[1].set_title(
+        f"grey: cut off by truncation; untouched: {lost:.1f}", loc="left", fontsize=10
+    )
+    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.savefig(path, dpi=130)
 
 
