@@ -49,6 +49,7 @@ from ropext.results.values import Bootstrap, Value
 PART = 256  # tokens of a sum
 CONTEXT, TAIL = 8192, 1024
 CELLS = Path(__file__).parent / "results/real-model"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHODS = ("yarn", "self-extend", "llama3", "ntk", "dynamic", "pi")
 SHORT, UNTOUCHED = "short", "untouched"
 # What is read first is worth most: (how many books, which variants).
@@ -113,7 +114,7 @@ class Models:
         name = self.checkpoints.get(variant, self.model)
         if self.held[0] != name:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=self.dtype)
-            self.held = name, loaded.eval()
+            self.held = name, loaded.to(DEVICE).eval()
         loaded = self.held[1]
         patching.unpatch(loaded)
         factor = self.length / CONTEXT
@@ -223,7 +224,7 @@ def table(folder: Path, length: int, dtype: str) -> str:
     """All that is measured at one length."""
     cells = Cells(folder, length, dtype)
     base = cells.of(SHORT)
-    lengths = [at for at in (4096, 8192, 16384, 32768) if at <= length]
+    lengths = [at for at in (4096, 8192, 16384, 32768, 65536) if at <= length]
     end = f"{length // 1024}k"
     head = ["variant", "books", *(f"tail perplexity at {at // 1024}k" for at in lengths)]
     head += [f"short window's at {end}, same books", f"tail at {end} against it, nats"]

@@ -2,7 +2,7 @@
 
     python scripts/real_model.py MODEL
     python benchmarks/real_model_keys.py --model MODEL --books FOLDER
-    python benchmarks/real_model_keys.py --table [--plot docs/images/real-model-keys.png]
+    python benchmarks/real_model_keys.py --table [--length N] [--plot docs/images/real-model-keys.png]
 
 A haystack is a run of 16,384 tokens of FOLDER's books that holds eight named four-digit keys, at
 eight depths (the task `mkey`); each key is asked for. All variants are asked the same questions.
@@ -51,7 +51,7 @@ SHOWN = {
 def items_of(model: str, books: Path, length: int, index: int) -> list[Item]:
     """The questions about one haystack of running text."""
     encoder = corpus.DocumentEncoder(load_tokenizer(open_snapshot(model), False))
-    texts = [book.ids[int(book.has_bos) :] for book in books_of(model, books, LENGTH)]
+    texts = [book.ids[int(book.has_bos) :] for book in books_of(model, books, max(length, LENGTH))]
     around = running_text([int(token) for text in texts for token in text])
     build = find_task("mkey").build
     return build(encoder, around, length=length, depths=DEPTHS, index=index, seed=0)
@@ -79,9 +79,9 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
 
 
 def measure(given: argparse.Namespace) -> None:
-    cells = Cells(given.cells, LENGTH, given.dtype)
+    cells = Cells(given.cells, given.length, given.dtype)
     checkpoints = dict(own.split("=", 1) for own in given.variants if "=" in own)
-    models = Models(given.model, LENGTH, given.dtype, checkpoints)
+    models = Models(given.model, given.length, given.dtype, checkpoints)
     names = [own.partition("=")[0] for own in given.variants] or list(ORDER)
     for index, variant in ((index, name) for index in range(given.haystacks) for name in names):
         if str(index) in cells.of(variant):
@@ -89,7 +89,7 @@ def measure(given: argparse.Namespace) -> None:
         if given.until and datetime.now() >= given.until:
             print("the time is over; the same command goes on")
             return
-        length = CONTEXT if variant == WINDOW else LENGTH
+        length = CONTEXT if variant == WINDOW else given.length
         items = items_of(given.model, given.books, length, index)
         if variant == TRUNCATED:
             items = [truncated(item) for item in items]
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--model", help="what scripts/real_model.py wrote")
     parser.add_argument("--books", type=Path)
     parser.add_argument("--cells", type=Path, default=CELLS / "keys")
+    parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--haystacks", type=int, default=10)
     parser.add_argument("--variants", nargs="+", default=[], help="these, or NAME=DIR")
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is measured")
     parser.add_argument("--plot", type=Path, help="draw what is measured")
     given = parser.parse_args()
-    cells = Cells(given.cells, LENGTH, given.dtype)
+    cells = Cells(given.cells, given.length, given.dtype)
     if given.plot:
         picture(cells, given.plot)
     if given.table:
