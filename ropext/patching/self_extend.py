@@ -115,18 +115,21 @@ def _in_scores(
 ) -> Tensor:  # fmt: skip
     """Attend with scores held for a few queries at a time; the first query's key is at `start`."""
     parts = []
-    keys = torch.arange(k.shape[2], device=q.device)
     for at in range(0, q.shape[2], CHUNK):
-        rows = slice(at, at + CHUNK)
-        distance = (
-            start + at + torch.arange(q[:, :, rows].shape[2], device=q.device)[:, None] - keys
-        )
-        scores = q[:, :, rows] @ k.transpose(2, 3)
-        far = far_q[:, :, rows] @ far_k.transpose(2, 3)
-        scores = torch.where(distance < window, scores, far).float() * scale
-        hidden = distance < 0 if mask is None else ~_allowed(mask[:, :, rows])
+        rows = slice(at, min(at + CHUNK, q.shape[2]))
+        first, end = start + at, start + rows.stop  # the keys of these queries themselves
+        all_far, any_far = max(first + 1 - window, 0), max(end - window, 0)
+        near = q[:, :, rows] @ k[:, :, all_far:end].transpose(2, 3)
+        far = far_q[:, :, rows] @ far_k[:, :, :any_far].transpose(2, 3)
+        keys = torch.arange(end, device=q.device)
+        distance = torch.arange(first, end, device=q.device)[:, None] - keys
+        both = slice(all_far, any_far)  # far for some of these queries alone
+        split = any_far - all_far
+        mixed = torch.where(distance[:, both] < window, near[..., :split], far[..., both])
+        scores = torch.cat([far[..., :all_far], mixed, near[..., split:]], -1).float() * scale
+        hidden = distance < 0 if mask is None else ~_allowed(mask[:, :, rows, :end])
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
-        parts.append(weights.to(v.dtype) @ v)
+        parts.append(weights.to(v.dtype) @ v[:, :, :end])
     return torch.cat(parts, 2)
 
 
