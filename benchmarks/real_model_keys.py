@@ -2,7 +2,7 @@
 
     python scripts/real_model.py MODEL
     python benchmarks/real_model_keys.py --model MODEL --books FOLDER
-    python benchmarks/real_model_keys.py --table [--length N] [--plot docs/images/real-model-keys.png]
+    python benchmarks/real_model_keys.py --table [--length N] [--plot FILE.png]
 
 A haystack is a run of 16,384 tokens of FOLDER's books that holds eight named four-digit keys, at
 eight depths (the task `mkey`); each key is asked for. All variants are asked the same questions.

@@ -69,7 +69,7 @@ def clone(tmp_path):
     text = pieces.read_text("utf-8")
     for limits in ("120, 40", "240, 60", "300, 90", "480, 100", "480, 150"):
         assert f", {limits}" in text
-        text = text.replace(f", {limits}", ", 3, 3")
+        text = text.replace(f", {limits}", ", 2, 2")
     pieces.write_text(text, "utf-8")
     for name, code in FAKES.items():
         (folder / f"gpu_pieces/{name}.py").write_text(code, "utf-8")
@@ -123,7 +123,7 @@ def test_what_fails_hangs_or_dies_is_noted_and_the_rest_goes_on(clone, tmp_path)
     printed = call(clone, "--dry-run", "-o", out)
     assert outcomes(out) == FIRST
     assert "wrong: FAILED: ValueError: wrong on purpose" in printed.replace(" (0.0 s)", "")
-    assert "hangs: FAILED: ended at its limit of 9 s" in printed
+    assert "hangs: FAILED: ended at its limit of 6 s" in printed
     assert "dies: FAILED: the process ended with 7" in printed
     assert "No module named 'no_such_module'" in (out / "log.txt").read_text("utf-8")
     assert "long: stopped; the next call goes on" in printed
