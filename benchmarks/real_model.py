@@ -114,7 +114,7 @@ class Models:
         name = self.checkpoints.get(variant, self.model)
         if self.held[0] != name:
             loaded = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=self.dtype)
-            self.held = name, loaded.to(DEVICE).eval()
+            self.held = name, loaded.eval().to(device=DEVICE)
         loaded = self.held[1]
         patching.unpatch(loaded)
         factor = self.length / CONTEXT
