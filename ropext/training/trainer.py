@@ -357,7 +357,7 @@ def history_in(checkpoint: Path, patience: int) -> History:
 def train(job: Job, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
     watch = _Watch(say, job)
-    settled = arguments(job)
+    train_args = arguments(job)
     start = last_checkpoint(job.folder)
     # Another process may have looked before the first had cleared away what --force replaces.
     start = from_first(start)
@@ -368,7 +368,7 @@ def train(job: Job, say: Say) -> History:
         say(f"going on after step {history.steps}")
     trainer = _Trainer(
         model=job.model,
-        args=settled,
+        args=train_args,
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
         data_collator=Collator(job.training.padding),
