@@ -3,8 +3,14 @@
 Kept apart from the pipeline so that these commands start at once.
 """
 
-from ropext.inspecting.inspection import Inspection, Unrotated, inspect
-from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.inspecting.inspection import (
+    Inspection,
+    Unrotated,
+    inspect,
+    open_model,
+    positions_of,
+    said_of,
+)
 from ropext.inspecting.plans import plan, plan_of, planned
 from ropext.inspecting.serving import Served, read_again, serving
 

@@ -1,15 +1,16 @@
-"""What position scheme a model has."""
+"""What position scheme a model has: a checkpoint or a GGUF file, opened by its small files."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import families, scaling
-from ropext.checkpoint import Snapshot, provenance
+from ropext import bundled, families, scaling
+from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
-from ropext.errors import UsageError
+from ropext.errors import InputError, UsageError
 from ropext.families import Model, Site
-from ropext.inspecting.opening import open_model, positions_of, said_of
 from ropext.options.extend import Extend, resolve_target
 from ropext.rope import Positions, Spectrum
 
@@ -17,6 +18,33 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ropext.checkpoint.tables import PositionTable
+
+
+def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
+    """A checkpoint or a GGUF file, whichever the name is of."""
+    model = str(model)
+    if bundled.find_gguf(model) is not None:
+        from ropext.gguf import open_gguf  # late: a directory needs none of it
+
+        return open_gguf(model, revision=revision)
+    return open_snapshot(model, revision=revision)
+
+
+@contextmanager
+def said_of(snapshot: Snapshot) -> Iterator[None]:
+    """Let errors about a config that was made of a GGUF's metadata speak of that."""
+    try:
+        yield
+    except (InputError, UsageError) as error:
+        if not snapshot.container:
+            raise
+        said = str(error).replace("config.json", f"{snapshot.name}, its metadata as a config")
+        raise type(error)(said) from None
+
+
+def positions_of(snapshot: Snapshot) -> Positions | None:
+    """The scheme of a model that rotates nothing; None where it rotates."""
+    return None if snapshot.container else families.read_positions(snapshot.config)
 
 
 @dataclass(frozen=True)

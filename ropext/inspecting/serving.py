@@ -12,7 +12,7 @@ from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import RopextError
 from ropext.families import Model
 from ropext.families.config import text_part
-from ropext.inspecting.opening import open_model, positions_of, said_of
+from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.planning import readings_of
 
 
