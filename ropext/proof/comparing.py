@@ -52,17 +52,17 @@ class Difference:
     what: str
     pair: int
     wanted: float
-    computed: float
+    found: float
     bound: float
 
     @property
     def error(self) -> float:
         """Relative difference; infinite where a zero was wanted and something else found."""
-        if self.wanted == self.computed:
+        if self.wanted == self.found:
             return 0.0
-        if not self.wanted or not math.isfinite(self.computed):
+        if not self.wanted or not math.isfinite(self.found):
             return math.inf
-        return abs(self.computed / self.wanted - 1)
+        return abs(self.found / self.wanted - 1)
 
     @property
     def excess(self) -> float:
@@ -74,7 +74,7 @@ class Difference:
         if self.pair >= 0:
             where += f" of pair {self.pair}"
         return (
-            f"{where}: the plan says {self.wanted:.9g}, stock computes {self.computed:.9g} "
+            f"{where}: the plan says {self.wanted:.9g}, stock computes {self.found:.9g} "
             f"(off by {self.error:.1e}, bound {self.bound:.0e})"
         )
 
@@ -215,7 +215,7 @@ class _Match:
         keys = [k for k in params if self.params.get(k) is not None and self.params[k] != params[k]]
         said = [f"{key} was read as {params[key]}, stock has {self.params[key]}" for key in keys]
         where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
-        numbers = f"{far.wanted:.9g} by what was read, {far.computed:.9g} by stock"
+        numbers = f"{far.wanted:.9g} by what was read, {far.found:.9g} by stock"
         return "; ".join([*said, f"{where} is {numbers}"])
 
 

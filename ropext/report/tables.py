@@ -193,12 +193,12 @@ def by_factor(results: Results) -> Table:
     made = sorted((v["factor"], v["target"]) for v in variants if v.get("factor"))
     for factor, target in dict(made).items() if made and made[0] < made[-1] else ():
         (_, tail, written), *others = _at_length(results, target)
-        own = [(f"{factor:g}x ({length_text(target)})", tail, written), *others]
+        at_target = [(f"{factor:g}x ({length_text(target)})", tail, written), *others]
         for variant, (label, values) in zip(variants, _variants(results), strict=True):
             if variant.get("factor") in (None, factor):
                 row = rows.setdefault(marked(variant.get("method") or label, mark_of(variant)), {})
-                row |= {name: values[name] for _, name, _ in own if name in values}
-        columns += own
+                row |= {name: values[name] for _, name, _ in at_target if name in values}
+        columns += at_target
     title = f"{_measured(results)[0].capitalize()} by method and factor, each at its own target"
     return table_of(
         title, _explained(results, [head for head, _, _ in columns]), rows.items(), columns

@@ -94,7 +94,7 @@ def broken(fault, *words):
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_the_campaign_notices_a_broken_writer(fault):
-    broken(fault, "--kills", "120", "--faults", "0", "--only", "extend")
+    broken(fault, "--kills", "60", "--faults", "0", "--only", "extend")
 
 
 @pytest.mark.parametrize(("fault", "relations"), UNGUARDED.values(), ids=UNGUARDED)
