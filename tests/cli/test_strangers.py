@@ -285,16 +285,16 @@ def test_no_command_runs_the_models_code(tmp_path):
         ("eval", "out", *read, "-o", "eval"),
         ("finetune", "out", *train, "--eval-documents", "0", "-o", "fine"),
     ]
-    for words, (code, _, err) in zip(runs, drive(tmp_path, runs), strict=True):
-        assert code == 0, (words, err)
     recipe = (
         'model: base\nextend: {factor: 2}\nevaluate: {data: "ropext://held-out", max_docs: 1}\n'
     )
     (tmp_path / "r.yaml").write_text(recipe)
     (tmp_path / "asks.yaml").write_text("trust_remote_code: true\n" + recipe)
-    runs = [("run", "asks.yaml", "-o", "never"), ("run", "r.yaml", "-o", "whole")]
-    (refused, _, err), (code, *_) = drive(tmp_path, runs)
-    assert (refused, code) == (2, 0)
+    runs += [("run", "r.yaml", "-o", "whole"), ("run", "asks.yaml", "-o", "never")]
+    *done, (refused, _, err) = drive(tmp_path, runs)
+    for words, (code, _, said) in zip(runs, done, strict=False):
+        assert code == 0, (words, said)
+    assert refused == 2
     assert "asks.yaml, line 1: no recipe allows" in err
     assert not ran.exists()
     for words in (("eval", "out", *read), ("run", "r.yaml", "-o", "trusted")):
