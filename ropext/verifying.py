@@ -30,6 +30,7 @@ from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, 
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
 from ropext.proof import Expected
+from ropext.proof.server import require_server
 from ropext.rope import Positions, Spectrum
 from ropext.scaling.tables import METHODS, growth
 
@@ -94,6 +95,8 @@ def check_directory(
     directory is held against a server that runs its base by an override.
     """
     loading |= {"trust_remote_code": trust_remote_code}
+    if endpoint is not None:
+        require_server(endpoint)
     if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():
         if against is not None or deep:
             raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")

@@ -189,12 +189,13 @@ def test_a_server_of_the_base_is_held_against_a_saved_plan(
         assert ("are within" in told.out) == (wanted == 0)
     other = json.dumps(config | {"rope_theta": 5e4})
     Path("base/config.json").write_text(other, encoding="utf-8")
-    code, told = run("verify", "plan.json", "--endpoint", "http://localhost:1", capsys=capsys)
-    assert code == 2
-    assert "plan.json: the config of base is not the one it was planned from" in told.err
-    Path("plan.json").write_text("{}", encoding="utf-8")
-    code, told = run("verify", "plan.json", "--endpoint", "http://localhost:1", capsys=capsys)
-    assert (code, "plan.json is not a plan" in told.err) == (2, True)
+    with serving("vllm", right) as url:
+        code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
+        assert code == 2
+        assert "plan.json: the config of base is not the one it was planned from" in told.err
+        Path("plan.json").write_text("{}", encoding="utf-8")
+        code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
+        assert (code, "plan.json is not a plan" in told.err) == (2, True)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -279,6 +280,16 @@ def test_no_server(directory: Path, right) -> None:
     for wrong in ("file:///etc/passwd", "localhost:8000", "http://"):
         with pytest.raises(InputError, match="is no http address"):
             probe(wrong, directory)
+
+
+@pytest.mark.parametrize("name", ["model", "model.gguf", "plan.json"])
+def test_a_dead_port_is_told_before_anything_is_opened(name, tmp_path, capsys) -> None:
+    """None of these files holds what its name promises, so opening one is another mistake."""
+    (tmp_path / name).write_bytes(b"nothing")
+    with serving("vllm", None) as url:
+        pass
+    code, told = run("verify", tmp_path / name, "--endpoint", url, capsys=capsys)
+    assert (code, "no answer from the server" in told.err) == (2, True)
 
 
 def test_lengths_lie_inside_and_beyond() -> None:

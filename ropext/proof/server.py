@@ -17,7 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean as mean
 from time import monotonic
@@ -34,6 +34,7 @@ MEAN_TOLERANCE = 0.15
 ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
 TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token is no whole character
 TIMEOUT = 600.0  # seconds for one whole answer
+FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
 SPECIAL = ("bos", "eos", "pad")
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -171,6 +172,11 @@ def served_model(server: Server, url: str) -> tuple[str, int | None]:
             f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit"
         )
     return name, limit
+
+
+def require_server(url: str) -> None:
+    """Refuse an address at which no server answers, before anything is opened or loaded."""
+    served_model(replace(server_at(url), deadline=FIRST_TIMEOUT), url)
 
 
 def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
