@@ -19,7 +19,7 @@ import ropext
 from ropext.evaluation.session import evaluate
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing
-from ropext.options.fields import PLACES, item_of
+from ropext.options.fields import PLACE_ROLES, Role, item_of, role_of
 from ropext.options.training import Finetune, Fit
 from ropext.training import train
 
@@ -66,12 +66,13 @@ def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
 def of_python(name: str, info: FieldInfo) -> str:
     """One option, as what a caller may give."""
     item, is_list, choices = item_of(info)
+    role = role_of(info)
     kind = f"Literal{list(choices)}" if choices else item.__name__
     if is_list:
         kind = f"str | Sequence[{'int | str' if name == 'lengths' else kind}]"
-    elif name in ("data", "evaluate"):
+    elif role is Role.DOCUMENTS:
         kind = "TextsOrPlace"
-    elif name in PLACES:
+    elif role in PLACE_ROLES:
         kind = "str | Path"
     none = " | None" if info.default is None else ""
     return f"{name}: {kind}{none}={info.default!r}"

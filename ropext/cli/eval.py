@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from ropext.results.measurement import Measurement
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="RUN", help="directory that keeps it all")
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="RUN",
+        help="directory that keeps it all",
+        rich_help_panel=options.BASIC_OUTPUT,
+    ),
 ]
 FailIf = Annotated[
     list[str] | None,
@@ -23,18 +30,39 @@ FailIf = Annotated[
         "--fail-if",
         metavar="GATE",
         help='exit 3 when it holds, e.g. "tail@32k > 8.5", "short_tax > 0.02", "tail@32k > vs RUN"',
+        rich_help_panel=options.BASIC_COMPARED,
     ),
 ]
 Losses = Annotated[
     Path | None,
     typer.Option(
-        "--losses", metavar="FILE", help="write the loss of every token there too, as parquet"
+        "--losses",
+        metavar="FILE",
+        help="write the loss of every token there too, as parquet",
+        rich_help_panel=options.BASIC_OUTPUT,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="replace RUN if it holds another run")]
-Full = Annotated[bool, typer.Option("--full", help="print every table of the report")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="replace RUN if it holds another run",
+        rich_help_panel=options.BASIC_OUTPUT,
+    ),
+]
+Full = Annotated[
+    bool,
+    typer.Option(
+        "--full", help="print every table of the report", rich_help_panel=options.BASIC_OUTPUT
+    ),
+]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="count passes, tokens and bytes; run nothing")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="count passes, tokens and bytes; run nothing",
+        rich_help_panel=options.BASIC_OUTPUT,
+    ),
 ]
 
 

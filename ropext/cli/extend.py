@@ -18,15 +18,38 @@ Words = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="keys of the later steps, e.g. finetune.steps=60"),
 ]
 Fit = Annotated[
-    str | None, typer.Option("--fit", metavar="DATA", help="data to fit a spectrum on afterwards")
+    str | None,
+    typer.Option(
+        "--fit",
+        metavar="DATA",
+        help="data to fit a spectrum on afterwards",
+        rich_help_panel=options.BASIC_FOLLOWS,
+    ),
 ]
 Evaluate = Annotated[
     str | None,
-    typer.Option("--eval", metavar="DATA", help="data to evaluate on, before and after"),
+    typer.Option(
+        "--eval",
+        metavar="DATA",
+        help="data to evaluate on, before and after",
+        rich_help_panel=options.BASIC_FOLLOWS,
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="replace OUT, where ropext wrote all of it")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="replace OUT, where ropext wrote all of it",
+        rich_help_panel=options.BASIC_OUTPUT,
+    ),
+]
 Serve = Annotated[bool, typer.Option("--serve", help="print how to serve OUT in every program")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the plan and write nothing")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="show the plan and write nothing", rich_help_panel=options.BASIC_OUTPUT
+    ),
+]
 
 
 @options.takes("given", Extend, Choosing, Writing)

@@ -15,7 +15,12 @@ Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="an extended checkpoint: a directory or a hub id")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="show settings, sources, tokens, bytes; train nothing")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="show settings, sources, tokens, bytes; train nothing",
+        rich_help_panel=shared.BASIC_OUTPUT,
+    ),
 ]
 
 

@@ -14,7 +14,12 @@ from ropext.options.fields import FIT
 from ropext.options.training import Fit
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="show settings, sources, tokens, bytes; fit nothing")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="show settings, sources, tokens, bytes; fit nothing",
+        rich_help_panel=shared.BASIC_OUTPUT,
+    ),
 ]
 
 

@@ -35,7 +35,7 @@ def command(
     from ropext import inspecting
     from ropext.report import text
 
-    options.check_plot(plot, model)
+    options.check_plot(plot, {"MODEL": model})
     seen = inspecting.inspect(model, revision=revision, **given)
     if plot is not None:
         out.picture(plot, seen)

@@ -4,7 +4,7 @@ groups: what nine of ten users need, and with --help-all every option."""
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import typer
 from pydantic.fields import FieldInfo
@@ -13,7 +13,26 @@ from typer.core import TyperCommand
 from ropext import guard
 from ropext.cli.output import Out
 from ropext.lengths import parse_length
-from ropext.options.fields import LENGTHS, Options, flag, item_of, reads, shown_default
+from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
+
+
+class Heading(str):
+    """The group of an option in a command's help; typer hands it from the option to the help."""
+
+    basic: bool  # shown by --help, not by --help-all alone
+
+    def __new__(cls, panel: Panel, *, basic: bool) -> Self:
+        heading = super().__new__(cls, panel)
+        heading.basic = basic
+        return heading
+
+
+BASIC_DATA = Heading(Panel.DATA, basic=True)
+BASIC_COMPARED = Heading(Panel.COMPARED, basic=True)
+BASIC_FOLLOWS = Heading(Panel.FOLLOWS, basic=True)
+BASIC_OUTPUT = Heading(Panel.OUTPUT, basic=True)
+FURTHER_OUTPUT = Heading(Panel.OUTPUT, basic=False)
+FURTHER_LOADING = Heading(Panel.LOADING, basic=False)
 
 ModelArg = Annotated[
     str,
@@ -23,11 +42,20 @@ ModelArg = Annotated[
     ),
 ]
 Revision = Annotated[
-    str | None, typer.Option("--revision", help="branch, tag or commit of a hub model")
+    str | None,
+    typer.Option(
+        "--revision",
+        help="branch, tag or commit of a hub model",
+        rich_help_panel=FURTHER_LOADING,
+    ),
 ]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="run Python code that comes with the model (off)"),
+    typer.Option(
+        "--trust-remote-code",
+        help="run Python code that comes with the model (off)",
+        rich_help_panel=FURTHER_LOADING,
+    ),
 ]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="in which the model runs: auto, float32, bfloat16, float16")
@@ -35,22 +63,43 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option("--device", help="where the model runs, e.g. cpu or cuda:0")]
 Data = Annotated[
     str,
-    typer.Option("--data", metavar="DATA", help="txt, jsonl, parquet, a folder, or a datasets id"),
+    typer.Option(
+        "--data",
+        metavar="DATA",
+        help="txt, jsonl, parquet, a folder, or a datasets id",
+        rich_help_panel=BASIC_DATA,
+    ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="OUT", help="directory to write")
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="directory to write", rich_help_panel=BASIC_OUTPUT
+    ),
 ]
 BeginAnew = Annotated[
-    bool, typer.Option("--force", help="replace OUT, and what another run left unfinished")
+    bool,
+    typer.Option(
+        "--force",
+        help="replace OUT, and what another run left unfinished",
+        rich_help_panel=BASIC_OUTPUT,
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="print the result as one JSON document")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no narration on stderr")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="print the result as one JSON document", rich_help_panel=BASIC_OUTPUT
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="no narration on stderr", rich_help_panel=BASIC_OUTPUT),
+]
 
 
-def check_plot(plot: Path | None, model: str, **given: Any) -> None:
+def check_plot(plot: Path | None, read: guard.Named) -> None:
     """Refuse a picture over, in or around what is read, or over a file that is no such picture."""
     if plot is not None:
-        guard.check({"MODEL": model, **reads(given)}, {"--plot": plot})
+        guard.check(read, {"--plot": plot})
         guard.check_file(plot, "--plot", guard.PICTURE)
 
 
@@ -65,7 +114,7 @@ def option(name: str, info: FieldInfo) -> inspect.Parameter:
     is_switch = item is bool and info.default is False
     if item is bool and not is_switch:
         names[0] += f"/--no-{names[0].removeprefix('--')}"
-    counts = name in LENGTHS and not is_list
+    counts = role_of(info) is Role.TOKENS and not is_list
     help_text = info.description or ""
     if "[" not in help_text and type(info.default) in (str, int, float):
         help_text += shown_default(info.default)  # unless the help says so already
@@ -75,6 +124,7 @@ def option(name: str, info: FieldInfo) -> inspect.Parameter:
         metavar=extra["metavar"] or ("TOKENS" if counts else None),
         help=help_text,
         parser=(lambda text: parse_length(text, flag=names[0])) if counts else None,
+        rich_help_panel=Heading(extra["panel"], basic=extra["basic"]),
     )
     return inspect.Parameter(
         name,
@@ -129,29 +179,6 @@ def _declared(made: Command, of: Command, parameters: list[inspect.Parameter]) -
     return made
 
 
-# Panel -> parameters; those before the bar are shown by --help, the others by --help-all alone.
-PANELS = {
-    "How far": "factor target | context original_context from_original",
-    "Which method": "method for_loaders like strategy train start | within even_so length_only "
-    "budget ceiling keep_short",
-    "Knobs of a method": "| theta beta_fast beta_slow low_freq_factor high_freq_factor truncate "
-    "pair_factors attention_factor temperature",
-    "Data": "data measure lengths tasks | max_docs column split data_revision split_documents "
-    "max_document_mib pack packing window items depths haystack passages chat chat_args protocol "
-    "lm_eval lm_eval_limit retrieval_items held_out retrieval_share eval_documents seed",
-    "Training": "steps rank | epochs batch_tokens micro_rows learning_rate warmup schedule alpha "
-    "dropout targets train_norms train_embeddings qlora control eval_every patience save_every",
-    "What it is compared with": "base adapter fail_if |",
-    "What follows": "fit finetune evaluate |",
-    "Output": "output losses full force dry_run as_json quiet | serve link no_verify hash plot "
-    "push_to_hub public report_to",
-    "Loading": "| revision trust_remote_code dtype device device_map attn_implementation chunk "
-    "slice_memory",
-}
-_PANEL = {name: panel for panel, names in PANELS.items() for name in names.split()}
-_FIRST = {name for names in PANELS.values() for name in names.partition("|")[0].split()}
-
-
 class Grouped(TyperCommand):
     """A command whose help is in groups."""
 
@@ -160,7 +187,8 @@ class Grouped(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then the panels in their order."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        sections |= {panel: [] for panel in PANELS}
+        for panel in Panel:
+            sections[panel] = []
         left_out = 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -168,10 +196,12 @@ class Grouped(TyperCommand):
             is_help = "--help" in parameter.opts
             if is_help and record is not None:
                 record = ("-h, --help", record[1])  # the other name stands under "More"
-            first = is_argument or is_help or parameter.name in _FIRST
+            heading = getattr(parameter, "rich_help_panel", None)
+            if not isinstance(heading, Heading):
+                heading = FURTHER_OUTPUT
+            first = is_argument or is_help or heading.basic
             if record is not None and (first or self.everything):
-                panel = "Arguments" if is_argument else _PANEL.get(parameter.name, "Output")
-                sections[panel].append(record)
+                sections["Arguments" if is_argument else heading].append(record)
             left_out += not (first or self.everything)
         for title, rows in sections.items():
             if rows:

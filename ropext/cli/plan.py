@@ -11,7 +11,7 @@ from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
-from ropext.options.fields import flag
+from ropext.options.fields import flag, reads
 
 if TYPE_CHECKING:
     from ropext.planning import ExtensionPlan
@@ -24,6 +24,7 @@ Measure = Annotated[
     typer.Option(
         "--measure",
         metavar="DATA",
+        rich_help_panel=options.BASIC_DATA,
         help="rank the methods by tail perplexity at the target on documents: txt, jsonl, "
         "parquet, a folder, or a datasets id (needs torch; loads the model)",
     ),
@@ -45,7 +46,7 @@ def command(
     """Show what an extension would do. On an extended directory: how to serve it."""
     from ropext import inspecting
 
-    options.check_plot(plot, model, data=measure, **given)
+    options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
     if measure is not None:
         how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
         _measure(out, model, measure, plot, **how, **given)

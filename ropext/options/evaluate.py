@@ -21,10 +21,12 @@ from ropext.options.fields import (
     LargestDocument,
     Length,
     Lengths,
+    LocalPath,
+    ModelPlace,
     Neutral,
     Numbers,
     Options,
-    Place,
+    Panel,
     Seed,
     Whole,
     Words,
@@ -40,63 +42,155 @@ TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harn
 class DocumentOptions(Options):
     """Which documents are read, and how."""
 
-    column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
-    split: str | None = wanted(None, "split of a dataset, by id or in a folder [test]", "NAME")
-    data_revision: str | None = wanted(None, "branch, tag or commit of a datasets id", "REV")
+    column: str | None = wanted(
+        None,
+        "column of the text [text, or messages]",
+        "NAME",
+        panel=Panel.DATA,
+    )
+    split: str | None = wanted(
+        None,
+        "split of a dataset, by id or in a folder [test]",
+        "NAME",
+        panel=Panel.DATA,
+    )
+    data_revision: str | None = wanted(
+        None,
+        "branch, tag or commit of a datasets id",
+        "REV",
+        panel=Panel.DATA,
+    )
     split_documents: str | None = wanted(
         None,
         "split each text into documents: at blank-lines, at a separator, or into windows of the "
         "longest length [read only the start of each text]",
         "HOW",
+        panel=Panel.DATA,
     )
-    max_docs: Count = wanted(32, "documents to read at most")
+    max_docs: Count = wanted(
+        32,
+        "documents to read at most",
+        panel=Panel.DATA,
+    )
     max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
-    pack: bool = wanted(False, "join short documents up to the length; results are labelled packed")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted("auto", "type of the weights")
-    device: Neutral[str] = wanted("auto", "auto (cuda or cpu), cpu, cuda, cuda:N, mps", "NAME")
+    pack: bool = wanted(
+        False,
+        "join short documents up to the length; results are labelled packed",
+        panel=Panel.DATA,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted(
+        "auto",
+        "type of the weights",
+        panel=Panel.LOADING,
+    )
+    device: Neutral[str] = wanted(
+        "auto",
+        "auto (cuda or cpu), cpu, cuda, cuda:N, mps",
+        "NAME",
+        panel=Panel.LOADING,
+    )
     device_map: Neutral[str | None] = wanted(
-        None, "accelerate's placement over devices, e.g. auto", "NAME"
+        None,
+        "accelerate's placement over devices, e.g. auto",
+        "NAME",
+        panel=Panel.LOADING,
     )
-    attn_implementation: Attention | None = wanted(None, ATTENTIONS, "NAME")
+    attn_implementation: Attention | None = wanted(
+        None,
+        ATTENTIONS,
+        "NAME",
+        panel=Panel.LOADING,
+    )
     chunk: Neutral[Annotated[Whole, Field(ge=16, le=LARGEST)] | None] = wanted(
-        None, "read in chunks of this many tokens, with a KV cache [only if memory demands it]"
+        None,
+        "read in chunks of this many tokens, with a KV cache [only if memory demands it]",
+        panel=Panel.LOADING,
     )
-    slice_memory: Neutral[Count] = wanted(256, "memory of one slice of logits, in MiB", "MIB")
-    seed: Seed = wanted(0, "seed of the choice of documents, of items and of the bootstrap")
+    slice_memory: Neutral[Count] = wanted(
+        256,
+        "memory of one slice of logits, in MiB",
+        "MIB",
+        panel=Panel.LOADING,
+    )
+    seed: Seed = wanted(
+        0,
+        "seed of the choice of documents, of items and of the bootstrap",
+        panel=Panel.DATA,
+    )
 
 
 class Measuring(DocumentOptions):
     """What is measured; of which models, a recipe's other sections say."""
 
     data: Content[Documents | None] = wanted(
-        None, "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)", "DATA"
+        None,
+        "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)",
+        "DATA",
+        panel=Panel.DATA,
+        basic=True,
     )
     lengths: Lengths = wanted(
-        (), "lengths to measure, e.g. 4k,8k,16k [doubling from a quarter of the context]", "LIST"
+        (),
+        "lengths to measure, e.g. 4k,8k,16k [doubling from a quarter of the context]",
+        "LIST",
+        panel=Panel.DATA,
+        basic=True,
     )
     tasks: Annotated[Words, AfterValidator(all_named)] = wanted(
-        (), f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER", "LIST"
+        (),
+        f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER",
+        "LIST",
+        panel=Panel.DATA,
+        basic=True,
     )
-    depths: Numbers = wanted(DEPTHS, "where needles lie, 0 start to 1 end", "LIST")
+    depths: Numbers = wanted(
+        DEPTHS,
+        "where needles lie, 0 start to 1 end",
+        "LIST",
+        panel=Panel.DATA,
+    )
     items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
-        4, "retrieval items per task, length and depth"
+        4,
+        "retrieval items per task, length and depth",
+        panel=Panel.DATA,
     )
     haystack: Literal["repeat", "noise", "text"] = wanted(
-        "repeat", "what surrounds needles of passkey, mkey and copy"
+        "repeat",
+        "what surrounds needles of passkey, mkey and copy",
+        panel=Panel.DATA,
     )
-    passages: Content[Place | None] = wanted(
-        None, "questions and passages of qa_1, qa_2 and passages, JSONL [made-up ones]", "FILE"
+    passages: Content[LocalPath | None] = wanted(
+        None,
+        "questions and passages of qa_1, qa_2 and passages, JSONL [made-up ones]",
+        "FILE",
+        panel=Panel.DATA,
     )
-    chat: bool = wanted(False, "ask tasks in words through the model's chat template")
+    chat: bool = wanted(
+        False,
+        "ask tasks in words through the model's chat template",
+        panel=Panel.DATA,
+    )
     chat_args: Words = wanted(
-        (), "what the chat template is told, e.g. enable_thinking=false", "NAME=VALUE,..."
+        (),
+        "what the chat template is told, e.g. enable_thinking=false",
+        "NAME=VALUE,...",
+        panel=Panel.DATA,
     )
-    protocol: Literal["ropext", "yarn", "hf-stride"] = wanted("ropext", "perplexity protocol")
+    protocol: Literal["ropext", "yarn", "hf-stride"] = wanted(
+        "ropext",
+        "perplexity protocol",
+        panel=Panel.DATA,
+    )
     lm_eval: Words = wanted(
-        (), "lm-evaluation-harness tasks on the same model (pip install lm-eval)", "TASKS"
+        (),
+        "lm-evaluation-harness tasks on the same model (pip install lm-eval)",
+        "TASKS",
+        panel=Panel.DATA,
     )
     lm_eval_limit: Count | None = wanted(
-        None, "questions read of each --lm-eval task, its first ones [all]"
+        None,
+        "questions read of each --lm-eval task, its first ones [all]",
+        panel=Panel.DATA,
     )
 
 
@@ -107,17 +201,40 @@ class Evaluate(Measuring):
         (),
         "extend in memory by these methods, e.g. pi,yarn,module:function, without saving",
         "LIST",
+        panel=Panel.METHOD,
+        basic=True,
     )
-    factor: Numbers = wanted((), "factors of the methods, e.g. 2,4,8", "LIST")
-    target: Length | None = wanted(None, "tokens that the methods extend to (or give --factor)")
+    factor: Numbers = wanted(
+        (),
+        "factors of the methods, e.g. 2,4,8",
+        "LIST",
+        panel=Panel.HOW_FAR,
+        basic=True,
+    )
+    target: Length | None = wanted(
+        None,
+        "tokens that the methods extend to (or give --factor)",
+        panel=Panel.HOW_FAR,
+        basic=True,
+    )
     context: Length | None = wanted(
-        None, "tokens the model was trained on, where its config misstates it"
+        None,
+        "tokens the model was trained on, where its config misstates it",
+        panel=Panel.HOW_FAR,
     )
-    base: Content[Place | None] = wanted(
-        None, "the model before extension, for the short window [the recorded one]", "MODEL"
+    base: Content[ModelPlace | None] = wanted(
+        None,
+        "the model before extension, for the short window [the recorded one]",
+        "MODEL",
+        panel=Panel.COMPARED,
+        basic=True,
     )
-    adapter: Content[Place | None] = wanted(
-        None, "a LoRA (peft) to evaluate on top, with and without", "DIR"
+    adapter: Content[LocalPath | None] = wanted(
+        None,
+        "a LoRA (peft) to evaluate on top, with and without",
+        "DIR",
+        panel=Panel.COMPARED,
+        basic=True,
     )
 
     @property

@@ -14,12 +14,15 @@ from ropext.options.fields import (
     LONGEST_TARGET,
     Content,
     Divisors,
+    DocumentsPlace,
     Files,
     Length,
     Link,
+    LocalPath,
     Options,
-    Place,
+    Panel,
     Positive,
+    Role,
     Tokens,
     flag,
     listed,
@@ -56,22 +59,44 @@ Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders), listed("string")
 class Reach(Options):
     """How far, from where, and for whom."""
 
-    factor: float | None = wanted(None, "how many times the context, e.g. 4 (or give the target)")
-    target: Length | None = wanted(None, "tokens wanted, e.g. 128k (or give the factor)")
+    factor: float | None = wanted(
+        None,
+        "how many times the context, e.g. 4 (or give the target)",
+        panel=Panel.HOW_FAR,
+        basic=True,
+    )
+    target: Length | None = wanted(
+        None,
+        "tokens wanted, e.g. 128k (or give the factor)",
+        panel=Panel.HOW_FAR,
+        basic=True,
+    )
     context: Tokens | None = wanted(
-        None, "tokens the model was trained on, where its config misstates it"
+        None,
+        "tokens the model was trained on, where its config misstates it",
+        panel=Panel.HOW_FAR,
     )
     original_context: Tokens | None = wanted(
-        None, "length before the scaling in the config, if the config does not state it (linear)"
+        None,
+        "length before the scaling in the config, if the config does not state it (linear)",
+        panel=Panel.HOW_FAR,
     )
     from_original: bool = wanted(
-        False, "extend an already scaled model from its original spectrum and context"
+        False,
+        "extend an already scaled model from its original spectrum and context",
+        panel=Panel.HOW_FAR,
     )
     for_loaders: Loaders = wanted(
-        (), "accept only what these loaders read exactly, e.g. vllm,llama.cpp", "LOADERS"
+        (),
+        "accept only what these loaders read exactly, e.g. vllm,llama.cpp",
+        "LOADERS",
+        panel=Panel.METHOD,
+        basic=True,
     )
     even_so: bool = wanted(
-        False, "extend even if scaling cannot help, or if a loader in --for was not measured"
+        False,
+        "extend even if scaling cannot help, or if a loader in --for was not measured",
+        panel=Panel.METHOD,
     )
 
     @model_validator(mode="after")
@@ -94,16 +119,24 @@ class _Extension(Reach):
         + ", ".join(tables.METHODS)
         + f"; in memory alone: {self_extend.NAME}; a function of yours: module:function"
         + " [what plan recommends]",
+        panel=Panel.METHOD,
+        basic=True,
     )
     attention_factor: Positive | None = wanted(
-        None, "factor on cos and sin, in place of the method's own (logits scale by its square)"
+        None,
+        "factor on cos and sin, in place of the method's own (logits scale by its square)",
+        panel=Panel.KNOBS,
     )
     temperature: Positive | None = wanted(
-        None, "softmax temperature instead: attention factor = 1/sqrt(temperature)"
+        None,
+        "softmax temperature instead: attention factor = 1/sqrt(temperature)",
+        panel=Panel.KNOBS,
     )
 
     length_only: bool = wanted(
-        False, "raise only the length that the config states; the model computes what it did"
+        False,
+        "raise only the length that the config states; the model computes what it did",
+        panel=Panel.METHOD,
     )
 
     @model_validator(mode="after")
@@ -142,8 +175,14 @@ def _knobs() -> dict[str, tuple[Any, Any]]:
         knob = next(k for k in fields(scaling.METHODS[methods[0]].knobs) if k.name == name)
         help_text = f"{', '.join(methods)}: {knob.metadata['help']}{shown_default(knob.default)}"
         is_list = get_origin(plain(knob.type)) is tuple
-        kind = Divisors | None if is_list else knob.type | None  # type: ignore[operator]
-        out[name] = (kind, wanted(None, help_text, "FILE" if is_list else None))
+        is_file = "file" in knob.metadata
+        kind: Any = knob.type
+        if is_file:
+            kind = Annotated[Divisors, Role.PATH]
+        elif is_list:
+            kind = Divisors
+        metavar = "FILE" if is_file else None
+        out[name] = (kind | None, wanted(None, help_text, metavar, panel=Panel.KNOBS))
     return out
 
 
@@ -166,10 +205,20 @@ class Extend(Extension):
 
         def __init__(self, **values: Any) -> None: ...
 
-    like: Place | None = wanted(
-        None, "of a GGUF: take the spectrum of this extended or fitted directory", "DIR"
+    like: LocalPath | None = wanted(
+        None,
+        "of a GGUF: take the spectrum of this extended or fitted directory",
+        "DIR",
+        panel=Panel.METHOD,
+        basic=True,
     )
-    finetune: str | None = wanted(None, "data to fine-tune on afterwards", "DATA")
+    finetune: Annotated[str, Role.DOCUMENTS] | None = wanted(
+        None,
+        "data to fine-tune on afterwards",
+        "DATA",
+        panel=Panel.FOLLOWS,
+        basic=True,
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -281,23 +330,39 @@ class Writing(Options):
         "copy",
         "how the weights get into OUT; hard and symlink share the files with the base, so an edit "
         "in place changes both",
+        panel=Panel.OUTPUT,
     )
-    no_verify: Files[bool] = wanted(False, "skip the proof by stock transformers")
-    hash: Files[bool] = wanted(False, "record a SHA-256 of every weight file")
+    no_verify: Files[bool] = wanted(
+        False,
+        "skip the proof by stock transformers",
+        panel=Panel.OUTPUT,
+    )
+    hash: Files[bool] = wanted(
+        False,
+        "record a SHA-256 of every weight file",
+        panel=Panel.OUTPUT,
+    )
 
 
 class Choosing(Options):
     """By what documents, and for how much work, a method is chosen."""
 
-    data: Content[Place | None] = wanted(
-        None, "--method auto: documents to choose by; some are held out for the verdict", "DATA"
+    data: Content[DocumentsPlace | None] = wanted(
+        None,
+        "--method auto: documents to choose by; some are held out for the verdict",
+        "DATA",
+        panel=Panel.DATA,
+        basic=True,
     )
     budget: str | None = wanted(
         None,
         "--method auto: its budget, as time (30m, 2h) or tokens read (20000000)",
+        panel=Panel.METHOD,
     )
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
-        None, "--method auto: what its fit may change [the most that --for reads exactly]"
+        None,
+        "--method auto: what its fit may change [the most that --for reads exactly]",
+        panel=Panel.METHOD,
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """What an option is: a field that is a flag of a command and a key of a recipe."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, StrEnum
 from os import PathLike
 from pathlib import Path
 from types import NoneType
@@ -58,9 +59,47 @@ Content = Annotated[T, CONTENT]
 Neutral = Annotated[T, NEUTRAL]
 
 
-def wanted(default: Any, help_text: str, metavar: str | None = None, **bounds: Any) -> Any:
-    """One option: its default, its help, and what stands for its value there."""
-    return Field(default, description=help_text, json_schema_extra={"metavar": metavar}, **bounds)
+class Panel(StrEnum):
+    """The groups of a command's help, in their order."""
+
+    HOW_FAR = "How far"
+    METHOD = "Which method"
+    KNOBS = "Knobs of a method"
+    DATA = "Data"
+    TRAINING = "Training"
+    COMPARED = "What it is compared with"
+    FOLLOWS = "What follows"
+    OUTPUT = "Output"
+    LOADING = "Loading"
+
+
+class Role(Enum):
+    """What the value of an option names, beyond its type."""
+
+    TOKENS = "a count of tokens, which may be written as 4k or 1m"
+    DOCUMENTS = "documents that are read: a file, a folder, or a datasets id"
+    MODEL = "a model that is read: a directory, a file, or a hub id"
+    PATH = "a local file or folder that is read"
+    OUTPUT = "a local folder that is written"
+
+
+READ_ROLES = (Role.DOCUMENTS, Role.MODEL, Role.PATH)
+LOCAL_ROLES = (Role.PATH, Role.OUTPUT)
+PLACE_ROLES = (*READ_ROLES, Role.OUTPUT)
+
+
+def wanted(
+    default: Any,
+    help_text: str,
+    metavar: str | None = None,
+    *,
+    panel: Panel = Panel.OUTPUT,
+    basic: bool = False,
+) -> Any:
+    """Declare one option: its default, its help, what stands for its value there, its group in the
+    help, and whether `--help` shows it (else `--help-all` alone)."""
+    shown: dict[str, Any] = {"metavar": metavar, "panel": panel, "basic": basic}
+    return Field(default, description=help_text, json_schema_extra=shown)
 
 
 def _number(text: Any) -> Any:
@@ -153,23 +192,36 @@ Count = Annotated[Whole, Field(ge=1, le=LARGEST)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
 Length = Annotated[
-    Whole, BeforeValidator(_length), WithJsonSchema({"type": ["integer", "string"]})  # 4096 or 4k
+    Whole,
+    BeforeValidator(_length),
+    WithJsonSchema({"type": ["integer", "string"]}),  # 4096 or 4k
+    Role.TOKENS,
 ]
 Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
-Documents = Annotated[str, WrapValidator(_documents)]
+# Each kind of place, by what it names.
+DocumentsPlace = Annotated[Place, Role.DOCUMENTS]
+ModelPlace = Annotated[Place, Role.MODEL]
+LocalPath = Annotated[Place, Role.PATH]
+OutputPlace = Annotated[Place, Role.OUTPUT]
+Documents = Annotated[str, WrapValidator(_documents), Role.DOCUMENTS]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
 # Divisors of pairs: infinity, also as transformers spells it, is a pair that stands still.
 Divisor = Annotated[float, AllowInfNan(), BeforeValidator(decoded)]
 Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_numbers), listed("number")]
-Lengths = Annotated[tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string")]
+Lengths = Annotated[
+    tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string"), Role.TOKENS
+]
 Link = Literal["copy", "hard", "symlink"]
 LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
 LARGEST_DOCUMENT = wanted(
-    64, "largest document that is read, in MiB; a file may unpack to 1,024 times as much", "MIB"
+    64,
+    "largest document that is read, in MiB; a file may unpack to 1,024 times as much",
+    "MIB",
+    panel=Panel.DATA,
 )
 
 # transformers fetches kernels of its own organisation by itself; a name of any other on the hub is
@@ -275,21 +327,34 @@ def _shown(value: Any) -> str:
 # Files of documents, by their suffix; and tables that are none: read as one long text, their syntax
 # would be measured.
 DOCUMENTS, TABLES = (".txt", ".md", ".jsonl", ".parquet"), (".json", ".csv", ".tsv")
-# Options that name a file, a folder, a model or a dataset.
-LOCAL_PLACES = ("output", "pair_factors", "passages")
-PLACES = ("model", "data", "evaluate", *LOCAL_PLACES)
-READ = ("data", "evaluate", "finetune", "pair_factors", "passages", "like", "base", "adapter")
-# Options that count tokens, which may be said as 4k or 1m.
-LENGTHS = ("target", "context", "original_context", "window", "batch_tokens", "lengths")
 
 
-def reads(options: Options | Mapping[str, Any]) -> dict[str, str]:
-    """What options name that is read, by flag, for the guard; of documents their place alone."""
-    return {
-        flag(name): value
-        for name, value in dict(options).items()
-        if name in READ and isinstance(value, str) and not isinstance(value, Texts)
-    }
+def role_of(info: FieldInfo) -> Role | None:
+    """What the value of a field names."""
+    for mark in (*info.metadata, *_marks(info.annotation)):
+        if isinstance(mark, Role):
+            return mark
+    return None
+
+
+def _marks(declared: Any) -> Iterator[Any]:
+    """What is written beside a type in `Annotated`, also inside of `X | None`."""
+    if get_origin(declared) is Annotated:
+        yield from declared.__metadata__
+    for part in get_args(declared):
+        yield from _marks(part)
+
+
+def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, str]:
+    """Name by flag what options of this class read, for the guard; of documents their place."""
+    named = dict[str, str]()
+    for name, value in values.items():
+        info = kind.model_fields.get(name)
+        if info is None or role_of(info) not in READ_ROLES:
+            continue
+        if isinstance(value, str) and not isinstance(value, Texts):
+            named[flag(name)] = value
+    return named
 
 
 def item_of(info: FieldInfo) -> tuple[type, bool, tuple[str, ...]]:

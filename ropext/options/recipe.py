@@ -38,18 +38,21 @@ from ropext.options.fields import (
     EXTEND,
     FINETUNE,
     FIT,
-    LOCAL_PLACES,
-    PLACES,
+    LOCAL_ROLES,
+    PLACE_ROLES,
     TABLES,
     YAML,
     Content,
+    DocumentsPlace,
+    ModelPlace,
     Neutral,
     Options,
-    Place,
+    OutputPlace,
+    Role,
     Seed,
     Words,
     flag,
-    spelled,
+    role_of,
     wanted,
     wish,
 )
@@ -61,7 +64,6 @@ CHOSEN = "--method auto"  # where a value was given that a choice put in
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
 _NULL = ("", "~", "null")
 DEPTH_LIMIT = 5  # the recipe, its sections, a key's list
-_PLACES = tuple(map(spelled, PLACES))
 _DATA = "documents: txt, jsonl, parquet, a folder, or a datasets id"
 
 
@@ -101,13 +103,13 @@ class ExtendSection(Writing, Choosing, Extension):
 class FitSection(FitSettings):
     """A search for the pair factors, after the extension."""
 
-    data: Content[Place | None] = wanted(None, _DATA)
+    data: Content[DocumentsPlace | None] = wanted(None, _DATA)
 
 
 class FinetuneSection(Finetune):
     """A short LoRA, after the extension."""
 
-    data: Content[Place] = wanted(..., _DATA)
+    data: Content[DocumentsPlace] = wanted(..., _DATA)
 
 
 class EvaluateSection(Measuring):
@@ -150,10 +152,10 @@ class Recipe(Options):
 
     model_config = ConfigDict(alias_generator=None)
 
-    model: Place = wanted(..., "a directory, a hub id, or ropext://demo")
+    model: ModelPlace = wanted(..., "a directory, a hub id, or ropext://demo")
     revision: str | None = wanted(None, "branch, tag or commit of a hub model")
     seed: Seed | None = wanted(None, "seed of every section that names none of its own [0]")
-    output: Place | None = wanted(None, "directory to write; -o on the command line wins")
+    output: OutputPlace | None = wanted(None, "directory to write; -o on the command line wins")
     extend: ExtendSection
     fit: FitSection | None = None
     finetune: FinetuneSection | None = None
@@ -210,9 +212,11 @@ class Recipe(Options):
     def resolved(self) -> dict[str, Any]:
         """All values, those of the defaults too; places as they were written."""
         out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for (*section, name), entry in self.source.entries.items():
-            if name in _PLACES and isinstance(entry.value, str):
-                (out[section[0]] if section else out)[name] = entry.value
+        for loc, entry in self.source.entries.items():
+            if role_at(loc) not in PLACE_ROLES or not isinstance(entry.value, str):
+                continue
+            section = out[loc[0]] if loc[1:] else out
+            section[loc[-1]] = entry.value
         for name in (EXTEND, FIT, FINETUNE, EVALUATE):
             if name in out:
                 out[name] = {key: value for key, value in out[name].items() if value != []}
@@ -269,6 +273,14 @@ def keys_of(section: str) -> dict[str, str]:
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
+def role_at(loc: Loc) -> Role | None:
+    """What the value of a key names; None too where no field has that key."""
+    section = loc[0] if loc[1:] else ""
+    kind = SECTIONS.get(section, Options) if section else Recipe
+    name = keys_of(section).get(loc[-1])
+    return None if name is None else role_of(kind.model_fields[name])
+
+
 class _Schema(GenerateJsonSchema):
     """Without titles, which repeat the names."""
 
@@ -284,7 +296,9 @@ def schema() -> dict[str, Any]:
             return [plain(item) for item in node]
         if not isinstance(node, dict):
             return node
-        noise = {"metavar"} | ({"default"} if node.get("default", 0) is None else set())
+        noise = {"metavar", "panel", "basic"} | (
+            {"default"} if node.get("default", 0) is None else set()
+        )
         named = {"ge": "minimum", "le": "maximum"}  # pydantic's, where a field has a reader
         return {named.get(k, k): plain(v) for k, v in node.items() if k not in noise}
 
@@ -451,7 +465,7 @@ def _placed(loc: Loc, entry: Entry) -> Any:
     """A value; of a place where it lies, seen from here: hub ids, `ropext://` names and absolute
     paths as they are; a relative path counts from the recipe's folder."""
     value = entry.value
-    if loc[-1] not in _PLACES or not isinstance(value, str):
+    if role_at(loc) not in PLACE_ROLES or not isinstance(value, str):
         return dict(value) if isinstance(value, dict) else value
     if not value.strip():
         dotted = ".".join(loc)
@@ -465,7 +479,7 @@ def _placed(loc: Loc, entry: Entry) -> Any:
     if "://" in text or entry.folder == Path():
         return text
     looks_local = is_path(text) or Path(text).suffix in (*DOCUMENTS, *TABLES)
-    if loc[-1] in LOCAL_PLACES or looks_local or (entry.folder / text).exists():
+    if role_at(loc) in LOCAL_ROLES or looks_local or (entry.folder / text).exists():
         return str(entry.folder / text)
     return text
 

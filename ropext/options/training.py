@@ -21,6 +21,7 @@ from ropext.options.fields import (
     Link,
     Neutral,
     Options,
+    Panel,
     Positive,
     Seed,
     Share,
@@ -44,54 +45,107 @@ class TrainingOptions(Options):
         None,
         "number of optimiser steps [at most 400, stops when held-out documents no longer improve; "
         "at most 4 passes over the data if none are held out]",
+        panel=Panel.TRAINING,
+        basic=True,
     )
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] | None = wanted(
-        None, "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]"
+        None,
+        "tokens of one optimiser step, rounded to whole rows [by size: 8k or 256k]",
+        panel=Panel.TRAINING,
     )
     micro_rows: Files[Annotated[Whole, Field(ge=1, le=2**16)] | None] = wanted(
-        None, "rows that one device reads at once [what 8192 tokens hold]"
+        None,
+        "rows that one device reads at once [what 8192 tokens hold]",
+        panel=Panel.TRAINING,
     )
-    learning_rate: Positive | None = wanted(None, "peak learning rate [by size: 2e-3 to 1e-4]")
+    learning_rate: Positive | None = wanted(
+        None,
+        "peak learning rate [by size: 2e-3 to 1e-4]",
+        panel=Panel.TRAINING,
+    )
     retrieval_share: Share = wanted(
         0.0,
         "share of training rows that are synthetic retrieval questions (plain text rarely "
         "teaches long-range lookup)",
+        panel=Panel.DATA,
     )
     packing: Literal["documents", "glued"] = wanted(
         "documents",
         "documents: each row from one document; glued: documents joined, with attention across",
+        panel=Panel.DATA,
     )
     strategy: Literal["full", "pose"] = wanted(
         "full",
         "full: rows of the target length; pose: rows of --window tokens whose positions skip "
         "ahead, up to the target",
+        panel=Panel.METHOD,
+        basic=True,
     )
     window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
-        None, "pose: tokens of a row [twice the context, at most 2048 and half the target]"
+        None,
+        "pose: tokens of a row [twice the context, at most 2048 and half the target]",
+        panel=Panel.DATA,
     )
     keep_short: CountOrNone = wanted(
-        0, "rows of the original length in each step, added to those that reach the target"
+        0,
+        "rows of the original length in each step, added to those that reach the target",
+        panel=Panel.METHOD,
     )
     eval_every: Count | None = wanted(
-        None, "steps between evaluations [10 or more, a tenth of the cost; with --steps a fifth]"
+        None,
+        "steps between evaluations [10 or more, a tenth of the cost; with --steps a fifth]",
+        panel=Panel.TRAINING,
     )
-    column: str | None = wanted(None, "column of the text [text, or messages]", "NAME")
-    split: str | None = wanted(None, "split of a dataset, by id or in a folder [train]", "NAME")
+    column: str | None = wanted(
+        None,
+        "column of the text [text, or messages]",
+        "NAME",
+        panel=Panel.DATA,
+    )
+    split: str | None = wanted(
+        None,
+        "split of a dataset, by id or in a folder [train]",
+        "NAME",
+        panel=Panel.DATA,
+    )
     split_documents: str | None = wanted(
         None,
         "make several documents of one text: at blank-lines, at a separator, or windows (of the "
         "target's length)",
         "HOW",
+        panel=Panel.DATA,
     )
     max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
-    seed: Seed = wanted(0, "seed of rows, questions, LoRA and dropout")
-    dtype: Literal["auto", "float32", "bfloat16"] = wanted("auto", "of the frozen weights")
-    device: Neutral[Literal["auto", "cpu", "cuda"]] = wanted("auto", "where the model is trained")
-    attn_implementation: Attention | None = wanted(
-        None, f"{ATTENTIONS} [sdpa, or eager where a model has none]"
+    seed: Seed = wanted(
+        0,
+        "seed of rows, questions, LoRA and dropout",
+        panel=Panel.DATA,
     )
-    report_to: Neutral[str] = wanted("none", "tensorboard, wandb or trackio")
-    link: Files[Link] = wanted("copy", "how the weights get to OUT")
+    dtype: Literal["auto", "float32", "bfloat16"] = wanted(
+        "auto",
+        "of the frozen weights",
+        panel=Panel.LOADING,
+    )
+    device: Neutral[Literal["auto", "cpu", "cuda"]] = wanted(
+        "auto",
+        "where the model is trained",
+        panel=Panel.LOADING,
+    )
+    attn_implementation: Attention | None = wanted(
+        None,
+        f"{ATTENTIONS} [sdpa, or eager where a model has none]",
+        panel=Panel.LOADING,
+    )
+    report_to: Neutral[str] = wanted(
+        "none",
+        "tensorboard, wandb or trackio",
+        panel=Panel.OUTPUT,
+    )
+    link: Files[Link] = wanted(
+        "copy",
+        "how the weights get to OUT",
+        panel=Panel.OUTPUT,
+    )
 
     @model_validator(mode="after")
     def _strategy(self) -> Self:
@@ -109,45 +163,88 @@ class Finetune(TrainingOptions):
         None,
         "what to train: lora, new-rows (rows added to a position table), or both [lora; new-rows "
         "if there is a position table]",
+        panel=Panel.METHOD,
+        basic=True,
     )
-    epochs: Positive | None = wanted(None, "passes over the data, instead of --steps")
+    epochs: Positive | None = wanted(
+        None,
+        "passes over the data, instead of --steps",
+        panel=Panel.TRAINING,
+    )
     warmup: CountOrNone | None = wanted(
-        None, "steps of linear warm-up [20, pose 10; at most a twentieth of all]"
+        None,
+        "steps of linear warm-up [20, pose 10; at most a twentieth of all]",
+        panel=Panel.TRAINING,
     )
     schedule: Literal["linear", "constant", "cosine"] | None = wanted(
-        None, "learning rate after the warm-up [linear]"
+        None,
+        "learning rate after the warm-up [linear]",
+        panel=Panel.TRAINING,
     )
-    rank: Count | None = wanted(None, "rank of the LoRA [16]")
+    rank: Count | None = wanted(
+        None,
+        "rank of the LoRA [16]",
+        panel=Panel.TRAINING,
+        basic=True,
+    )
     alpha: Count | None = wanted(
-        None, "LoRA's alpha; updates are scaled by alpha/rank [twice the rank]"
+        None,
+        "LoRA's alpha; updates are scaled by alpha/rank [twice the rank]",
+        panel=Panel.TRAINING,
     )
-    dropout: Share = wanted(0.0, "dropout in front of the LoRA")
+    dropout: Share = wanted(
+        0.0,
+        "dropout in front of the LoRA",
+        panel=Panel.TRAINING,
+    )
     targets: Words = wanted(
         (),
         "names of the linear layers that get a LoRA, e.g. q_proj,v_proj [all in the layers]",
         "NAMES",
+        panel=Panel.TRAINING,
     )
-    train_norms: bool = wanted(False, "train the norms too (LongLoRA)")
-    train_embeddings: bool = wanted(False, "train the token embeddings too (LongLoRA)")
+    train_norms: bool = wanted(
+        False,
+        "train the norms too (LongLoRA)",
+        panel=Panel.TRAINING,
+    )
+    train_embeddings: bool = wanted(
+        False,
+        "train the token embeddings too (LongLoRA)",
+        panel=Panel.TRAINING,
+    )
     qlora: bool = wanted(
-        False, "hold the frozen weights in 4 bits (needs a GPU and bitsandbytes; not run yet)"
+        False,
+        "hold the frozen weights in 4 bits (needs a GPU and bitsandbytes; not run yet)",
+        panel=Panel.TRAINING,
     )
     control: Files[bool] = wanted(
-        False, "also train the unextended base on the same tokens, at its own context"
+        False,
+        "also train the unextended base on the same tokens, at its own context",
+        panel=Panel.TRAINING,
     )
     evaluate: Content[Documents | None] = wanted(
-        None, "data to evaluate on [documents held out of DATA]", "DATA"
+        None,
+        "data to evaluate on [documents held out of DATA]",
+        "DATA",
+        panel=Panel.FOLLOWS,
+        basic=True,
     )
     eval_documents: Annotated[Whole, Field(ge=0, le=MOST_JUDGING)] = wanted(
-        8, "held-out documents per evaluation; 0 turns evaluation off"
+        8,
+        "held-out documents per evaluation; 0 turns evaluation off",
+        panel=Panel.DATA,
     )
     patience: CountOrNone | None = wanted(
         None,
         "stop after this many evaluations without improvement, and keep the best weights; 0 never "
         "stops [3; with --steps or --epochs 0]",
+        panel=Panel.TRAINING,
     )
     save_every: Files[Count | None] = wanted(
-        None, "steps between checkpoints [a tenth of the steps]"
+        None,
+        "steps between checkpoints [a tenth of the steps]",
+        panel=Panel.TRAINING,
     )
 
     @model_validator(mode="after")
@@ -164,39 +261,62 @@ class FitSettings(TrainingOptions):
         None,
         "what may change: longrope (every pair and the attention factor), yarn (the ramp's ends "
         "and the attention factor), ntk (theta) [the most that --for reads exactly]",
+        panel=Panel.METHOD,
     )
     start: Words | None = wanted(
         None,
         "method to start from, e.g. yarn; of several (yarn,llama3) the one with the lowest loss "
         "after a few steps [the two lowest on held-out documents; pose: yarn]",
         "METHOD",
+        panel=Panel.METHOD,
+        basic=True,
     )
-    steps: Count = wanted(40, "optimiser steps")
+    steps: Count = wanted(
+        40,
+        "optimiser steps",
+        panel=Panel.TRAINING,
+        basic=True,
+    )
     batch_tokens: Annotated[Length, Field(ge=1, le=LARGEST)] = wanted(
-        8192, "tokens of one optimiser step, rounded to whole rows"
+        8192,
+        "tokens of one optimiser step, rounded to whole rows",
+        panel=Panel.TRAINING,
     )
     learning_rate: Positive | None = wanted(
         None,
         "peak learning rate, in relative change per step "
         "[0.02, from 8 times on 0.03; of fewer than 16 pairs up to 0.1]",
+        panel=Panel.TRAINING,
     )
     window: Annotated[Length, Field(ge=4, le=LARGEST)] | None = wanted(
-        None, "pose: tokens of a row [the context, at most 2048 and half the target]"
+        None,
+        "pose: tokens of a row [the context, at most 2048 and half the target]",
+        panel=Panel.DATA,
     )
     ceiling: Annotated[float, Field(ge=1)] = wanted(
-        4.0, "longest allowed wavelength, as a multiple of factor x the original wavelength"
+        4.0,
+        "longest allowed wavelength, as a multiple of factor x the original wavelength",
+        panel=Panel.METHOD,
     )
     retrieval_share: Share = wanted(
-        0.2, "share of training rows that are synthetic retrieval questions"
+        0.2,
+        "share of training rows that are synthetic retrieval questions",
+        panel=Panel.DATA,
     )
     retrieval_items: Annotated[Whole, Field(ge=0, le=MOST_ITEMS)] = wanted(
-        40, "questions asked before and after the fit; 0 measures no retrieval"
+        40,
+        "questions asked before and after the fit; 0 measures no retrieval",
+        panel=Panel.DATA,
     )
     held_out: Annotated[Whole, Field(ge=1, le=MOST_JUDGING)] = wanted(
-        16, "held-out documents that judge the fit, at most (a tenth of DATA is held out)"
+        16,
+        "held-out documents that judge the fit, at most (a tenth of DATA is held out)",
+        panel=Panel.DATA,
     )
     eval_every: Count | None = wanted(
-        None, "steps between evaluations [an eighth of the steps; pose: one at the end]"
+        None,
+        "steps between evaluations [an eighth of the steps; pose: one at the end]",
+        panel=Panel.TRAINING,
     )
 
 

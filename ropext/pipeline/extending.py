@@ -15,7 +15,7 @@ from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.errors import InputError
 from ropext.inspecting import open_model, planned
 from ropext.narration import Say, silent, told_of_files
-from ropext.options.extend import Writing
+from ropext.options.extend import Extend, Writing
 from ropext.options.fields import reads
 from ropext.planning import ExtensionPlan
 from ropext.report.text import serving_text
@@ -105,7 +105,7 @@ def _read(
     refused."""
     writing = {name: options[name] for name in Writing.model_fields if name in options}
     snapshot = open_model(model, revision=revision)
-    guard.check({"MODEL": snapshot.directory, **reads(options)}, {"--output": output})
+    guard.check({"MODEL": snapshot.directory, **reads(options, Extend)}, {"--output": output})
     wish = {name: value for name, value in options.items() if name not in writing}
     return snapshot, planned(snapshot, model, wish), Writing(**writing)
 

@@ -8,7 +8,16 @@ from ropext import bundled, guard
 from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
 from ropext.files import is_path
-from ropext.options.fields import DOCUMENTS, EVALUATE, EXTEND, FINETUNE, READ, flag, spelled
+from ropext.options.fields import (
+    DOCUMENTS,
+    EVALUATE,
+    EXTEND,
+    FINETUNE,
+    READ_ROLES,
+    Role,
+    flag,
+    spelled,
+)
 from ropext.options.recipe import (
     CHOSEN,
     SECTIONS,
@@ -16,13 +25,13 @@ from ropext.options.recipe import (
     Loc,
     Recipe,
     RecipeSource,
+    keys_of,
     make,
     read_recipe,
+    role_at,
 )
 from ropext.results.gates import Gate, parse_gate, split_spec
 from ropext.workdir import beside
-
-DATA_KEYS = ("data", "eval")
 
 
 def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
@@ -77,8 +86,11 @@ def check_places(recipe: Recipe, output: Path) -> None:
     read: dict[str, Any] = {"the recipe": recipe.source.file, "--model": recipe.model}
     for section in SECTIONS:
         for name, value in recipe.options(section).items():
-            entry = recipe.source.entries.get((section, spelled(name)))
-            if name not in READ or entry is None or entry.where == CHOSEN:  # the run's own files
+            loc = (section, spelled(name))
+            entry = recipe.source.entries.get(loc)
+            if role_at(loc) not in READ_ROLES or entry is None:
+                continue
+            if entry.where == CHOSEN:  # the run's own files
                 continue
             is_later = name == "data" and section != EXTEND
             of_file = f"{section}.{spelled(name)}"
@@ -91,13 +103,13 @@ def check_places(recipe: Recipe, output: Path) -> None:
 
 def check_data(recipe: Recipe) -> None:
     """Documents that should be here and are not are told before hours of other work."""
-    for (*section, name), entry in recipe.source.entries.items():
-        if name not in DATA_KEYS or entry.value is None:
+    for loc, entry in recipe.source.entries.items():
+        if role_at(loc) is not Role.DOCUMENTS or entry.value is None:
             continue
-        place = str(recipe.options(section[0])["evaluate" if name == "eval" else name])
+        section, key = loc
+        place = str(recipe.options(section)[keys_of(section)[key]])
         is_local = is_path(place) or Path(place).suffix in DOCUMENTS
         if "://" not in place and is_local and not Path(place).exists():
             raise InputError(
-                f"{entry.where}: {section[0]}.{name} is {place}, and there is no such file or "
-                "folder"
+                f"{entry.where}: {section}.{key} is {place}, and there is no such file or folder"
             )

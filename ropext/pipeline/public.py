@@ -13,6 +13,7 @@ from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
+from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Writing, is_run
 from ropext.options.fields import FINETUNE, FIT, TextsOrPlace, as_place, reads
 
@@ -159,7 +160,7 @@ def _readable(
 
     runs = [split_spec(gate.run)[0] for gate in options.get("gates", ()) if gate.run]
     losses = Path(options["losses"]) if options.get("losses") else None
-    read = {"MODEL": model, "--fail-if": runs, **reads(options)}
+    read = {"MODEL": model, "--fail-if": runs, **reads(options, Evaluate)}
     guard.check(read, {"--output": output, "--losses": losses})
     guard.check_file(losses, "--losses", guard.LOSSES)
     with directory_of(model, say) as place:

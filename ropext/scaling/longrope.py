@@ -18,7 +18,8 @@ class LongropeKnobs:
     pair_factors: tuple[float, ...] | None = field(
         default=None,
         metadata={
-            "help": "FILE with one number per pair (JSON, CSV, or a config with long_factor)"
+            "help": "FILE with one number per pair (JSON, CSV, or a config with long_factor)",
+            "file": True,
         },
     )
     short_pair_factors: tuple[float, ...] | None = field(

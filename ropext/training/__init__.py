@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext import guard
 from ropext.narration import Say, silent
-from ropext.options.fields import FIT, TextsOrPlace, as_place, reads
+from ropext.options.fields import FIT, Texts, TextsOrPlace, as_place, reads
 from ropext.options.training import Finetune, Fit
 from ropext.workdir import Workdir, beside, release
 
@@ -55,7 +55,9 @@ def train(
     source, name = as_place(data), str(model)
     given = Fit(**options) if kind == FIT else Finetune(**options)
     if output is not None:
-        read = {"MODEL" if kind == FIT else "DIR": model, **reads({"data": source, **options})}
+        subject = "MODEL" if kind == FIT else "DIR"
+        documents = None if isinstance(source, Texts) else source
+        read = {subject: model, "--data": documents, **reads(options, type(given))}
         places = {"--output": output, "where the run works": beside(Path(output))}
         guard.check(read, places)
     # A fine-tuning refuses a GGUF.

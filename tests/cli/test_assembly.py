@@ -6,7 +6,8 @@ from importlib import import_module
 import pytest
 
 from ropext.cli.app import COMMANDS, GROUPED
-from ropext.cli.options import PANELS
+from ropext.cli.options import Heading
+from ropext.options.fields import Panel
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -43,16 +44,19 @@ def test_help_is_in_groups_and_help_all_has_every_option(ropext, name):
     assert f"show {counted} more options" in short
 
 
-def test_every_parameter_of_a_panel_is_one_of_a_command():
+def test_an_option_stands_in_the_same_panel_in_every_command():
+    """The options of a class name their panel; a command's own without one stand under "Output"."""
     import typer
 
     from ropext.cli.app import build
 
-    names = {
-        own.name
-        for command in typer.main.get_command(build()).commands.values()
-        for own in command.params
-    }
-    listed = [name for names in PANELS.values() for name in names.replace("|", " ").split()]
-    assert not {*listed} - names
-    assert len(listed) == len({*listed})
+    panels = {}
+    for command in GROUPED:
+        for parameter in typer.main.get_command(build(command)).commands[command].params:
+            heading = getattr(parameter, "rich_help_panel", None)
+            if isinstance(heading, Heading):
+                assert heading in tuple(Panel)
+                panels.setdefault(parameter.name, set()).add((str(heading), heading.basic))
+    assert all(len(places) == 1 for places in panels.values()), panels
+    assert panels["factor"] == {("How far", True)}
+    assert panels["beta_fast"] == {("Knobs of a method", False)}

@@ -9,7 +9,7 @@ from ropext.errors import InputError, UsageError
 from ropext.options import extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import CONTENT, LENGTHS, NEUTRAL, NUMBERS, WORDS, Content, item_of
+from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS, WORDS, Content, Role, item_of, role_of
 from ropext.options.training import Finetune, Fit
 from ropext.scaling import longrope
 
@@ -71,7 +71,7 @@ def test_what_reads_4k_is_what_the_flags_and_the_schema_say(kind, name):
         reads = True
     except UsageError as error:
         reads = "must be a whole number" not in str(error)
-    assert reads == (name in LENGTHS)
+    assert reads == (role_of(kind.model_fields[name]) is Role.TOKENS)
 
 
 @pytest.mark.parametrize(
