@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from ropext import bundled, families, forms, proof
 from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import (
     SAVED,
@@ -430,7 +431,10 @@ def _read_plan(path: Path) -> dict[str, Any]:
     """A plan that a shell may have redirected in another encoding."""
     data = read_bytes(path, CONFIG_LIMIT)
     known = json.detect_encoding(data) == "utf-8"
-    return parse_object(data if known else as_text(data).encode(), str(path))
+    plan = parse_object(data if known else as_text(data).encode(), str(path))
+    if isinstance(config := plan.get("config"), dict):  # which may be built, as that of a model
+        check_asked(config, f"{path}, its config")
+    return plan
 
 
 def _planned(path: Path, flag: str = "--against ") -> Claim:

@@ -29,7 +29,6 @@ BASE_CARD = "<!-- ropext: base card -->"
 CLOSING = (
     "Written by ropext; `ropext.json` has the record, `ropext verify` checks it against the files."
 )
-_SECTION = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + r"\n*", re.DOTALL)
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
 # Keys of the base's front matter that stay true of the extended model. Others do not go on: results
@@ -133,7 +132,7 @@ def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
 def render(card: Card, base: str | None = None) -> str:
     """The whole card. A section that the base already has (it was extended before) is replaced."""
     front, body = split(base) if base is not None else ("", "")
-    body = _SECTION.sub("", body).strip("\n")
+    body = _without_sections(body).strip("\n")
     if not body:
         body = f"# {escape(card.title)}"
     elif BASE_CARD not in body:
@@ -142,6 +141,23 @@ def render(card: Card, base: str | None = None) -> str:
             f"about the model before its extension.*\n\n{body}"
         )
     return f"---\n{_front(card, front)}---\n\n{section(card)}\n{body}\n"
+
+
+def _without_sections(body: str) -> str:
+    """A card without the sections that ropext wrote, and the empty lines after each. Each mark is
+    looked for once, however often a stranger repeats it."""
+    kept = []
+    at = 0
+    while (begin := body.find(BEGIN, at)) >= 0:
+        end = body.find(END, begin)
+        if end < 0:
+            break
+        kept.append(body[at:begin])
+        at = end + len(END)
+        while body.startswith("\n", at):
+            at += 1
+    kept.append(body[at:])
+    return "".join(kept)
 
 
 def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table]) -> str:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ropext import families, guard
+from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile, weigh
@@ -40,6 +41,7 @@ SAVED = "saved_from_memory"  # section of a record whose weights may have been t
 TRAINED_ON, TRAININGS = "trained_on", ("fit", "finetune")
 # What a record keeps of its base's record.
 LINK = ("method", "context", "target", "recipe", "edits", "base")
+CONFIG = "config.json"
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
@@ -95,6 +97,48 @@ class Record:
     more: Mapping[str, Any] = field(default_factory=dict)  # sections of later steps, by name
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptEdit:
+    """One edit as a record lists it; `before` is absent where the key was new."""
+
+    file: str = CONFIG
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptBase:
+    """The base as a record names it."""
+
+    name: str | None = None
+    hub_id: str | None = None
+    revision: str | None = None
+    commit: str | None = None
+    config: Mapping[str, Any]
+    extended: "KeptLink | None" = None  # how it was itself extended
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptLink:
+    """What a record keeps of one extension: itself, and of its base's record."""
+
+    method: str
+    context: Length
+    target: Length
+    recipe: Mapping[str, Any]
+    edits: tuple[KeptEdit, ...]
+    base: KeptBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptSections:
+    """The sections of later steps that are read again."""
+
+    fit: Mapping[str, Any] | None = None
+    finetune: Mapping[str, Any] | None = None
+    run: Mapping[str, Any] | None = None
+    trained_on: Mapping[str, Any] | None = None
+
+
 def base_of(snapshot: Snapshot) -> dict[str, Any]:
     """Name the base as the record does, with its config, and with what its own record says of its
     extension."""
@@ -106,7 +150,7 @@ def base_of(snapshot: Snapshot) -> dict[str, Any]:
         "quantisation": snapshot.quantisation,
         "config": snapshot.config,
     }
-    if (record := readable_record(snapshot)) is not None:
+    if (record := record_in(snapshot)) is not None:
         out["extended"] = lineage(record)[0]
     return out
 
@@ -266,7 +310,7 @@ def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dic
     """The config before its recorded edits."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
-        if edit.get("file", "config.json") != "config.json":
+        if edit.get("file", CONFIG) != CONFIG:
             continue
         *parents, key = str(edit["key"]).split(".")
         holder = out
@@ -278,6 +322,7 @@ def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dic
             holder[key] = edit["before"]
         else:  # it was new, and null would be read otherwise than absent
             holder.pop(key, None)
+    check_asked(out, "the config before its recorded edits")
     return out
 
 
@@ -304,13 +349,6 @@ def record_in(snapshot: Snapshot) -> Record | None:
     return read_record(snapshot.directory)
 
 
-def readable_record(snapshot: Snapshot) -> Record | None:
-    """The record of a checkpoint; None where there is none, or one that is damaged."""
-    with suppress(InputError):
-        return record_in(snapshot)
-    return None
-
-
 def _record(content: dict[str, Any], path: str) -> Record:
     schema = content.pop("schema", None)
     if schema != SCHEMA:
@@ -326,14 +364,18 @@ def _record(content: dict[str, Any], path: str) -> Record:
     text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
     try:
         record = TypeAdapter(Record).validate_json(text, strict=True)
+        link = TypeAdapter(KeptLink).validate_json(text, strict=True)
+        TypeAdapter(KeptSections).validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(f"{path} is damaged: {_damage(error)}") from None
     for site, entry in zip(record.sites, content["sites"], strict=True):
         for key in SPECTRA:
             if getattr(site, key).digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
-    if not isinstance(record.base.get("config"), dict):
-        raise InputError(f"{path} is damaged: its base has no config")
+    older: KeptLink | None = link
+    while older is not None:  # each of these configs may be built to compare with
+        check_asked(older.base.config, f"{path}, its base's config")
+        older = older.base.extended
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
     edits, command = tuple(content["edits"]), tuple(content["command"])
     more = {key: value for key, value in content.items() if key not in (*keys, guard.FILES)}
@@ -347,7 +389,8 @@ _NOUNS |= {"float": "a number", "bool": "true or false", "missing": "there"}
 def _damage(error: ValidationError) -> str:
     """What the first wrong value is not, by its key."""
     first = error.errors(include_url=False)[0]
-    key = [str(part) for part in first["loc"] if type(part) is str and part != "[key]"][-1]
+    keys = [str(part) for part in first["loc"] if type(part) is str and part != "[key]"]
+    key = ".".join(keys) if keys[0] == "base" else keys[-1]
     if first["type"] == "string_pattern_mismatch":
         return f"{key} is not a SHA-256 in hexadecimal"
     if first["type"] == "value_error":
@@ -358,10 +401,7 @@ def _damage(error: ValidationError) -> str:
 def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
     """The section of what was trained on, for the record of a checkpoint that is made of this
     one."""
-    try:
-        record = record_in(snapshot)
-    except InputError:
-        return {TRAINED_ON: {"not_recorded": ["its base's record cannot be read"]}}
+    record = record_in(snapshot)
     known = with_training(record).get(TRAINED_ON) if record else None
     return {TRAINED_ON: known} if known else {}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import bundled
+from ropext.checkpoint.asked import check_asked
 from ropext.errors import InputError, UsageError
 from ropext.files import (
     INDEX_LIMIT,
@@ -21,7 +22,6 @@ from ropext.files import (
     read_bytes,
     read_object,
 )
-from ropext.options.fields import TRUSTED_KERNEL
 
 # Folders that are never part of what a loader reads as this checkpoint. Exported graphs (onnx and
 # the like) and other formats have the old rotary embedding baked in.
@@ -334,21 +334,8 @@ def _config(directory: Path, model: str) -> dict[str, Any]:
         )
     check_link(path, directory)
     config = read_object(path)
-    _refuse_kernels(config, path)
+    check_asked(config, str(path))
     return config
-
-
-def _refuse_kernels(config: Mapping[str, Any], path: Path) -> None:
-    """Raise where a config names code on the hub that transformers would fetch and run."""
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-        for key in ("attn_implementation", "_attn_implementation"):
-            given = part.get(key)
-            for name in given.values() if isinstance(given, dict) else [given]:
-                if isinstance(name, str) and "/" in name and not TRUSTED_KERNEL.match(name):
-                    raise InputError(
-                        f"{path}: {key} {name[:80]!r} names a kernel on the hub, which transformers"
-                        " would fetch and run; remove the key"
-                    )
 
 
 def no_config(model: str, names: Iterable[str]) -> str:

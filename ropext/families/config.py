@@ -5,7 +5,7 @@ composite keeps its text part.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -17,9 +17,11 @@ LARGEST = 1 << 40
 # What is built of a config, also of parts that nothing here reads; real models have at most 126
 # layers, 16,384 experts (Doge) and a million tokens.
 MOST_BUILT = {
-    re.compile(r"(layers|depth)$"): 1 << 10,
+    re.compile(r"(layers?|depths?|blocks)$"): 1 << 10,
     re.compile(r"experts$"): 1 << 16,
-    re.compile(r"(size|dim|_rank|_inner|^d_model|^d_ff|heads)$"): 1 << 24,
+    re.compile(r"(labels|classes)$"): 1 << 20,  # stock makes two tables of so many names
+    re.compile(r"(sizes?|dims?|_rank|_inner|^d_model|^d_ff|heads|channels)$"): 1 << 24,
+    re.compile(r"(patches|codebooks|^n_positions|num_position_embeddings)$"): 1 << 24,
 }
 MOST = 1e12  # above it a sum with 1 loses the 1 (no factor or length is near)
 SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
@@ -227,14 +229,35 @@ def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
     return model_type, kind, path
 
 
-def check_built(part: Dict) -> None:
-    """Refuse a size that would fill memory or time when the model is built for its proof."""
+def parts(part: Dict) -> Iterator[Dict]:
+    """An object of a config and all objects inside of it, at any depth, those in lists too."""
+    yield part
     for key, value in part.values.items():
-        if isinstance(value, dict):
-            check_built(Dict(value, part.name(key)))
-        for kind, most in MOST_BUILT.items():
-            if type(value) in (int, float) and value > most and kind.search(key):
-                raise part.wrong(key, f"at most {most}")
+        for item in flat(value):
+            if isinstance(item, dict):
+                yield from parts(Dict(item, part.name(key)))
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """A value, or what stands in a list and in the lists inside of it."""
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from flat(item)
+
+
+def check_built(config: Dict) -> None:
+    """Refuse a size that would fill memory or time when the model is built for its proof."""
+    for part in parts(config):
+        for key, value in part.values.items():
+            for kind, most in MOST_BUILT.items():
+                if kind.search(key) and any(_is_above(item, most) for item in flat(value)):
+                    raise part.wrong(key, f"at most {most}")
+
+
+def _is_above(value: Any, most: int) -> bool:
+    return type(value) in (int, float) and value > most
 
 
 def stock_type(values: Mapping[str, Any], kind: str) -> str:

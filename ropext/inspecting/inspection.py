@@ -135,7 +135,7 @@ def inspect(
         read = families.read(snapshot.config, context=context, original=original_context)
     read = replace(read, container=snapshot.container)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
-    record = provenance.readable_record(snapshot)
+    record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""
     wanted = resolve_target(request, read.context)
     return Inspection(str(model), read, wanted, _limits(snapshot), done)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropext import bundled, families
 from ropext.checkpoint import Snapshot, provenance
-from ropext.checkpoint.provenance import Record, readable_record
+from ropext.checkpoint.provenance import Record, record_in
 from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.files import read_text
@@ -34,7 +34,7 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
     """The plan for a model, by the scheme that it has."""
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
-        made, record = make_table_plan(snapshot.config, request, name), readable_record(snapshot)
+        made, record = make_table_plan(snapshot.config, request, name), record_in(snapshot)
         again = (
             [f"[again] this extends it again, after {provenance.history(record)}"] if record else []
         )
@@ -51,7 +51,7 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
 
         request = request_like(snapshot, request)
     with said_of(snapshot):
-        record = readable_record(snapshot)
+        record = record_in(snapshot)
         if record is not None and request.from_original:
             made = _from_record(snapshot, record, request, name)
         else:

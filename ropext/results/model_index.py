@@ -35,7 +35,16 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
     """Return the figures of a checkpoint: those of the runs, or else those of its record."""
     measured = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
-    return measured or (list(_of_record(record)) if record else [])
+    if record is None:
+        return measured
+    try:
+        return list(_of_record(record))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{directory}: ropext.json is damaged: what it says was measured is not as ropext "
+            "writes it; give the numbers with --results RUN, or take ropext.json anew from where "
+            "the checkpoint came"
+        ) from None
 
 
 def _of_record(record: Record) -> Iterator[Figure]:

@@ -75,7 +75,56 @@ WRONG = [
     (["weights", "a.safetensors", "sha256"], 1, "sha256"),
     (["command", 0], None, "command"),
     (["proof"], 1, "proof"),
+    (["edits"], [{}], "key"),
+    (["edits"], ["rope_theta"], "edits"),
+    (["edits"], [{"key": 5}], "key"),
+    (["edits"], {"rope_theta": 1}, "edits"),
+    (["base", "name"], 7, "name"),
+    (["base", "hub_id"], ["a/b"], "hub_id"),
+    (["base", "extended"], "pi", "extended"),
+    (["base", "extended"], {"method": "pi"}, "extended"),
+    (["recipe"], [], "recipe"),
+    (["finetune"], ["x"], "finetune"),
+    (["fit"], 3, "fit"),
+    (["trained_on"], "all", "trained_on"),
+    (["base", "config"], {"transformers_weights": "zz.safetensors"}, "another file"),
+    (["base", "config"], {"vision_config": {"checkpoint_path": "/x"}}, "another library"),
 ]
+
+
+def chained():
+    """A record of an extension of an extension, as JSON."""
+    first = provenance.to_json(record())
+    older = {key: first[key] for key in provenance.LINK}
+    return first | {"base": first["base"] | {"extended": older}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["method"], None, "method"),
+        (["context"], "2048", "context"),
+        (["target"], 0, "target"),
+        (["recipe"], "factor", "recipe"),
+        (["edits"], [{}], "key"),
+        (["edits"], None, "edits"),
+        (["base"], [], "base"),
+        (["base", "config"], "x", "config"),
+        (["base", "config"], {"attn_implementation": "evil/kernel"}, "kernel"),
+        (["base", "extended"], 4, "extended"),
+    ],
+)
+def test_a_wrong_value_of_an_older_extension_is_named(tmp_path: Path, path, value, words):
+    content = chained()
+    (tmp_path / "ropext.json").write_text(json.dumps(content))
+    assert provenance.read_record(tmp_path) is not None
+    place = content["base"]["extended"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=words):
+        provenance.read_record(tmp_path)
 
 
 @pytest.mark.parametrize(("path", "value", "words"), WRONG)

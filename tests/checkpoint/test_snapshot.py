@@ -264,3 +264,49 @@ def test_a_config_that_names_a_kernel_of_others_is_refused(model: Path, key: str
     for fine in ("sdpa", "flash_attention_2", "kernels-community/flash-attn", None, {"a": 1}, 3):
         write_json(model / "config.json", CONFIG | {key: fine})
         open_snapshot(str(model))
+
+
+def placed(part: dict) -> list[dict]:
+    """A config that holds something at the top, in a part, in a part of a part, and in a list."""
+    tower = {"model_type": "llava", "vision_config": part}
+    return [part, tower, {"thinker_config": tower}, {"towers": [[part]]}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"attn_implementation": {"": "sdpa", "x": "evil/kernel"}}, "kernel on the hub"),
+        ({"_attn_implementation_internal": "evil/kernel"}, "kernel on the hub"),
+        ({"experts_implementation": "evil/experts"}, "kernel on the hub"),
+        ({"experts_implementation": "mine"}, "no implementation of transformers' own"),
+        ({"transformers_weights": "zz.safetensors"}, "another file than model.safetensors"),
+        ({"transformers_weights": "adapter_model.bin"}, "another file than model.safetensors"),
+        ({"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "/x"}}, "timm"),
+        ({"model_type": "timm_wrapper", "model_args": {"depth": ["a"]}}, "timm"),
+        ({"model_type": "timm_backbone", "checkpoint_path": "/x"}, "timm"),
+        ({"pretrained_cfg": {"file": "/x"}}, "timm"),
+        ({"backbone_kwargs": {"checkpoint_path": "/x"}}, "timm"),
+        ({"use_pretrained_backbone": True}, "timm"),
+        ({"model_type": "timm_wrapper", "architecture": "local-dir:/x"}, "timm"),
+    ],
+)
+def test_what_a_config_may_not_ask_of_stock_is_refused_at_any_depth(model: Path, asked, words):
+    for part in placed(asked):
+        write_json(model / "config.json", CONFIG | part)
+        with pytest.raises(InputError, match=words):
+            open_snapshot(str(model))
+
+
+def test_what_published_configs_ask_of_stock_is_taken(model: Path):
+    fine = [
+        # Of facebook/Perception-LM-1B and google/gemma-3n-E2B.
+        {"model_type": "timm_wrapper", "model_args": {"img_size": [448, 448], "global_pool": ""}},
+        {"model_type": "gemma3n_vision", "model_args": None, "architecture": "mobilenetv5_300m"},
+        {"auto_map": {"AutoModelForCausalLM": "theirs--code.Model"}},
+        {"attn_implementation": "paged|sdpa", "experts_implementation": "grouped_mm"},
+        {"use_pretrained_backbone": False, "backbone_kwargs": {}, "transformers_weights": None},
+    ]
+    for asked in fine:
+        for part in placed(asked):
+            write_json(model / "config.json", CONFIG | part)
+            open_snapshot(str(model))

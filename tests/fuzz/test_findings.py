@@ -7,15 +7,17 @@ from dataclasses import replace
 
 import pytest
 from configs import LLAMA
-from fuzz import seeds
+from fuzz import campaign, seeds
 
 import ropext
 from ropext import families, forms, inspecting, planning
+from ropext.checkpoint.card import BEGIN, END, Card, render
 from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.files import read_text
 from ropext.options.extend import parse_extend
+from ropext.results.model_index import figures
 from ropext.verifying import check_directory
 
 SMALL = seeds.SMALL_LLAMA
@@ -358,3 +360,75 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
 
     modules = [("time_embedding", TimeEmbedding()), ("rotary_emb", VisionlessRotaryEmbedding())]
     assert [found["module"] for found in rotary(modules)] == ["rotary_emb"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"attn_implementation": "attacker/evil-kernel"},
+        {"transformers_weights": "zz.safetensors"},
+        {"vision_config": {"model_args": {"checkpoint_path": "/x"}}},
+    ],
+)
+def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(checkpoint, tmp_path, asked):
+    """The key is one of its edits, so the config before them is that of the model."""
+    made = inspecting.plan(str(checkpoint), factor=4.0).to_json()
+    made["config"] |= asked
+    made["edits"] += [{"key": key, "after": value} for key, value in asked.items()]
+    (tmp_path / "plan.json").write_text(json.dumps(made))
+    with pytest.raises(InputError, match="remove the key"):
+        check_directory(tmp_path / "plan.json", endpoint="http://127.0.0.1:9")
+    made["config"] = dict(SMALL)
+    made["edits"] = [{"key": key, "before": value} for key, value in asked.items()]
+    (tmp_path / "plan.json").write_text(json.dumps(made))
+    with pytest.raises(InputError, match="remove the key"):  # the base by its edits
+        check_directory(checkpoint, against=str(tmp_path / "plan.json"))
+
+
+def test_marks_without_an_end_are_looked_for_once():
+    """A megabyte of them took hours by a regular expression."""
+    card = Card(title="x", base="y", base_is_hub_id=False, summary=())
+    with campaign.guarded(0):
+        assert BEGIN * 2 in render(card, BEGIN * 40_000)
+        assert BEGIN * 2 not in render(card, (BEGIN + END) * 20_000)
+    both = f"a\n{BEGIN}b{END}\n\nc\n{BEGIN}{BEGIN}d{END}e\n{BEGIN}"
+    assert render(card, both).endswith(f"\na\nc\ne\n{BEGIN}\n")
+    assert "b<!--" not in render(card, both)
+
+
+@pytest.mark.parametrize("damage", [{"base": {"extended": "pi"}}, {"edits": [{}]}])
+def test_an_altered_record_is_one_sentence_of_every_command(checkpoint, damage):
+    """It was a traceback of some, and passed over in silence by others."""
+    content = copy.deepcopy(seeds.records()[0])
+    content["base"] |= damage.get("base", {})
+    (checkpoint / "ropext.json").write_text(
+        json.dumps(content | damage | {"base": content["base"]})
+    )
+    for command in (
+        lambda: inspecting.inspect(checkpoint),
+        lambda: inspecting.plan(checkpoint, factor=2.0),
+        lambda: inspecting.plan(checkpoint, factor=2.0, from_original=True),
+        lambda: inspecting.serving(str(checkpoint)),
+        lambda: ropext.extend(checkpoint, checkpoint.parent / "out", factor=2.0, no_verify=True),
+        lambda: check_directory(checkpoint),
+    ):
+        with pytest.raises(InputError, match=r"ropext\.json is damaged"):
+            command()
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"run": {"evaluation": {"variants": []}}},
+        {"run": {"evaluation": {"variants": {"a": 1}, "tail_tokens": 4}}},
+        {"run": {"evaluation": {"variants": {"a": {"metrics": []}}}}},
+        {"finetune": {"numbers": {"tuned": {}}, "overlap": {"documents": "x"}}},
+        {"finetune": {"numbers": {"tuned": {"tail@64": {"value": "x"}}}}},
+    ],
+)
+def test_numbers_of_an_altered_record_are_one_sentence(checkpoint, sections):
+    """Of `push`, which puts them on the card."""
+    content = seeds.records()[0] | sections
+    (checkpoint / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="damaged"):
+        figures(checkpoint)
