@@ -34,6 +34,12 @@ class InputError(RopextError):
     """A model directory, config, data file or hub id that cannot be read as asked."""
 
 
+class NoServer(InputError):
+    """No server answers at an address, before anything was done."""
+
+    exit_code = 5
+
+
 class UnsupportedModel(RopextError):
     """The model is recognised, and what it would take to extend it is said."""
 

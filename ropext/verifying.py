@@ -30,8 +30,8 @@ from ropext.families import Model
 from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, read_object
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
+from ropext.ports.server import require_server
 from ropext.proof import Expected
-from ropext.proof.server import require_server
 from ropext.rope import Positions, Spectrum
 from ropext.scaling.tables import METHODS, growth
 

@@ -24,6 +24,7 @@ from command_line import run
 import ropext
 from ropext import bundled
 from ropext.errors import InputError, ProofFailed, Stopped
+from ropext.ports import server as ports
 from ropext.proof import server as endpoint
 
 CONTEXT, TARGET = 64, 256
@@ -219,7 +220,7 @@ def test_the_prompt_that_differs_is_named(directory: Path, right, unscaled) -> N
 
 
 def test_what_is_asked(directory: Path, right, monkeypatch) -> None:
-    monkeypatch.setenv(endpoint.KEY, "local-key")
+    monkeypatch.setenv(ports.KEY, "local-key")
     asked: list = []
     with serving("vllm", right, requests=asked) as url:
         probe(url, directory)
@@ -246,7 +247,7 @@ def test_a_short_limit_is_told_before_any_prompt(kind: str, directory: Path, rig
 
 def test_a_refused_prompt(right) -> None:
     with serving("sglang", right, limit=CONTEXT) as url:
-        server = endpoint.server_at(url)
+        server = ports.server_at(url)
         with pytest.raises(ProofFailed, match=r"refuses a prompt of 80 tokens \(HTTP 400: .*64"):
             endpoint.compare(server, "tiny", [[3] * 80], CONTEXT, right)
 
@@ -276,7 +277,7 @@ def test_no_server(directory: Path, right) -> None:
     with pytest.raises(InputError, match="no answer from the server"):
         probe(url, directory)
     with pytest.raises(Stopped, match="went away during a prompt of 3 tokens"):
-        endpoint.compare(endpoint.server_at(url), "tiny", [[3, 4, 5]], CONTEXT, right)
+        endpoint.compare(ports.server_at(url), "tiny", [[3, 4, 5]], CONTEXT, right)
     for wrong in ("file:///etc/passwd", "localhost:8000", "http://"):
         with pytest.raises(InputError, match="is no http address"):
             probe(wrong, directory)
@@ -289,7 +290,7 @@ def test_a_dead_port_is_told_before_anything_is_opened(name, tmp_path, capsys) -
     with serving("vllm", None) as url:
         pass
     code, told = run("verify", tmp_path / name, "--endpoint", url, capsys=capsys)
-    assert (code, "no answer from the server" in told.err) == (2, True)
+    assert (code, "no answer from the server" in told.err) == (5, True)
 
 
 def test_lengths_lie_inside_and_beyond() -> None:
@@ -301,13 +302,13 @@ def test_lengths_lie_inside_and_beyond() -> None:
 @pytest.mark.parametrize("url", ["http://[", "ftp://x", "localhost:8000", "http://", "x" * 9999])
 def test_addresses_that_are_none(url):
     with pytest.raises(InputError, match="no http address") as caught:
-        endpoint.server_at(url)
+        ports.server_at(url)
     assert len(str(caught.value)) < 300
 
 
 def test_a_password_in_the_address_is_not_repeated():
     with pytest.raises(InputError, match="without user or password") as caught:
-        endpoint.server_at("http://user:secret@localhost:8000")
+        ports.server_at("http://user:secret@localhost:8000")
     assert "secret" not in str(caught.value)
 
 
@@ -316,16 +317,16 @@ def test_a_password_in_the_address_is_not_repeated():
     [{"data": 3}, {"data": {"a": 1}}, {"data": ["x"]}, {"data": [{"max_model_len": "many"}]}],
 )
 def test_a_server_that_answers_nonsense(monkeypatch, models):
-    server = endpoint.server_at("http://localhost:8000")
+    server = ports.server_at("http://localhost:8000")
     monkeypatch.setattr(
-        endpoint.Server, "get", lambda self, path: models if "models" in path else None
+        ports.Server, "get", lambda self, path: models if "models" in path else None
     )
     with pytest.raises(InputError, match="OpenAI-compatible"):
-        endpoint.served_model(server, "http://localhost:8000")
+        ports.served_model(server, "http://localhost:8000")
 
 
 @contextmanager
-def answering(answer) -> Iterator[endpoint.Server]:
+def answering(answer) -> Iterator[ports.Server]:
     """A server that answers every GET and POST by `answer(handler)`, and how it is reached."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -345,7 +346,7 @@ def answering(answer) -> Iterator[endpoint.Server]:
         stub.block_on_close = False
         thread = threading.Thread(target=stub.serve_forever, daemon=True)
         thread.start()
-        yield endpoint.server_at(f"http://127.0.0.1:{stub.server_address[1]}")
+        yield ports.server_at(f"http://127.0.0.1:{stub.server_address[1]}")
         stub.shutdown()
 
 
@@ -369,7 +370,7 @@ def test_a_key_is_not_sent_on_to_where_a_server_redirects(monkeypatch):
         handler.end_headers()
         handler.wfile.write(b"{}")
 
-    monkeypatch.setenv(endpoint.KEY, "secret")
+    monkeypatch.setenv(ports.KEY, "secret")
     with answering(elsewhere) as server, pytest.raises(InputError, match=r"redirects to .*/other"):
         server.get("/v1/models")
     assert seen == [("/v1/models", "Bearer secret")]
@@ -389,13 +390,13 @@ HUGE = b"9" * 400
         (b'{"data": [{"id": "x\\nall right: y", "max_model_len": 4}]}', "no name and limit"),
         (b'{"data": [{"id": "x"}, %b]}' % (b"[]," * 600_000 + b"[]"), "more than 500,000 objects"),
         (b"[" * 100_000, "nested|cut short"),
-        (b" " * (endpoint.ANSWER_LIMIT + 1), "more than 4 MiB"),
+        (b" " * (ports.ANSWER_LIMIT + 1), "more than 4 MiB"),
         (b'{"data": [{"id": "\xff"}]}', "not UTF-8"),
     ],
 )
 def test_a_model_list_of_nonsense_is_one_sentence(models, says):
     with answering(saying(models)) as server, pytest.raises(InputError, match=says) as caught:
-        endpoint.served_model(server, server.root)
+        ports.served_model(server, server.root)
     assert len(str(caught.value)) < 400
 
 
@@ -427,7 +428,7 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
     with answering(drip) as server:
         hasty = replace(server, deadline=1.0)
         with pytest.raises(InputError, match=r"no answer from the server .*within 1 second"):
-            endpoint.served_model(hasty, hasty.root)
+            ports.served_model(hasty, hasty.root)
         with pytest.raises(Stopped, match=r"went away during a prompt of 1 tokens .*within 1 s"):
             endpoint.compare(hasty, "tiny", [[3]], CONTEXT, lambda ids: [0.0])
 
@@ -559,7 +560,7 @@ def test_a_real_llama_server_runs_the_base_by_the_printed_line(files, tmp_path, 
     for file, flags in ((out, ()), (base, printed), (base, longer)):
         with llama_server(file, tmp_path, *flags) as url:
             body = {"prompt": ids, "n_predict": 1, "n_probs": 20, "temperature": 0.0}
-            answer = json.loads(endpoint.server_at(url).call("/completion", body)[1])
+            answer = json.loads(ports.server_at(url).call("/completion", body)[1])
             (told,) = answer["completion_probabilities"]
             found.append({own["id"]: own["logprob"] for own in told["top_logprobs"]})
     written, served, plain = found
@@ -581,7 +582,7 @@ def llama_server(file: Path, folder: Path, *flags: str) -> Iterator[str]:
         subprocess.Popen([*words, *flags], stdout=log, stderr=log) as process,
     ):
         try:
-            server = endpoint.server_at(f"http://127.0.0.1:{port}")
+            server = ports.server_at(f"http://127.0.0.1:{port}")
             for _ in range(300):
                 with suppress(OSError):
                     if server.call("/health")[0] == 200:

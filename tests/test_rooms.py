@@ -40,6 +40,7 @@ ABOVE_THE_LINE = (
     "inspecting",
     "results",
     "report",
+    "ports",
 )
 BELOW_THE_LINE = (
     "proof",
@@ -59,7 +60,7 @@ ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
 
 HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
 # Rows of a position table are arrays: those that are made, and those that are written.
-NUMPY_ROOMS = ("scaling", "checkpoint", "results", "report")
+NUMPY_ROOMS = ("scaling", "checkpoint", "results", "report", "ports")
 PUBLIC_FUNCTIONS = (
     *("inspect", "plan", "extend", "verify", "patch", "save"),
     *("evaluate", "finetune", "fit", "run"),

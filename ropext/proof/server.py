@@ -8,23 +8,16 @@ dequantised weights of the GGUF that is served.
 
 import http.client
 import json
-import os
 import random
 import re
-import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean as mean
-from time import monotonic
 from typing import Any
 
 from ropext.errors import InputError, ProofFailed, Stopped
-from ropext.files import parse_object
+from ropext.ports.server import Server, served_model, server_at
 
 TOP = 5  # log-probabilities asked for; the most that every server gives
 TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
@@ -33,16 +26,10 @@ TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored 
 MEAN_TOLERANCE = 0.15
 ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
 TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token is no whole character
-TIMEOUT = 600.0  # seconds for one whole answer
-FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
-KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
 SPECIAL = ("bos", "eos", "pad")
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
-ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
-MOST_TOKENS = 1 << 40
 LOWEST = -1e9  # what a server may write for the logarithm of 0
 
 
@@ -66,132 +53,6 @@ class Probe:
     # Of a GGUF: what a reading by the spectrum before the extension differs by, beyond the old
     # context in the mean; None where nothing was extended.
     lost: float | None = None
-
-
-class _Refusing(urllib.request.HTTPRedirectHandler):
-    """Takes no redirect: whoever answers there was not named, and gets no prompt."""
-
-    def redirect_request(
-        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str
-    ) -> None:
-        raise InputError(
-            f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
-        )
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server's address, and how to talk to it."""
-
-    root: str
-    key: str | None = None
-    deadline: float = TIMEOUT
-
-    def get(self, path: str) -> dict[str, Any] | None:
-        """The JSON object at a path, or None where this kind of server has no such path."""
-        status, body = self.call(path)
-        return None if status >= 400 else self.parsed(path, body)
-
-    def parsed(self, path: str, body: bytes) -> dict[str, Any]:
-        """The JSON object that an answer is."""
-        return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
-
-    def call(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
-        """The status and the answer, whole before the deadline: a byte a second passes every limit
-        of a single read."""
-        answer: Future[tuple[int, bytes]] = Future()
-
-        def read() -> None:
-            try:
-                answer.set_result(self._read(path, question))
-            except Exception as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=read, daemon=True).start()
-        try:
-            return answer.result(self.deadline)
-        except TimeoutError:
-            raise TimeoutError(f"no whole answer within {self.deadline:g} seconds") from None
-
-    def _read(self, path: str, question: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        data = None if question is None else json.dumps(question).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.root + path, data=data, headers=headers)
-        if self.key:
-            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
-        proxies = [urllib.request.ProxyHandler({})] if is_here else []
-        opener, end = urllib.request.build_opener(_Refusing, *proxies), monotonic() + self.deadline
-        try:
-            answer = opener.open(request, timeout=self.deadline)
-        except urllib.error.HTTPError as error:
-            answer = error
-        body = b""
-        with answer:
-            while (piece := answer.read1(1 << 16)) and monotonic() < end:
-                body += piece
-                if len(body) > ANSWER_LIMIT:
-                    mib = ANSWER_LIMIT >> 20
-                    raise InputError(f"--endpoint {self.root}{path} answers more than {mib} MiB")
-        return answer.status, body
-
-
-def server_at(url: str) -> Server:
-    """A server by its address, with or without the trailing /v1."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # half an IPv6 address
-        known = False
-    if "@" in url:
-        raise InputError(
-            f"--endpoint takes an address without user or password; a key is read from {KEY}"
-        )
-    if not known:
-        raise InputError(
-            f"--endpoint {url[:100]!r} is no http address such as http://localhost:8000"
-        )
-    return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
-
-
-def served_model(server: Server, url: str) -> tuple[str, int | None]:
-    """The model's name there, and the server's context limit."""
-    try:
-        models = server.get("/v1/models")
-        if models is None or not models.get("data"):
-            raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
-        name, limit = models["data"][0]["id"], _limit(server, models["data"][0])
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise InputError(f"--endpoint {url}: no answer from the server ({reason})") from None
-    except (KeyError, IndexError, TypeError, AttributeError):
-        name = limit = None
-    is_plain = isinstance(name, str) and len(name) < 1000 and name.isprintable()
-    if not is_plain or not (limit is None or (type(limit) is int and 0 < limit < MOST_TOKENS)):
-        raise InputError(
-            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit"
-        )
-    return name, limit
-
-
-def require_server(url: str) -> None:
-    """Refuse an address at which no server answers, before anything is opened or loaded."""
-    served_model(replace(server_at(url), deadline=FIRST_TIMEOUT), url)
-
-
-def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
-    """How many tokens a model takes, where its server says."""
-    if entry.get("max_model_len"):  # vLLM and SGLang
-        return entry["max_model_len"]
-    props = server.get("/props")  # llama-server; of one slot, which is what a request gets
-    slot = props.get("default_generation_settings") if isinstance(props, dict) else None
-    if slot and slot.get("n_ctx"):
-        return slot["n_ctx"]
-    for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
-        info = server.get(path)
-        if isinstance(info, dict) and info.get("context_length"):
-            return info["context_length"]
-    return None
 
 
 def top_logprobs(answer: Any) -> list[tuple[int | None, float]]:

@@ -1,0 +1,207 @@
+"""The client of an OpenAI-compatible server: whose port it is, one request, and what it serves.
+
+A server is a stranger. Its answer has a deadline for the whole of it and a limit of bytes, is
+strict JSON, and is never followed elsewhere; the key goes to the address that was named, and is
+written nowhere.
+"""
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+from ropext.errors import InputError, NoServer
+from ropext.files import parse_object
+
+TIMEOUT = 600.0  # seconds for one whole answer
+FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
+KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
+MOST_TOKENS = 1 << 40
+BUSY = (429, 503)  # too many requests; still loading, or overloaded
+PATIENCE = 300.0  # seconds that a busy server is waited for
+PAUSES = (1.0, 30.0)  # seconds between two requests to a busy server, the first and the longest
+
+
+class _Refusing(urllib.request.HTTPRedirectHandler):
+    """Takes no redirect: whoever answers there was not named, and gets no prompt."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str
+    ) -> None:
+        raise InputError(
+            f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
+        )
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's address, and how to talk to it."""
+
+    root: str
+    key: str | None = field(default=None, repr=False)
+    deadline: float = TIMEOUT
+    most_bytes: int = ANSWER_LIMIT
+    patience: float = PATIENCE
+    pauses: tuple[float, float] = PAUSES
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        """The JSON object at a path, or None where this kind of server has no such path."""
+        status, body = self.patiently(path)
+        return None if status >= 400 else self.parsed(path, body)
+
+    def post(self, path: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The JSON object that a path answers, or None where it answers no such question."""
+        status, body = self.patiently(path, question)
+        return None if status >= 400 else self.parsed(path, body)
+
+    def patiently(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """The status and the answer; one that is busy or still loads its model is waited for."""
+        end = monotonic() + self.patience
+        pause, longest = self.pauses
+        while True:
+            status, body = self.call(path, question)
+            if status not in BUSY or monotonic() + pause > end:
+                return status, body
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def parsed(self, path: str, body: bytes) -> dict[str, Any]:
+        """The JSON object that an answer is."""
+        return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
+
+    def call(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+        """The status and the answer, whole before the deadline: a byte a second passes every limit
+        of a single read."""
+        answer: Future[tuple[int, bytes]] = Future()
+
+        def read() -> None:
+            try:
+                answer.set_result(self._read(path, question))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            return answer.result(self.deadline)
+        except TimeoutError:
+            raise TimeoutError(f"no whole answer within {self.deadline:g} seconds") from None
+
+    def _read(self, path: str, question: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        data = None if question is None else json.dumps(question).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.root + path, data=data, headers=headers)
+        if self.key:
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
+        proxies = [urllib.request.ProxyHandler({})] if is_here else []
+        opener, end = urllib.request.build_opener(_Refusing, *proxies), monotonic() + self.deadline
+        try:
+            answer = opener.open(request, timeout=self.deadline)
+        except urllib.error.HTTPError as error:
+            answer = error
+        body = b""
+        with answer:
+            while (piece := answer.read1(1 << 16)) and monotonic() < end:
+                body += piece
+                if len(body) > self.most_bytes:
+                    mib = self.most_bytes >> 20
+                    raise InputError(f"--endpoint {self.root}{path} answers more than {mib} MiB")
+        return answer.status, body
+
+
+def server_at(url: str) -> Server:
+    """A server by its address, with or without the trailing /v1."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # half an IPv6 address
+        known = False
+    if "@" in url:
+        raise InputError(
+            f"--endpoint takes an address without user or password; a key is read from {KEY}"
+        )
+    if not known:
+        raise InputError(
+            f"--endpoint {url[:100]!r} is no http address such as http://localhost:8000"
+        )
+    return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
+
+
+def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[str, int | None]:
+    """The model's name there, and the server's context limit; of several, the first, or the one
+    that is wanted."""
+    try:
+        models = server.get("/v1/models")
+        if models is None or not models.get("data"):
+            raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
+        entry = _entry(models["data"], wanted, url)
+        name = entry["id"]
+        limit = _limit(server, entry)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise NoServer(f"--endpoint {url}: no answer from the server ({reason})") from None
+    except (KeyError, IndexError, TypeError, AttributeError):
+        name = limit = None
+    is_plain = isinstance(name, str) and len(name) < 1000 and name.isprintable()
+    if not is_plain or not (limit is None or (type(limit) is int and 0 < limit < MOST_TOKENS)):
+        raise InputError(
+            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit"
+        )
+    return name, limit
+
+
+def _entry(models: Any, wanted: str | None, url: str) -> Any:
+    """The first of the models that a server lists, or the one with the wanted name."""
+    if wanted is None:
+        return models[0]
+    for entry in models:
+        if entry["id"] == wanted:
+            return entry
+    names = ", ".join(str(entry["id"])[:60] for entry in models[:5])
+    raise InputError(f"--endpoint {url} serves no model {wanted[:60]!r}; it lists {names}")
+
+
+def require_server(url: str) -> None:
+    """Refuse an address at which no server answers, before anything is opened or loaded."""
+    hasty = replace(server_at(url), deadline=FIRST_TIMEOUT, patience=0.0)
+    served_model(hasty, url)
+
+
+def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
+    """How many tokens a model takes, where its server says."""
+    if entry.get("max_model_len"):  # vLLM and SGLang
+        return entry["max_model_len"]
+    props = server.get("/props")  # llama-server; of one slot, which is what a request gets
+    slot = props.get("default_generation_settings") if isinstance(props, dict) else None
+    if slot and slot.get("n_ctx"):
+        return slot["n_ctx"]
+    for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
+        info = server.get(path)
+        if isinstance(info, dict) and info.get("context_length"):
+            return info["context_length"]
+    return _loaded_limit(server, entry["id"])
+
+
+def _loaded_limit(server: Server, name: Any) -> Any:
+    """How many tokens LM Studio or Ollama gives a model that it has loaded."""
+    for path, key, name_key in (
+        ("/api/v0/models", "data", "id"),
+        ("/api/ps", "models", "name"),
+    ):
+        listed = server.get(path)
+        entries = listed.get(key) if isinstance(listed, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and entry.get(name_key) == name:
+                return entry.get("loaded_context_length") or entry.get("context_length")
+    return None

@@ -1,0 +1,55 @@
+"""One request: what is waited for, and what is never written."""
+
+import dataclasses
+import json
+
+import pytest
+from fake_server import Fake, serving
+
+from ropext.errors import InputError, NoServer
+from ropext.ports import server as client
+
+QUESTION = {"messages": [{"content": "What is the pass key?"}], "max_tokens": 9}
+
+
+def test_a_busy_server_is_waited_for_and_one_that_stays_busy_is_told() -> None:
+    fake = Fake(busy=2)
+    with serving(fake) as url:
+        port = dataclasses.replace(client.server_at(url), pauses=(0.01, 0.02))
+        assert port.patiently("/v1/chat/completions", QUESTION)[0] == 200
+        assert len(fake.asked) == 3
+        fake.busy = 100
+        hasty = dataclasses.replace(port, patience=0.05)
+        assert hasty.patiently("/v1/chat/completions", QUESTION)[0] == 429
+
+
+def test_an_answer_beyond_the_limit_of_bytes_is_not_read_to_its_end() -> None:
+    with serving(Fake(body=b"x" * 3_000_000)) as url:
+        port = dataclasses.replace(client.server_at(url), most_bytes=1 << 20)
+        with pytest.raises(InputError, match="answers more than 1 MiB"):
+            port.call("/v1/chat/completions", QUESTION)
+
+
+def test_the_key_is_sent_and_stands_in_no_text(monkeypatch) -> None:
+    monkeypatch.setenv(client.KEY, "secret-key")
+    fake = Fake()
+    with serving(fake) as url:
+        port = client.server_at(url)
+        port.call("/v1/chat/completions", QUESTION)
+    assert fake.keys == ["Bearer secret-key"]
+    assert "secret-key" not in repr(port)
+    assert "secret-key" not in json.dumps(QUESTION)
+
+
+def test_no_server_has_an_exit_code_of_its_own() -> None:
+    with pytest.raises(NoServer, match="no answer from the server") as caught:
+        client.served_model(client.server_at("http://127.0.0.1:9"), "http://127.0.0.1:9")
+    assert caught.value.exit_code == 5
+
+
+def test_a_model_is_chosen_by_its_name() -> None:
+    with serving(Fake(limit=64)) as url:
+        port = client.server_at(url)
+        assert client.served_model(port, url, "fake") == ("fake", 64)
+        with pytest.raises(InputError, match="serves no model 'other'; it lists fake"):
+            client.served_model(port, url, "other")
