@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from importlib import import_module
 from io import StringIO
 from math import prod
 from pathlib import Path
@@ -76,6 +77,7 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    import_module("gguf")  # where it is missing, transformers says that torch is missing too
     path = model.head.path
     keywords: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
     try:

@@ -270,15 +270,10 @@ def _rows(path: Path, name: str) -> list[bytes]:
 def quantised_row(data: bytes, kind: int) -> "Rows | None":
     """The values of a row of a GGUF tensor; None of a kind that the package gguf does not know."""
     import numpy as np
+    from gguf import GGMLQuantizationType, quants  # late: a light installation lacks it
 
     try:
-        from gguf import GGMLQuantizationType, quants
-
         return quants.dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(kind))
-    except ModuleNotFoundError:
-        raise InputError(
-            "a quantised GGUF is compared by the package gguf: pip install gguf"
-        ) from None
     except (NotImplementedError, ValueError):
         return None
 

@@ -42,7 +42,7 @@ GROUPED, HELP_ALL = ("extend", "plan", "eval", "fit", "finetune"), "--help-all"
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
 # What a light installation leaves out (docs/gguf.md).
-HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "matplotlib")
+HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "gguf", "matplotlib")
 
 
 def _unread(summary: str) -> Callable[[], None]:

@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from gguf_files import making
 
 import ropext
@@ -35,6 +37,17 @@ def models(tmp_path_factory):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(f"{place}/{name}", room / "demo" / name)
     return room / "demo", file
+
+
+def test_a_missing_gguf_package_is_named_alone(tmp_path, monkeypatch, capsys):
+    """transformers would say that torch is missing too."""
+    making.of_checkpoint(DEMO, tmp_path / "demo.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    words = ("--data", "ropext://held-out", "--max-docs", "2")
+    code, told = run("eval", tmp_path / "demo.gguf", *words, capsys=capsys)
+    assert code == 2
+    last = told.err.splitlines()[-1]
+    assert last == "error: this needs gguf, which is not installed: pip install gguf"
 
 
 def tails(model):
