@@ -36,6 +36,7 @@ from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
+from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.overlap import both, from_json, trained_in
 from ropext.workdir import MANIFEST, Flat, Ledger, Step, beside, release, remove
 
@@ -299,7 +300,9 @@ class Work:
             made = self.contents().items()
             contents = {f"checkpoint.{label}": content for label, content in made}
             lengths = {"context": self.plan.context, "limit": self.plan.target}
-            return self._section(EVALUATE) | contents | lengths
+            # A metric that is added later is not in the results of an earlier run.
+            names = [metric.name for metric in (*TEXT_METRICS, *WHOLE_METRICS)]
+            return self._section(EVALUATE) | contents | lengths | {"metrics": ",".join(names)}
 
         def look() -> Flat | None:
             whole = results.is_file() and (self.evaluation / "report.html").is_file()

@@ -10,3 +10,4 @@ and a run's folder (`rundir`) alone touch files.
 BASE, UNTOUCHED, CONTROL = "base", "untouched", "control"
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
 START, UNTUNED = "start", "untuned"
+STRIDED = "hf_stride"  # a perplexity read by a loop of its own, under --protocol hf-stride

@@ -21,7 +21,8 @@ from ropext.errors import UsageError
 from ropext.files import is_path
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Evaluate
-from ropext.results import BASE
+from ropext.results import BASE, STRIDED
+from ropext.results.metrics import WHOLE_METRICS, metrics_of
 from ropext.tasks import RULER, THIRTEEN
 
 if TYPE_CHECKING:
@@ -210,24 +211,41 @@ class Metrics:
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
         """Name what is measured at every length, and what stands for all of them: of a
         variant, or of its differences to another run."""
-        at, whole, tasks = list[str](), list[str](), self.options.tasks
-        alone = run is None
-        beside_base = BASE in self.labels and variant != BASE
+        at = list[str]()
+        whole = list[str]()
         if self.options.data is not None:
-            at += ["tail", "tail_nll"]
-            if not self.masked:
-                at += ["cumulative", "yarn", "bpb"] if alone else ["cumulative"]
-            at += ["in_window", "in_window_nll", "gain"] if alone and beside_base else []
-            strided = self.options.protocol == "hf-stride" and variant != BASE
-            at += ["hf_stride"] if alone and strided else []
-            whole += ["short_tax"] if beside_base or not alone else []
-            whole += ["effective_context"] if alone and beside_base else []
-        for task in tasks if BASE not in (variant, run) else ():
-            at += [task, f"{task}_nll"]
-            whole += [f"effective_context.{task}"] if alone else []
-        count = len(set(tasks) & set(THIRTEEN))
-        if count > 1 and BASE not in (variant, run):
-            at.append(RULER)
-            whole += [f"effective_context.{RULER}"] if alone else []
-            whole += ["ruler_context"] if alone and count == len(THIRTEEN) else []
+            self._text_metrics(variant, run, at, whole)
+        if BASE not in (variant, run):  # the base is not asked
+            self._task_metrics(run, at, whole)
         return at, whole
+
+    def _text_metrics(
+        self, variant: str | None, run: str | None, at: list[str], whole: list[str]
+    ) -> None:
+        """Add what is measured on text."""
+        between = run is not None
+        beside_base = BASE in self.labels and variant != BASE
+        with_base = beside_base and not between
+        for metric in metrics_of(masked=self.masked, with_base=with_base, between=between):
+            at.append(metric.name)
+        if self.options.protocol == "hf-stride" and variant != BASE and not between:
+            at.append(STRIDED)
+        for number in WHOLE_METRICS:
+            if with_base or (between and number.differ is not None):
+                whole.append(number.name)
+
+    def _task_metrics(self, run: str | None, at: list[str], whole: list[str]) -> None:
+        """Add what is asked; the length that a model reaches is not compared between two."""
+        alone = run is None
+        tasks = self.options.tasks
+        for task in tasks:
+            at += [task, f"{task}_nll"]
+            if alone:
+                whole.append(f"effective_context.{task}")
+        of_ruler = len(set(tasks) & set(THIRTEEN))
+        if of_ruler > 1:
+            at.append(RULER)
+            if alone:
+                whole.append(f"effective_context.{RULER}")
+            if alone and of_ruler == len(THIRTEEN):
+                whole.append("ruler_context")

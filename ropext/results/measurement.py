@@ -19,8 +19,9 @@ from ropext.errors import InputError
 from ropext.files import write_json, write_whole
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED
+from ropext.results.metrics import Difference, ReadText, text_differences, text_values
 from ropext.results.overlap import Overlap
-from ropext.results.perplexity import Documents, Frame, Reading, strided_values, text_values
+from ropext.results.perplexity import Documents, Frame, Reading, strided_values
 from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
 from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
@@ -94,7 +95,8 @@ class Measurement:
         """Every number of one model on text, then by retrieval."""
         model, values = self.models[label], dict[str, Value]()
         if model.reading is not None:
-            values = text_values(self.frame, self.documents, model.reading, self.base(label))
+            text = ReadText(self.frame, model.reading, self.base(label), self.documents)
+            values = text_values(text)
         if model.strides is not None:
             values |= strided_values(self.frame, model.strides)
         if model.items:
@@ -159,13 +161,8 @@ def differences(left: Measurement, right: Measurement) -> dict[str, Value]:
     if left.readings and right.readings:
         (label,) = right.models
         both = joined([left, right.only(label, f"{label} (reference)")])
-        frame, (first, second) = both.frame, both.readings.values()
-        for length in frame.lengths:
-            tail = frame.difference(first, second, frame.tail_span(length))
-            values[f"tail@{length}"] = values[f"tail_nll@{length}"] = tail
-            if not frame.mask_stride:
-                values[f"cumulative@{length}"] = frame.difference(first, second, (1, length))
-        values["short_tax"] = frame.difference(first, second, frame.inside)
+        first, second = both.readings.values()
+        values = text_differences(Difference(both.frame, first, second))
     (one,), (other,) = left.models.values(), right.models.values()
     return values | item_differences(one.items, other.items, left.frame.bootstrap)
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.lengths import length_at_least, length_text, lengths_text, octaves
+from ropext.results import STRIDED
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
@@ -176,61 +177,49 @@ class Frame:
         sums, counts = left.sums(*span)
         return self.bootstrap.ratio(sums - right.sums(*span)[0], counts)
 
+    def yarn_perplexity(self, reading: Reading, length: int) -> Value:
+        """Return exp of the mean over documents of each one's mean NLL (protocol "yarn")."""
+        sums, counts = reading.sums(1, length)
+        return self.bootstrap.ratio(sums / counts, np.ones(len(sums)), np.exp)
+
+    def bits_per_byte(self, reading: Reading, documents: Documents, length: int) -> Value:
+        """Return bits per byte of the text that the scored tokens stand for."""
+        sums, _ = reading.sums(1, length)
+        num_bytes = []
+        for counts in documents.token_bytes:
+            num_bytes.append(float(counts[1:length].sum()))
+        return self.bootstrap.ratio(sums / math.log(2), num_bytes)
+
+    def effective_context(self, reading: Reading, base: Reading) -> Value:
+        """Return the longest length up to which, from the first length of at least the tail on, the
+        tail stays within 0.02 nats of the in-window value.
+
+        With eight documents or more the one-sided 95 % upper end of the paired difference must stay
+        below; the answer is then certain to that degree and stands as its own interval. 0 = not
+        even the first of these lengths.
+        """
+        reached = 0
+        long_enough = [length for length in self.lengths if length >= self.tail]
+        for length in long_enough or self.lengths:
+            span = self.tail_span(length)
+            sums, counts = reading.sums(*span)
+            excess = sums - base.sums(*span)[0]
+            worst = self.bootstrap.upper(excess, counts)
+            if worst is None:
+                worst = float(excess.sum() / counts.sum())
+            # `not <=` so that a not-a-number ends the climb.
+            if not worst <= EFFECTIVE_MARGIN:
+                break
+            reached = length
+        num_documents = len(reading.sums(1, 2)[0])
+        interval = None
+        if num_documents >= FEWEST_DOCUMENTS:
+            interval = (float(reached), float(reached))
+        return Value(float(reached), None, interval, num_documents)
+
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
         """Position buckets; none where a tail is all that is scored."""
         return () if self.mask_stride else octaves(self.context, self.longest, parts)
-
-
-def text_values(
-    frame: Frame, documents: Documents | None, reading: Reading, base: Reading | None
-) -> dict[str, Value]:
-    """Every number of one model on text, by its name."""
-    boot, values = frame.bootstrap, dict[str, Value]()
-    for length in frame.lengths:
-        span = frame.tail_span(length)
-        values[f"tail@{length}"] = frame.perplexity(reading, span)
-        values[f"tail_nll@{length}"] = frame.nll(reading, span)
-        if not frame.mask_stride:
-            sums, counts = reading.sums(1, length)
-            values[f"cumulative@{length}"] = frame.perplexity(reading, (1, length))
-            values[f"yarn@{length}"] = boot.ratio(sums / counts, np.ones(len(sums)), np.exp)
-            if documents is not None:
-                # Of text, that the scored tokens stand for.
-                num_bytes = [float(counts[1:length].sum()) for counts in documents.token_bytes]
-                values[f"bpb@{length}"] = boot.ratio(sums / math.log(2), num_bytes)
-        if base is not None:
-            values[f"in_window@{length}"] = frame.perplexity(base, span)
-            values[f"in_window_nll@{length}"] = frame.nll(base, span)
-            values[f"gain@{length}"] = frame.difference(base, reading, span)
-    if base is not None:
-        values["short_tax"] = frame.difference(reading, base, frame.inside)
-        values["effective_context"] = effective_context(frame, reading, base)
-    return values
-
-
-def effective_context(frame: Frame, reading: Reading, base: Reading) -> Value:
-    """The longest length up to which, from the first length of at least the tail on, the tail stays
-    within 0.02 nats of the in-window value.
-
-    With eight documents or more the one-sided 95 % upper end of the paired difference must stay
-    below; the answer is then certain to that degree and stands as its own interval. 0 = not even
-    the first of these lengths.
-    """
-    reached, n = 0, len(reading.sums(1, 2)[0])
-    whole = [length for length in frame.lengths if length >= frame.tail]
-    for length in whole or frame.lengths:
-        span = frame.tail_span(length)
-        sums, counts = reading.sums(*span)
-        excess = sums - base.sums(*span)[0]
-        worst = frame.bootstrap.upper(excess, counts)
-        if worst is None:
-            worst = float(excess.sum() / counts.sum())
-        # `not <=` so that a not-a-number ends the climb.
-        if not worst <= EFFECTIVE_MARGIN:
-            break
-        reached = length
-    sure = n >= FEWEST_DOCUMENTS
-    return Value(float(reached), None, (float(reached),) * 2 if sure else None, n)
 
 
 def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[dict[str, Any]]:
@@ -250,7 +239,7 @@ def strided_values(
     """`hf_stride@C` from each document's weighted sum and weight under the strided loop."""
     both = {length: np.transpose(documents) for length, documents in windows.items()}
     return {
-        f"hf_stride@{length}": frame.bootstrap.ratio(sums, weights, np.exp)
+        f"{STRIDED}@{length}": frame.bootstrap.ratio(sums, weights, np.exp)
         for length, (sums, weights) in both.items()
     }
 

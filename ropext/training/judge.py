@@ -17,7 +17,8 @@ from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store
-from ropext.results.perplexity import MASK_STRIDE, Frame, text_values
+from ropext.results.metrics import ReadText, text_values
+from ropext.results.perplexity import MASK_STRIDE, Frame
 from ropext.results.retrieval import grouped, share_of
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.training.rows import FIT_TASK
@@ -47,7 +48,8 @@ def numbers_of(measured: Measurement) -> Numbers:
     """Return what a training reports of each model; the base is held against itself too."""
     readings, numbers = measured.readings, Numbers()
     for label, reading in readings.items():
-        values = text_values(measured.frame, measured.documents, reading, readings.get(BASE))
+        base = readings.get(BASE)
+        values = text_values(ReadText(measured.frame, reading, base, measured.documents))
         reported = {name: value for name, value in values.items() if name.startswith(REPORTED)}
         numbers[label] = values_json(reported)
     return numbers

@@ -9,7 +9,8 @@ from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
-from ropext.results.perplexity import Documents, Frame, Reading, text_values
+from ropext.results.metrics import ReadText, text_values
+from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.values import Bootstrap
 
 LENGTHS = (32, 64, 128)
@@ -77,7 +78,9 @@ def test_yarn_protocol_comes_from_the_same_pass():
     scorer = scorer_of(model)
     arrays = [read_pass(scorer, ids, 128) for ids in texts]
     frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
-    values = text_values(frame, documents_of(texts), Reading("m", {128: arrays}), None)
+    values = text_values(
+        ReadText(frame, Reading("m", {128: arrays}), documents=documents_of(texts))
+    )
     for length in LENGTHS:
         expected = yarn_truncate(model, texts, length)
         assert values[f"yarn@{length}"].value == pytest.approx(expected, rel=1e-5)
@@ -103,9 +106,8 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
     whole = [read_pass(scorer, ids, 128) for ids in texts]
     short = [read_short(scorer, ids, CONTEXT) for ids in texts]
     frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
-    values = text_values(
-        frame, documents_of(texts), Reading("m", {128: whole}), Reading("base", {128: short})
-    )
+    reading, base = Reading("m", {128: whole}), Reading("base", {128: short})
+    values = text_values(ReadText(frame, reading, base, documents_of(texts)))
     for length in LENGTHS:
         for name in ("tail", "cumulative", "yarn", "in_window"):
             assert values[f"{name}@{length}"].value == pytest.approx(VOCABULARY, rel=1e-5)

@@ -18,13 +18,12 @@ from ropext.lengths import (
 )
 from ropext.report.tables import tail_text
 from ropext.results.measurement import MeasuredModel, Measurement, differences, item_differences
+from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
     Documents,
     Frame,
     Reading,
     by_position,
-    effective_context,
-    text_values,
     verdicts,
 )
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
@@ -91,7 +90,7 @@ def test_identities_of_the_numbers(setting):
     nll = arrays(rng, 12, 256)
     base = arrays(rng, 12, 256, level=2.5)
     reading, basis = Reading("m", {256: nll}), Reading("base", {256: base})
-    values = text_values(frame, own, reading, basis)
+    values = text_values(ReadText(frame, reading, basis, own))
     truth, other = np.array(nll, np.float64), np.array(base, np.float64)
     assert values["tail_nll@128"].value == pytest.approx(truth[:, 112:128].mean(), abs=1e-12)
     assert values["tail@128"].value == pytest.approx(math.exp(truth[:, 112:128].mean()))
@@ -113,7 +112,7 @@ def test_identities_of_the_numbers(setting):
 
 def test_mean_of_means_differs_from_token_weights_only_by_weight(setting):
     rng, frame, own = setting
-    values = text_values(frame, own, Reading("m", {256: arrays(rng, 12, 256)}), None)
+    values = text_values(ReadText(frame, Reading("m", {256: arrays(rng, 12, 256)}), documents=own))
     assert values["yarn@64"].value == pytest.approx(values["cumulative@64"].value)
     assert "gain@64" not in values
 
@@ -124,7 +123,8 @@ def test_a_length_is_read_from_the_shortest_pass_that_reaches_it(setting):
     reading = Reading("longrope", {64: short, 256: long})
     assert reading.sums(1, 64)[0][0] == pytest.approx(np.float64(short[0][1:]).sum())
     assert reading.sums(100, 128)[0][0] == pytest.approx(np.float64(long[0][100:128]).sum())
-    assert text_values(frame, own, reading, None)["tail_nll@32"].value == pytest.approx(
+    values = text_values(ReadText(frame, reading, documents=own))
+    assert values["tail_nll@32"].value == pytest.approx(
         np.mean([np.float64(a[16:32]) for a in short])
     )
 
@@ -137,11 +137,11 @@ def test_effective_context_stops_at_the_first_length_that_is_worse(setting):
     for array in worse:
         array[112:128] += 0.1
     reading, basis = Reading("m", {256: worse}), Reading("base", {256: base})
-    reached = effective_context(frame, reading, basis)
+    reached = frame.effective_context(reading, basis)
     assert (reached.value, reached.ci95) == (64.0, (64.0, 64.0))
-    assert effective_context(frame, basis, basis).value == 256
+    assert frame.effective_context(basis, basis).value == 256
     few = Reading("m", {256: worse[:3]}), Reading("base", {256: base[:3]})
-    assert effective_context(frame, *few).ci95 is None
+    assert frame.effective_context(*few).ci95 is None
 
 
 def test_lengths_shorter_than_the_tail_do_not_count_in_the_effective_context(setting):
@@ -153,8 +153,8 @@ def test_lengths_shorter_than_the_tail_do_not_count_in_the_effective_context(set
     reading, basis = Reading("m", {256: worse}), Reading("base", {256: base})
     # The tail of 128 begins at 64.
     late = replace(frame, lengths=(32, 128, 256), tail=64)
-    assert effective_context(late, reading, basis).value == 256
-    assert effective_context(replace(late, lengths=(32,)), reading, basis).value == 0
+    assert late.effective_context(reading, basis).value == 256
+    assert replace(late, lengths=(32,)).effective_context(reading, basis).value == 0
 
 
 def test_truncation_that_beats_the_extension_is_said_in_words(setting):

@@ -1,0 +1,180 @@
+"""The numbers of a text, in one table: what each is called, how it is taken, and how two models
+differ in it. Results, `vs RUN` gates and the check of gates before anything is read follow it.
+
+Without numpy, so that a gate is checked before it is loaded.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ropext.results.perplexity import Documents, Frame, Reading
+    from ropext.results.values import Value
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """A model's reading of the documents, and the base's that it is held against."""
+
+    frame: "Frame"
+    reading: "Reading"
+    base: "Reading | None" = None
+    documents: "Documents | None" = None  # without them bytes are not known
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two readings of the same documents; their difference is the first minus the second."""
+
+    frame: "Frame"
+    first: "Reading"
+    second: "Reading"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number at each length, `NAME@LENGTH`.
+
+    `take` gives a model's number, or None where it cannot be had. `differ` gives the paired
+    difference of two models, in nats per token; None where two models are not compared by it.
+    """
+
+    name: str
+    take: "Callable[[ReadText, int], Value | None]"
+    differ: "Callable[[Difference, int], Value] | None" = None
+    needs_base: bool = False
+    causal: bool = False  # not a number of masked language models, whose tail alone is scored
+
+
+@dataclass(frozen=True)
+class WholeMetric:
+    """A number that stands for all lengths; it needs the base's reading."""
+
+    name: str
+    take: "Callable[[ReadText], Value | None]"
+    differ: "Callable[[Difference], Value] | None" = None
+
+
+def _tail(text: ReadText, length: int) -> "Value":
+    return text.frame.perplexity(text.reading, text.frame.tail_span(length))
+
+
+def _tail_nll(text: ReadText, length: int) -> "Value":
+    return text.frame.nll(text.reading, text.frame.tail_span(length))
+
+
+def _tail_difference(pair: Difference, length: int) -> "Value":
+    return pair.frame.difference(pair.first, pair.second, pair.frame.tail_span(length))
+
+
+def _cumulative(text: ReadText, length: int) -> "Value":
+    return text.frame.perplexity(text.reading, (1, length))
+
+
+def _cumulative_difference(pair: Difference, length: int) -> "Value":
+    return pair.frame.difference(pair.first, pair.second, (1, length))
+
+
+def _yarn(text: ReadText, length: int) -> "Value":
+    return text.frame.yarn_perplexity(text.reading, length)
+
+
+def _bits_per_byte(text: ReadText, length: int) -> "Value | None":
+    if text.documents is None:
+        return None
+    return text.frame.bits_per_byte(text.reading, text.documents, length)
+
+
+def _in_window(text: ReadText, length: int) -> "Value | None":
+    if text.base is None:
+        return None
+    return text.frame.perplexity(text.base, text.frame.tail_span(length))
+
+
+def _in_window_nll(text: ReadText, length: int) -> "Value | None":
+    if text.base is None:
+        return None
+    return text.frame.nll(text.base, text.frame.tail_span(length))
+
+
+def _gain(text: ReadText, length: int) -> "Value | None":
+    if text.base is None:
+        return None
+    return text.frame.difference(text.base, text.reading, text.frame.tail_span(length))
+
+
+def _short_tax(text: ReadText) -> "Value | None":
+    if text.base is None:
+        return None
+    return text.frame.difference(text.reading, text.base, text.frame.inside)
+
+
+def _short_tax_difference(pair: Difference) -> "Value":
+    return pair.frame.difference(pair.first, pair.second, pair.frame.inside)
+
+
+def _effective_context(text: ReadText) -> "Value | None":
+    if text.base is None:
+        return None
+    return text.frame.effective_context(text.reading, text.base)
+
+
+# In the order in which results.json holds them.
+TEXT_METRICS = (
+    Metric("tail", _tail, _tail_difference),
+    Metric("tail_nll", _tail_nll, _tail_difference),
+    Metric("cumulative", _cumulative, _cumulative_difference, causal=True),
+    Metric("yarn", _yarn, causal=True),
+    Metric("bpb", _bits_per_byte, causal=True),
+    Metric("in_window", _in_window, needs_base=True),
+    Metric("in_window_nll", _in_window_nll, needs_base=True),
+    Metric("gain", _gain, needs_base=True),
+)
+WHOLE_METRICS = (
+    WholeMetric("short_tax", _short_tax, _short_tax_difference),
+    WholeMetric("effective_context", _effective_context),
+)
+
+
+def metrics_of(*, masked: bool, with_base: bool, between: bool) -> Iterator[Metric]:
+    """Yield the metrics at each length of a model, or of the difference between two models."""
+    for metric in TEXT_METRICS:
+        if metric.causal and masked:
+            continue
+        if metric.needs_base and not with_base:
+            continue
+        if between and metric.differ is None:
+            continue
+        yield metric
+
+
+def text_values(text: ReadText) -> "dict[str, Value]":
+    """Return every number of one model on text, by its name."""
+    values: dict[str, Value] = {}
+    masked = bool(text.frame.mask_stride)
+    with_base = text.base is not None
+    for length in text.frame.lengths:
+        for metric in metrics_of(masked=masked, with_base=with_base, between=False):
+            value = metric.take(text, length)
+            if value is not None:
+                values[f"{metric.name}@{length}"] = value
+    for whole in WHOLE_METRICS:
+        value = whole.take(text)
+        if value is not None:
+            values[whole.name] = value
+    return values
+
+
+def text_differences(pair: Difference) -> "dict[str, Value]":
+    """Return every paired difference of two models on text, by the metric's name."""
+    values: dict[str, Value] = {}
+    masked = bool(pair.frame.mask_stride)
+    for length in pair.frame.lengths:
+        for metric in metrics_of(masked=masked, with_base=False, between=True):
+            if metric.differ is not None:
+                values[f"{metric.name}@{length}"] = metric.differ(pair, length)
+    for whole in WHOLE_METRICS:
+        if whole.differ is not None:
+            values[whole.name] = whole.differ(pair)
+    return values
