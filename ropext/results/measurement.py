@@ -19,7 +19,7 @@ from ropext.errors import InputError
 from ropext.files import write_json, write_whole
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED
-from ropext.results.metrics import Difference, ReadText, text_differences, text_values
+from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values
 from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
@@ -162,7 +162,7 @@ def differences(left: Measurement, right: Measurement) -> dict[str, Value]:
         (label,) = right.models
         both = joined([left, right.only(label, f"{label} (reference)")])
         first, second = both.readings.values()
-        values = text_differences(Difference(both.frame, first, second))
+        values = text_differences(TextPair(both.frame, first, second))
     (one,), (other,) = left.models.values(), right.models.values()
     return values | item_differences(one.items, other.items, left.frame.bootstrap)
 

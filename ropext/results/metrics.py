@@ -24,7 +24,7 @@ class ReadText:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextPair:
     """Two readings of the same documents; their difference is the first minus the second."""
 
     frame: "Frame"
@@ -42,7 +42,7 @@ class Metric:
 
     name: str
     take: "Callable[[ReadText, int], Value | None]"
-    differ: "Callable[[Difference, int], Value] | None" = None
+    differ: "Callable[[TextPair, int], Value] | None" = None
     needs_base: bool = False
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
 
@@ -53,7 +53,7 @@ class WholeMetric:
 
     name: str
     take: "Callable[[ReadText], Value | None]"
-    differ: "Callable[[Difference], Value] | None" = None
+    differ: "Callable[[TextPair], Value] | None" = None
 
 
 def _tail(text: ReadText, length: int) -> "Value":
@@ -64,7 +64,7 @@ def _tail_nll(text: ReadText, length: int) -> "Value":
     return text.frame.nll(text.reading, text.frame.tail_span(length))
 
 
-def _tail_difference(pair: Difference, length: int) -> "Value":
+def _tail_difference(pair: TextPair, length: int) -> "Value":
     return pair.frame.difference(pair.first, pair.second, pair.frame.tail_span(length))
 
 
@@ -72,7 +72,7 @@ def _cumulative(text: ReadText, length: int) -> "Value":
     return text.frame.perplexity(text.reading, (1, length))
 
 
-def _cumulative_difference(pair: Difference, length: int) -> "Value":
+def _cumulative_difference(pair: TextPair, length: int) -> "Value":
     return pair.frame.difference(pair.first, pair.second, (1, length))
 
 
@@ -110,7 +110,7 @@ def _short_tax(text: ReadText) -> "Value | None":
     return text.frame.difference(text.reading, text.base, text.frame.inside)
 
 
-def _short_tax_difference(pair: Difference) -> "Value":
+def _short_tax_difference(pair: TextPair) -> "Value":
     return pair.frame.difference(pair.first, pair.second, pair.frame.inside)
 
 
@@ -166,7 +166,7 @@ def text_values(text: ReadText) -> "dict[str, Value]":
     return values
 
 
-def text_differences(pair: Difference) -> "dict[str, Value]":
+def text_differences(pair: TextPair) -> "dict[str, Value]":
     """Return every paired difference of two models on text, by the metric's name."""
     values: dict[str, Value] = {}
     masked = bool(pair.frame.mask_stride)
