@@ -9,7 +9,7 @@ import pytest
 import ropext
 from ropext import patching
 from ropext.checkpoint.provenance import read_record
-from ropext.errors import InputError, OutputExists, UsageError
+from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -239,3 +239,28 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
     assert saved.base["name"] == str(base)
     assert list(saved.weights) == ["model.safetensors"]
     assert ropext.verify(tmp_path / "saved").passed
+
+
+def test_save_refuses_an_extension_that_was_taken_back(tmp_path: Path) -> None:
+    config = tiny("llama", tmp_path / "base")
+    model = auto_class("llama").from_pretrained(tmp_path / "base")
+    for take_back in (patching.unpatch, lambda model: patching.apply_config(model, config)):
+        take_back(ropext.patch(model, method="yarn", factor=4.0))
+        with pytest.raises(UsageError, match=r"call ropext\.patch first"):
+            ropext.save(model, tmp_path / "saved")
+    ropext.patch(patching.unpatch(model), method="yarn", factor=4.0)
+    assert ropext.save(model, tmp_path / "saved").is_dir()
+
+
+def test_save_gives_a_directory_its_name_when_stock_computes_what_the_plan_says(
+    tmp_path: Path,
+) -> None:
+    tiny("llama", tmp_path / "base")
+    model = auto_class("llama").from_pretrained(tmp_path / "base")
+    ropext.patch(model, method="yarn", factor=4.0)
+    for key in ("rope_scaling", "rope_parameters"):
+        getattr(model, patching.PLANNED).config[key]["factor"] = 2.0
+    with pytest.raises(ProofFailed, match="the plan says"):
+        ropext.save(model, tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+    ropext.save(model, tmp_path / "saved", no_verify=True)

@@ -2,6 +2,7 @@
 has not turned yet."""
 
 import importlib
+import random
 from itertools import pairwise
 
 import pytest
@@ -149,11 +150,128 @@ def test_a_cache_padding_and_scores_that_are_held_change_nothing(model, ids, mon
     assert (logits(model, ids) - whole).abs().max() < close
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_rows_that_all_end_in_padding_read_as_they_do_alone(ids, learns):
+    model = folded(tiny("llama"))
+    lengths, width = (180, 30), 260
+    padded = torch.zeros(2, width, dtype=torch.long)
+    shown = torch.zeros(2, width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        padded[row, :length] = ids[row, :length]
+        shown[row, :length] = 1
+    counted = shown.cumsum(1) - 1
+    for where in (None, counted, counted * shown):
+        with torch.set_grad_enabled(learns):
+            both = model(padded, attention_mask=shown, position_ids=where).logits
+        for row, length in enumerate(lengths):
+            alone = logits(model, ids[row : row + 1, :length])[0]
+            assert (both[row, :length] - alone).abs().max() < 1e-5 * alone.abs().max()
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_documents_packed_into_a_row_read_as_they_do_alone(ids, learns):
+    model = folded(tiny("llama"))
+    sizes = (110, 20, 70)
+    where = torch.cat([torch.arange(size) for size in sizes])[None]
+    with torch.set_grad_enabled(learns):
+        packed = model(ids[:1], position_ids=where, use_cache=False).logits[0]
+    alone = [logits(model, part) for part in ids[:1].split(sizes, 1)]
+    alone = torch.cat(alone, 1)[0]
+    assert (packed - alone).abs().max() < 1e-5 * alone.abs().max()
+
+
+def random_case(draw):
+    """Positions and a mask as programs make them, and worse: padding on either side, documents in
+    one row, gaps, rows that begin late; which queries are real."""
+    rows, count = 2, 60
+    steps = torch.ones(rows, count, dtype=torch.long)
+    if draw.random() < 0.5:  # gaps
+        steps[:, draw.sample(range(count), 5)] += draw.randrange(1, 40)
+    positions = steps.cumsum(1) - 1 + draw.choice([0, 0, 37])
+    shown = torch.ones(rows, count, count, dtype=torch.bool).tril()
+    real = torch.ones(rows, count, dtype=torch.bool)
+    kind = draw.choice(["plain", "left", "right", "packed", "packed", "random"])
+    for row in range(rows):
+        cut = draw.randrange(5, count - 5)
+        if kind == "left":
+            real[row, :cut] = False
+            if draw.random() < 0.5:
+                positions[row] = (positions[row] - positions[row, cut]).clamp(min=0)
+        elif kind == "right":
+            real[row, cut:] = False
+            if draw.random() < 0.5:
+                positions[row, cut:] = draw.choice([0, 1])
+        elif kind == "packed":
+            positions[row, cut:] -= positions[row, cut].item()
+            shown[row, cut:, :cut] = False
+        elif kind == "random":
+            shown[row] &= (torch.rand(count, count) < 0.5) | torch.eye(count, dtype=torch.bool)
+    shown &= real[:, None]
+    return positions, None if shown.equal(torch.ones_like(shown).tril()) else shown[:, None], real
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mask_and_any_positions_by_the_literal_rule(seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    positions, mask, real = random_case(draw)
+    fold = Fold(24, draw.choice([1, 7, 23]), draw.choice([0, 1, 4]), ())
+    rates = torch.tensor([1.0, 0.3, 0.05])
+    count = positions.shape[1]
+    q, k, v = (torch.randn(2, heads, count, 8).double() for heads in (4, 2, 2))
+    at = positions[:, None].double()
+    # The rule, pair by pair, in float64.
+    size = fold.group or 10**9
+    far_at = positions // size + fold.window - fold.window // size
+    distance = positions[:, :, None] - positions[:, None]
+    is_far = (distance >= fold.window) & (positions[:, :, None] >= fold.context)
+    keys, values = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    near = turned(q, at, rates, False) @ turned(keys, at, rates, False).transpose(2, 3)
+    grouped = turned(keys, (positions // size)[:, None].double(), rates, False)
+    far = turned(q, far_at[:, None].double(), rates, False) @ grouped.transpose(2, 3)
+    hidden = torch.ones(count, count, dtype=torch.bool).triu(1) if mask is None else ~mask
+    scores = torch.where(is_far[:, None], far, near) * 8**-0.5
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
+    expected = (weights @ values).transpose(1, 2)
+    # As stock hands it over: queries and keys turned already, in float32.
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, True
+    reading = self_extend.Folding(fold)
+    vars(module)[self_extend.FOLD] = (reading, self_extend.Rotation(rates, False, True))
+    states = [turned(q, at, rates, False).float(), turned(k, at, rates, False).float(), v.float()]
+    for learns in (False, True):
+        reading.begin(positions)
+        states[0].requires_grad_(learns)
+        mine, _ = self_extend._attention(module, *states, mask, scaling=8**-0.5)
+        assert (mine - expected)[real].abs().max() < 2e-5
+        assert mine.isfinite().all()
+    mine[real].sum().backward()
+    assert states[0].grad.isfinite().all()
+
+
+def test_a_row_with_gaps_goes_on_in_its_cache(ids):
+    model = folded(tiny("llama"))
+    where = torch.arange(LENGTH)[None] + 40 * (torch.arange(LENGTH) > 50)
+    whole = logits(model, ids[:1], position_ids=where)  # without a cache stock sees two documents
+    close = 1e-5 * whole.abs().max()
+    cache = DynamicCache(config=model.config)
+    for start, end in pairwise([0, 90, 150, 151, 152]):
+        row, at = ids[:1, start:end], where[:, start:end]
+        part = logits(model, row, position_ids=at, past_key_values=cache)
+        assert (part - whole[:, start:end]).abs().max() < close
+    unknown = DynamicCache(config=model.config)
+    self_extend.remove_fold(model)
+    logits(model, ids[:, :90], past_key_values=unknown)
+    with pytest.raises(UnsupportedModel, match="positions of the keys in this cache are unknown"):
+        logits(folded(model), ids[:, 90:95], past_key_values=unknown)
+
+
 def test_generate_with_a_cache_says_what_it_says_without(ids):
     model = folded(tiny("llama"))
     asked = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-    said = [model.generate(ids, use_cache=cached, **asked) for cached in (True, False)]
-    assert torch.equal(*said)
+    said = model.generate(ids, use_cache=False, **asked)
+    assert torch.equal(model.generate(ids, use_cache=True, **asked), said)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **asked), said)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +327,16 @@ def test_gradients_pass(ids):
     assert (with_them - without).abs().max() < 1e-5 * without.abs().max()
     with_them.logsumexp(-1).sum().backward()
     assert all(part.grad is not None and part.grad.abs().sum() > 0 for part in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_compiled_model_reads_as_it_does_without(ids):
+    model = folded(tiny("llama"))
+    shown = torch.ones_like(ids)
+    shown[0, 150:] = shown[1, 90:] = 0
+    whole = logits(model, ids, attention_mask=shown)
+    compiled = logits(torch.compile(model, backend="eager"), ids, attention_mask=shown)
+    assert (compiled - whole)[shown.bool()].abs().max() < 1e-5 * whole.abs().max()
 
 
 def test_another_attention_is_refused():

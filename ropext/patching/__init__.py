@@ -11,11 +11,13 @@ import copy
 import json
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ropext import proof
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
 from ropext.checkpoint.staging import staged
@@ -33,6 +35,7 @@ Model = TypeVar("Model")
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
+PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 ROWS = "_ropext_rows"  # attribute of an embedding whose rows were patched: its weight before
 SLOPES = "_ropext_slopes"  # attribute of a model whose ALiBi slopes were patched: its hooks
 SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that are handed ALiBi's bias
@@ -201,6 +204,7 @@ def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | N
     from ropext.patching.self_extend import apply_fold, remove_fold
 
     live = base_model(model)
+    vars(live).pop(PLANNED, None)  # whoever computes by a plan from now on says so anew
     remove_fold(live)
     old, new, tables = _skeleton(live, live.config), _skeleton(live, config), _tables(live, growth)
     _check_same_weights(old, new, tables)
@@ -262,12 +266,13 @@ def write_model(
     directory: str | os.PathLike[str],
     config: Mapping[str, Any],
     record: Record | None = None,
+    prove: Callable[[Path], object] | None = None,
 ) -> Path:
     """Write a patched model with all spellings of its config dict, and with the record of what was
     done to it; the weights are filled in there.
 
     save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
-    RoPE. The directory gets its name when it is complete.
+    RoPE. The directory gets its name when it is complete and `prove` has not refused it.
     """
     from transformers import PreTrainedModel
 
@@ -291,10 +296,9 @@ def write_model(
             files = sorted(stage.directory.glob("*.safetensors"))
             weights = {file.name: weigh(file) for file in files}
             provenance.write(replace(record, weights=weights), stage.directory)
+        if prove is not None:
+            prove(stage.directory)
     return target
-
-
-PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 
 
 def _name(live: Any) -> str:
@@ -335,11 +339,11 @@ def patch(
     return model
 
 
-def save(model: Any, directory: str | os.PathLike[str]) -> Path:
+def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = False) -> Path:
     """Write a patched model in stock format, with every spelling that loaders read, and its
-    record."""
+    record. It is proved as `extend` proves what it writes, unless `no_verify` says not to."""
     live = base_model(model)
-    made = getattr(live, PLANNED, None)
+    made: ExtensionPlan | None = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
     if made.fold is not None:
@@ -348,7 +352,17 @@ def save(model: Any, directory: str | os.PathLike[str]) -> Path:
         raise UnsupportedModel(refusal(made.growth.positions))
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
-    return write_model(model, directory, made.config, record)
+    prove = None if no_verify else partial(_prove, plan=made, live=live)
+    return write_model(model, directory, made.config, record, prove)
+
+
+def _prove(directory: Path, plan: ExtensionPlan, live: Any) -> None:
+    """Hold what was written against the plan, by stock transformers in a process of its own."""
+    is_own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
+    if plan.growth is None:
+        proof.prove_plan(directory, plan, _original(live), trust_remote_code=is_own_code)
+    else:
+        proof.prove_table(directory, plan.growth.extended, trust_remote_code=is_own_code)
 
 
 def _base_of(live: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ there are the base's. Keys come rotated, out of a cache too; a far one is turned
 group stands, so nothing else of the model is touched.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -25,15 +26,54 @@ STOCK = "sdpa"
 SHIFT = 7  # positions by which the probe moves its tokens
 ROUNDED = 0.02  # of the largest channel: what bfloat16 makes of a turn
 CHUNK = 256  # queries at a time where scores are held
+FAR = 2**62  # of no position
+CACHED = "_ropext_positions"  # attribute of a cache: where its keys stand
 ARGUMENTS = {"softcap": "soft caps on its scores", "s_aux": "attention sinks"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of one forward pass stand, and which of them see grouped keys."""
+
+    start: int  # the number of the first query's own key
+    positions: Tensor  # of the queries, a row for each text
+    key_positions: Tensor  # of the keys up to the last query's own
+    consecutive: bool  # so that tokens are as far apart as their numbers
+    first: int  # the first query that lies beyond the context in any row
+    full: int  # from this query on all lie beyond it, in every row
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether no query sees a grouped key."""
+        return self.first == self.positions.shape[1]
 
 
 @dataclass
 class Folding:
-    """How a model is folded, and the positions of the tokens that it reads just now."""
+    """How a model is folded, and what it reads just now."""
 
     fold: Fold
     positions: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.long))
+    cache: Callable[[], Any] = lambda: None  # of keys; like the two below held weakly
+    layout: Layout | None = None
+    layout_of: Sequence[Callable[[], Any]] = ()  # the positions and the mask it was made from
+
+    def begin(self, positions: Tensor) -> None:
+        """Begin a forward pass over tokens at these positions."""
+        self.positions, self.layout = positions, None
+
+    def laid_out(
+        self, positions: Tensor, mask: Tensor | None, queries: Tensor, keys: int
+    ) -> Layout:
+        """Return the layout of one layer's tokens: made by the first layer, the same for all."""
+        sources = [positions] if mask is None else [positions, mask]
+        held = [reference() for reference in self.layout_of]
+        if self.layout is not None and [*map(id, held)] == [*map(id, sources)]:
+            return self.layout
+        here = positions.to(queries.device).expand(len(queries), -1)
+        self.layout = _layout(here, mask, keys, self.fold.context, self.cache())
+        self.layout_of = [weakref.ref(source) for source in sources]
+        return self.layout
 
 
 @dataclass(frozen=True)
@@ -66,6 +106,57 @@ class Rotation:
         return torch.cat([left, turned, right], -1)
 
 
+def _layout(positions: Tensor, mask: Tensor | None, keys: int, context: int, cache: Any) -> Layout:
+    """Find where queries and keys stand, and keep that with the cache for those who go on in it."""
+    rows, count = positions.shape
+    shown = None if mask is None else _allowed(mask[:, 0])  # the heads share it
+    start = _first_key(shown, count, keys)
+    key_positions = positions
+    if start > 0:
+        key_positions = torch.cat(
+            [_cached_positions(cache, rows, start).to(positions), positions], 1
+        )
+    if cache is not None:
+        vars(cache)[CACHED] = key_positions
+    numbers = torch.arange(start + count, device=positions.device)
+    offsets = key_positions - numbers
+    least, most = offsets.amin(1), offsets.amax(1)
+    if shown is not None:  # what nobody sees may stand anywhere: padding
+        seen = shown.any(1)[:, : start + count].expand(rows, -1)
+        least = offsets.masked_fill(~seen, FAR).amin(1)
+        most = torch.where(seen.any(1), offsets.masked_fill(~seen, -FAR).amax(1), least)
+    if consecutive := bool((least == most).all()):
+        key_positions = numbers + least[:, None]  # of the padding too
+        positions = key_positions[:, start:]
+    beyond = positions >= context
+    first = int((~beyond.any(0)).cumprod(0).sum())
+    full = count - int(beyond.all(0).flip(0).cumprod(0).sum())
+    return Layout(start, positions, key_positions, consecutive, first, full)
+
+
+def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
+    """Find the number of the first query's own key: a static cache holds more keys than tokens."""
+    if shown is None:
+        return keys - 1 if count == 1 else 0
+    if count == keys:
+        return 0
+    numbers = torch.arange(keys, device=shown.device)
+    last_seen = torch.where(shown, numbers, -1).amax(2)  # its own, of every query but padding
+    starts = last_seen - torch.arange(count, device=shown.device)
+    return int(starts.max().clamp(0, keys - count))
+
+
+def _cached_positions(cache: Any, rows: int, count: int) -> Tensor:
+    """Return the positions of the first keys in a cache, as they were when it was filled."""
+    held: Tensor | None = None if cache is None else vars(cache).get(CACHED)
+    if held is None or held.shape[1] < count or rows % len(held):
+        raise UnsupportedModel(
+            "self-extend: the positions of the keys in this cache are unknown; "
+            "fill it with the patched model itself"
+        )
+    return held[:, :count].repeat_interleave(rows // len(held), 0)
+
+
 def _attention(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
 ) -> tuple[Tensor, None]:
@@ -74,62 +165,112 @@ def _attention(
 
     reading: Folding | None
     reading, rotation = vars(module).get(FOLD, (None, None))
-    count, last = q.shape[2], k.shape[2] - 1  # `last`: the key of the last query itself
-    if mask is not None:  # a static cache holds more keys than tokens
-        last -= int(mask[:, 0, -1].flip(-1).int().argmax(-1).min())
-    if reading is None or rotation is None or last < reading.fold.context:
+    if reading is None or rotation is None:
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
-    fold, positions = reading.fold, reading.positions
-    positions = positions.to(q.device).expand(len(q), -1)
-    beyond = positions >= fold.context
-    full, first = count - int(beyond.all(0).sum()), count - int(beyond.any(0).sum())
-    start = last + 1 - count
+    fold, positions = reading.fold, rest.get("position_ids")
+    if positions is None:
+        positions = reading.positions
+    layout = reading.laid_out(positions, mask, q, k.shape[2])
+    if layout.is_stock:
+        return sdpa_attention_forward(module, q, k, v, mask, **rest)
+    first, full, end = layout.first, layout.full, layout.start + q.shape[2]
     near = torch.empty(len(q), 0, q.shape[1], v.shape[-1], dtype=v.dtype, device=v.device)
     if full:
-        seen = None if mask is None else mask[:, :, :full, : start + full]
-        k_seen, v_seen = k[:, :, : start + full], v[:, :, : start + full]
-        near, _ = sdpa_attention_forward(module, q[:, :, :full], k_seen, v_seen, seen, **rest)
-    if first == count:
-        return near, None
-    ends = positions[:, -1:]
-    key_positions = ends + torch.arange(-last, 1, device=q.device)
-    q, positions = q[:, :, first:], positions[:, first:]
-    k, v = k[:, :, : last + 1], v[:, :, : last + 1]
-    far_k = rotation.turn(k, key_positions, fold.key_positions(key_positions))
+        stop = layout.start + full
+        seen = None if mask is None else mask[:, :, :full, :stop]
+        near, _ = sdpa_attention_forward(
+            module, q[:, :, :full], k[:, :, :stop], v[:, :, :stop], seen, **rest
+        )
+    q, positions = q[:, :, first:], layout.positions[:, first:]
+    k, v = k[:, :, :end], v[:, :, :end]
+    far_k = rotation.turn(k, layout.key_positions, fold.key_positions(layout.key_positions))
     far_q = rotation.turn(q, positions, fold.query_positions(positions))
     k, far_k, v = (repeat_kv(heads, q.shape[1] // heads.shape[1]) for heads in (k, far_k, v))
-    seen = None if mask is None else mask[:, :, first:, : last + 1]
+    seen = None if mask is None else _allowed(mask[:, :, first:, :end])
     scale = rest.get("scaling") or q.shape[-1] ** -0.5
-    learns = torch.is_grad_enabled() and any(state.requires_grad for state in (q, k, v))
-    blocks = q.device.type == "cpu" and q.shape[2] >= fold.window and not learns
-    way = _in_blocks if blocks and q.shape[-1] == v.shape[-1] else _in_scores
-    folded = way(q, far_q, k, far_k, v, seen, start + first, fold.window, scale).transpose(1, 2)
-    rows = beyond[:, first:full, None, None]
-    mixed = torch.where(rows, folded[:, : full - first], near[:, first:])
+    heads = Heads(q, far_q, k, far_k, v, seen, layout.start + first, fold.window, scale)
+    if not layout.consecutive:
+        folded = _by_position(heads, positions, layout.key_positions)
+    elif heads.fit_blocks:
+        folded = _in_blocks(heads)
+    else:
+        folded = _in_scores(heads)
+    folded = folded.transpose(1, 2)
+    beyond = (positions >= fold.context)[:, : full - first, None, None]
+    mixed = torch.where(beyond, folded[:, : full - first], near[:, first:])
     return torch.cat([near[:, :first], mixed, folded[:, full - first :]], 1), None
 
 
-def _in_scores(
-    q: Tensor, far_q: Tensor, k: Tensor, far_k: Tensor, v: Tensor, mask: Tensor | None,
-    start: int, window: int, scale: float,
-) -> Tensor:  # fmt: skip
-    """Attend with scores held for a few queries at a time; the first query's key is at `start`."""
-    parts = []
-    for at in range(0, q.shape[2], CHUNK):
-        rows = slice(at, min(at + CHUNK, q.shape[2]))
-        first, end = start + at, start + rows.stop  # the keys of these queries themselves
-        all_far, any_far = max(first + 1 - window, 0), max(end - window, 0)
-        near = q[:, :, rows] @ k[:, :, all_far:end].transpose(2, 3)
-        far = far_q[:, :, rows] @ far_k[:, :, :any_far].transpose(2, 3)
-        keys = torch.arange(end, device=q.device)
-        distance = torch.arange(first, end, device=q.device)[:, None] - keys
-        both = slice(all_far, any_far)  # far for some of these queries alone
-        split = any_far - all_far
-        mixed = torch.where(distance[:, both] < window, near[..., :split], far[..., both])
-        scores = torch.cat([far[..., :all_far], mixed, near[..., split:]], -1).float() * scale
-        hidden = distance < 0 if mask is None else ~_allowed(mask[:, :, rows, :end])
+UNCOMPILED = torch.compiler.disable(_attention)  # its way follows the values of mask and positions
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What is attended to in one layer: queries and keys at their own positions and at those of
+    their groups, each with as many heads."""
+
+    q: Tensor
+    far_q: Tensor
+    k: Tensor
+    far_k: Tensor
+    v: Tensor
+    shown: Tensor | None  # which keys a query may see; None: those up to its own
+    start: int  # the number of the first query's own key
+    window: int
+    scale: float
+
+    @property
+    def fit_blocks(self) -> bool:
+        """Whether torch's flash attention for CPUs serves: it has no gradient, one width of heads,
+        and fails on a span without keys."""
+        states = self.q, self.k, self.v
+        learns = torch.is_grad_enabled() and any(state.requires_grad for state in states)
+        fits = self.q.shape[2] >= self.window and self.q.shape[-1] == self.v.shape[-1]
+        return self.q.device.type == "cpu" and not learns and fits and self.start > self.window
+
+    def weighed(self, scores: Tensor, rows: slice) -> Tensor:
+        """Weigh the values of the first keys by these queries' scores."""
+        count = scores.shape[-1]
+        if self.shown is None:
+            queries = torch.arange(self.start + rows.start, self.start + rows.stop)
+            hidden = (queries[:, None] < torch.arange(count)).to(scores.device)
+        else:
+            hidden = ~self.shown[:, :, rows, :count]
+        scores = scores.float() * self.scale
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
-        parts.append(weights.to(v.dtype) @ v[:, :, :end])
+        return weights.to(self.v.dtype) @ self.v[:, :, :count]
+
+
+def _by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Attend with all scores of a few queries at a time: rows that hold several documents, gaps."""
+    parts = []
+    for at in range(0, heads.q.shape[2], CHUNK):
+        rows = slice(at, min(at + CHUNK, heads.q.shape[2]))
+        near = heads.q[:, :, rows] @ heads.k.transpose(2, 3)
+        far = heads.far_q[:, :, rows] @ heads.far_k.transpose(2, 3)
+        distance = positions[:, None, rows, None] - key_positions[:, None, None]
+        scores = torch.where(distance < heads.window, near, far)
+        parts.append(heads.weighed(scores, rows))
+    return torch.cat(parts, 2)
+
+
+def _in_scores(heads: Heads) -> Tensor:
+    """Attend with scores held for a few queries at a time."""
+    parts, window = [], heads.window
+    for at in range(0, heads.q.shape[2], CHUNK):
+        rows = slice(at, min(at + CHUNK, heads.q.shape[2]))
+        first = heads.start + at
+        end = heads.start + rows.stop  # the keys of these queries themselves
+        all_far, any_far = max(first + 1 - window, 0), max(end - window, 0)
+        near = heads.q[:, :, rows] @ heads.k[:, :, all_far:end].transpose(2, 3)
+        far = heads.far_q[:, :, rows] @ heads.far_k[:, :, :any_far].transpose(2, 3)
+        both = slice(all_far, any_far)  # far for some of these queries alone
+        queries = torch.arange(first, end, device=near.device)
+        distance = queries[:, None] - torch.arange(all_far, any_far, device=near.device)
+        split = any_far - all_far
+        mixed = torch.where(distance < window, near[..., :split], far[..., both])
+        scores = torch.cat([far[..., :all_far], mixed, near[..., split:]], -1)
+        parts.append(heads.weighed(scores, rows))
     return torch.cat(parts, 2)
 
 
@@ -137,36 +278,33 @@ def _allowed(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask == 0
 
 
-def _in_blocks(
-    q: Tensor, far_q: Tensor, k: Tensor, far_k: Tensor, v: Tensor, mask: Tensor | None,
-    start: int, window: int, scale: float,
-) -> Tensor:  # fmt: skip
+def _in_blocks(heads: Heads) -> Tensor:
     """Attend in blocks of the window, by torch's flash attention for CPUs: the block itself, what
     of the block before it is near, what of it is far, and all before that; joined by their
     log-sum-exp. Memory grows with the length, not with its square."""
-    parts = []
+    parts, window = [], heads.window
     index = torch.arange(window)
     near = index[:, None] < index  # query r of a block and key c of the one before: r + window - c
-    for at in range(0, q.shape[2], window):
-        rows = slice(at, min(at + window, q.shape[2]))
+    for at in range(0, heads.q.shape[2], window):
+        rows = slice(at, min(at + window, heads.q.shape[2]))
         count = rows.stop - at
-        here, before = start + at, start + at - window
+        here, before = heads.start + at, heads.start + at - window
         spans: list[tuple[Tensor, Tensor, slice, Tensor | None]] = [
-            (q, k, slice(here, here + count), None),
-            (q, k, slice(before, here), near[:count]),
-            (far_q, far_k, slice(before, here), ~near[:count]),
-            (far_q, far_k, slice(0, before), None),
+            (heads.q, heads.k, slice(here, here + count), None),
+            (heads.q, heads.k, slice(before, here), near[:count]),
+            (heads.far_q, heads.far_k, slice(before, here), ~near[:count]),
+            (heads.far_q, heads.far_k, slice(0, before), None),
         ]
         pieces = []
         for number, (queries, keys, span, band) in enumerate(spans):
-            causal = number == 0 and mask is None
-            if mask is not None:
-                shown = _allowed(mask[:, :, rows, span])
+            causal = number == 0 and heads.shown is None
+            if heads.shown is not None:
+                shown = heads.shown[:, :, rows, span]
                 band = shown if band is None else shown & band
-            pieces.append(
-                _flash(queries[:, :, rows], keys[:, :, span], v[:, :, span], band, causal, scale)
-            )
-        parts.append(_joined(pieces).to(v.dtype))
+            values = heads.v[:, :, span]
+            piece = _flash(queries[:, :, rows], keys[:, :, span], values, band, causal, heads.scale)
+            pieces.append(piece)
+        parts.append(_joined(pieces).to(heads.v.dtype))
     return torch.cat(parts, 2)
 
 
@@ -204,7 +342,7 @@ def apply_fold(live: Any, how: Fold) -> None:
             f"self-extend needs a model loaded with attn_implementation={STOCK!r}, was {loaded!r} "
             "(a model that needs it for soft caps or attention sinks cannot use self-extend)"
         )
-    AttentionInterface.register(NAME, _attention)
+    AttentionInterface.register(NAME, UNCOMPILED)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     live.set_attn_implementation(NAME)
     setattr(live, FOLDED, hooks := list[Any]())
@@ -215,6 +353,8 @@ def apply_fold(live: Any, how: Fold) -> None:
         reading = Folding(how)
         for module, rotation in rotations.items():
             vars(module)[FOLD] = (reading, rotation)
+        folded = next(module for module, rotation in rotations.items() if rotation)
+        hooks.append(folded.register_forward_pre_hook(_note_cache(reading), with_kwargs=True))
         for module in live.get_decoder().modules():  # not what turns in a vision tower
             if any(name.endswith("inv_freq") for name in module._buffers):
                 hooks.append(module.register_forward_pre_hook(_note(reading), with_kwargs=True))
@@ -242,7 +382,17 @@ def _note(reading: Folding) -> Any:
             if isinstance(value, Tensor) and not value.is_floating_point():
                 if value.dim() != 2:
                     raise UnsupportedModel("self-extend: positions of several axes (mRoPE)")
-                reading.positions = value
+                reading.begin(value)
+
+    return note
+
+
+def _note_cache(reading: Folding) -> Any:
+    """Make a hook of an attention module that keeps the cache it is handed."""
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caches = [value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length")]
+        reading.cache = weakref.ref(caches[0]) if caches else lambda: None
 
     return note
 
@@ -275,7 +425,7 @@ def _moved(live: Any) -> dict[Any, list[tuple[Tensor, ...]]]:
                 live(input_ids=tokens, position_ids=tokens + first, use_cache=False)
     finally:
         live.train(trains)
-        AttentionInterface.register(NAME, _attention)
+        AttentionInterface.register(NAME, UNCOMPILED)
     return seen
 
 
