@@ -10,6 +10,7 @@ from ropext import families
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
 from ropext.planning import make_plan, make_table_plan
+from ropext.report import text
 
 
 def plan(config, **options):
@@ -208,6 +209,14 @@ def test_the_recommendation_differs_where_the_reasons_do():
 def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
     made = plan(configs.MISTRAL_WINDOWED)
     assert made.recommendation.method == "none"
+    said = made.to_json()
+    assert "scaling cannot help this model" in said["refused"]
+    assert said["serving"] == said["overrides"] == []
+    assert text.plan(made).startswith("model: scaling cannot help this model: [windowed] every ")
+    assert "to serve it" not in text.plan(made)
+    assert plan(configs.LLAMA).to_json()["refused"] is None
+    far = plan(configs.LLAMA, factor=1000.0)
+    assert (far.serving("OUT"), far.overrides()) == ((), ())
     assert any("window of 4096 tokens" in warning for warning in made.warnings)
     with pytest.raises(UnsupportedModel, match="--even-so"):
         made.require_help()
@@ -278,16 +287,32 @@ def test_a_method_that_moves_no_pair_is_refused_as_such():
     assert plan(configs.LLAMA, method="abf", theta=10000.0, temperature=0.64).target
 
 
+def test_where_no_pair_needs_scaling_the_length_alone_is_recommended():
+    """The slowest pair of Gemma 4 turns 131072 / (2 pi 1e6^(126/512)) = 696.3 times."""
+    turned = 131072 / (2 * math.pi * 1e6 ** (126 / 512))
+    assert turned == pytest.approx(696.3, abs=0.1)
+    made = plan(configs.GEMMA4)
+    assert (made.method, made.recommendation.method) == ("length-only", "length-only")
+    assert made.main.wanted == made.model.scaled_sites[0].rope.spectrum
+    assert "no pair needs scaling: each turns at least 696 times" in made.recommendation.reason
+    assert dict(made.facts())["recommended"].startswith("--length-only: ")
+    asked = plan(configs.GEMMA4, method="ntk")
+    assert (asked.method, asked.recommendation.method) == ("ntk", "length-only")
+    # Its slowest pair turns 0.08 times; one that turns 31 times is moved by YaRN's ramp.
+    assert plan(configs.LLAMA).recommendation.method == "yarn"
+    context = 2 * math.pi * 10000 ** (126 / 128)
+    for turns, method in ((31, "yarn"), (33, "length-only")):
+        often = configs.LLAMA | {"max_position_embeddings": round(turns * context)}
+        assert plan(often).method == method
+    # Who asks for a temperature wants more than a length.
+    assert plan(often, temperature=0.9).method == "yarn"
+
+
 def reason(config, **options):
     return plan(config, **options).recommendation.reason
 
 
 def test_reasons_say_what_is_written():
-    gemma4 = reason(configs.GEMMA4, method="ntk")
-    assert (
-        "yarn and llama3: moves no pair here; written as proportional, read as planned by every "
-        "loader that was measured. Its cost on short inputs is unknown" in gemma4
-    )
     wish = {"for_loaders": ("llama.cpp", "exllamav2"), "finetune": "books.jsonl"}
     tuned = reason(configs.LLAMA, method="llama3", **wish)
     assert tuned.startswith("it will be fine-tuned; yarn: cannot be")
@@ -309,6 +334,9 @@ def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
             try:
                 advice = plan(config, method=method, **wish).recommendation
             except NotExpressible:
+                continue
+            if advice.method == "length-only":
+                assert plan(config, **wish).method == "length-only"
                 continue
             if advice.method == "none":
                 assert plan(config, method=method, **wish).model.obstacles

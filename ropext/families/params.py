@@ -142,13 +142,14 @@ def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
             yield conflict(one, two)
 
 
-def follows_from_lengths(longrope: Params) -> bool:
-    """Whether the attention factor is the default one, so that it need not be written."""
+def follows_from_lengths(longrope: Params, target: int) -> bool:
+    """Whether the attention factor is what stock derives from the two lengths that the config
+    states, so that it need not be written."""
     wanted = longrope.get("attention_factor")
     if wanted is None or "short_mscale" in longrope:
         return wanted is None
-    factor, original = longrope["factor"], longrope["original_max_position_embeddings"]
-    return agree(wanted, forms.longrope_attention(factor, original))
+    original = longrope["original_max_position_embeddings"]
+    return agree(wanted, forms.longrope_attention(target / original, original))
 
 
 def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:

@@ -67,7 +67,7 @@ def as_written(text_type: str, params: Params, rope: Rope) -> Params:
     return completed(params, rope, family(text_type))
 
 
-def _legacy(modern: Params, row: Family, current: Any) -> Params | None:
+def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
     """The dict that transformers 4 and its kin read; None where theta says everything."""
     kind = modern["rope_type"]
     body = {
@@ -84,7 +84,8 @@ def _legacy(modern: Params, row: Family, current: Any) -> Params | None:
             spelling = "type" if "type" in current and "rope_type" not in current else "rope_type"
             if current.get("rope_type", current.get("type")) in ("default", "mrope"):
                 kind = current.get(spelling, kind)
-    if row.legacy == "three keys" and kind == "longrope" and follows_from_lengths(modern):
+    three_keys = row.legacy == "three keys" and kind == "longrope"
+    if three_keys and follows_from_lengths(modern, target):
         body = {key: body[key] for key in LISTS}
     return {spelling: kind, **body}
 
@@ -103,7 +104,7 @@ def _set_everywhere(text: dict[str, Any], paths: tuple[str, ...], value: float) 
 
 
 def _write_flat(
-    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
+    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
 ) -> Params:
     """Write both dicts and the top-level names; return the rope dict."""
     site = model.scaled_sites[0]
@@ -111,7 +112,7 @@ def _write_flat(
     _set_everywhere(text, row.theta, modern["rope_theta"])
     if row.partial and "partial_rotary_factor" in modern:
         _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
-    text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"))
+    text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"), target)
     text["rope_parameters"] = modern
     if row.still:
         share = turning_share(TextConfig(text, model.text_type))
@@ -135,7 +136,7 @@ def _write_listed(text: dict[str, Any], model: Model, dicts: Mapping[str, Params
 
 
 def _write_nested(
-    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params]
+    text: dict[str, Any], model: Model, row: Family, dicts: Mapping[str, Params], target: int
 ) -> Params:
     """Write the nested dict, and legacy keys for its full-attention entry where a 4.x reader
     exists; return that entry."""
@@ -157,7 +158,7 @@ def _write_nested(
             text[label.theta] = nested[label.name]["rope_theta"]
     if row.legacy == "rope_type":
         full = nested.get(row.flat_into[0]) or {"rope_type": "default"}
-        text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"))
+        text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"), target)
     else:
         text.pop("rope_scaling", None)
     thetas, kinds = text.get("rope_theta"), text.get("layer_types") or model.layer_types
@@ -229,9 +230,9 @@ def write(
     stated = TextConfig(text, model.text_type)
     row, defaults = stated.row, stated.defaults
     if row.labels:
-        modern = _write_nested(text, model, row, params)
+        modern = _write_nested(text, model, row, params, target)
     else:
-        modern = _write_flat(text, model, row, params)
+        modern = _write_flat(text, model, row, params, target)
         if row.layer_thetas:
             _write_listed(text, model, params)
     _write_original(text, modern, by_class="original_max_position_embeddings" in defaults)

@@ -19,15 +19,8 @@ TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
 
 
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
-    """What `extend` would do; `options` are the fields of ropext.options.Extend. Of a GGUF that no
-    scaling can help, what it would do with `length_only`, unless a method is asked for."""
-    snapshot = open_model(model, revision=revision)
-    made = planned(snapshot, str(model), options)
-    silent = not {"method", "even_so", "length_only"} & {*options}
-    if made.container and silent and made.obstacles:
-        options = {key: options[key] for key in ("factor", "target", "context") if key in options}
-        return planned(snapshot, str(model), options | {"length_only": True})
-    return made
+    """What `extend` would do; `options` are the fields of ropext.options.Extend."""
+    return planned(open_model(model, revision=revision), str(model), options)
 
 
 def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:

@@ -59,6 +59,7 @@ def extend(
     """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
     Extend and Writing, `how` the rest of `write_extension`."""
     snapshot, plan, writing = _read(model, output, options, revision)
+    plan.require_help()  # before weights are fetched
     with _or_without_a_copy(plan):
         whole = snapshot if snapshot.container else with_weights(snapshot)
     return write_extension(whole, warned(plan, say), output, writing, say=say, **how)

@@ -34,8 +34,10 @@ def plan_site(
         return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
     rope = _extended(site, recipe)
     wanted: Spectrum = rope.spectrum
-    native: forms.Params | None = site.params
-    if not recipe.length_only:
+    native: forms.Params | None
+    if recipe.length_only:
+        native = _stated_anew(site, target)
+    else:
         scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
         wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
     try:
@@ -51,6 +53,51 @@ def plan_site(
         exact = partial(_exact_in, model, rope, wanted)
         raise NotExpressible(_why_not(model, method, target, recipe, carried, exact)) from None
     return PlannedSite(site.label, rope, wanted, params, True)
+
+
+def _stated_anew(site: Site, target: int) -> forms.Params:
+    """The rope dict as it stands, beside a stated length of `target`.
+
+    Of a longrope vLLM and Phi-3's own class derive the attention factor from the two lengths, so
+    that the dict has their ratio, and an attention factor that is another has to be written.
+    """
+    params = site.params
+    if params["rope_type"] != "longrope" or params.get("mscale_all_dim"):
+        return params  # DeepSeek's softmax reads the factor itself
+    return params | {"factor": target / params["original_max_position_embeddings"]}
+
+
+def needs_no_scaling(model: Model) -> bool:
+    """Whether every pair that turns does so as often as YaRN's fast ones, which no ramp moves: it
+    showed every phase in training many times over, and shows no new one further on."""
+    return _fewest_turns(model) >= forms.BETA_FAST
+
+
+def _fewest_turns(model: Model) -> float:
+    """How often the slowest pair turns inside the context; 0 where none turns."""
+    ropes = [site.rope for site in model.scaled_sites]
+    turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+    return min(turning, default=0.0)
+
+
+def require_lasting(model: Model, target: int) -> None:
+    """Refuse the length alone where the scaling goes by the stated length.
+
+    Stock's dynamic turns plainly up to max_position_embeddings L, and an input of T tokens beyond
+    by theta (F T/L - F + 1)^(d/(d-2)).
+    """
+    for site in model.scaled_sites:
+        params, rope = site.params, site.rope
+        if params["rope_type"] != "dynamic" or params.get("alpha") or rope.dim == 2:
+            continue
+        factor, stated = params["factor"], model.stated_context
+        grown = factor * target / stated - factor + 1
+        theta = rope.theta * grown ** (rope.dim / (rope.dim - 2))
+        raise NotExpressible(
+            f"--length-only: the model's dynamic scaling begins at the stated length, so that "
+            f"another one would switch it off between {stated} and {target} tokens; --method abf "
+            f"--theta {theta:.9g} writes what it computes at {target} tokens"
+        )
 
 
 def _moves(rope: Rope, wanted: Spectrum) -> bool:
@@ -71,6 +118,9 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     fewest = min(turning)
     able = _able(model, target, recipe)
     hint = f"; these methods move some: {', '.join(able)}" if able else ""
+    hint += "; --length-only raises that length, which is all that is needed" * (
+        needs_no_scaling(model) and not recipe.from_original
+    )
     raise NotExpressible(
         f"--method {method} moves no pair of this model, since each turns at least {fewest:.4g}"
         f" times in its {ropes[0].context} tokens; only the stated length would grow{hint}"
@@ -228,6 +278,7 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Exte
     )
 
 
+LENGTH_ONLY = "length-only"  # what stands in the place of a method
 # Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
 # dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8
@@ -257,6 +308,8 @@ def recommend(
     if model.obstacles:
         said = "scaling cannot help this model, as the warnings say"
         return Recommendation("none", False, f"{said}; --length-only raises its length")
+    if needs_no_scaling(model) and recipe.attention is None and not recipe.from_original:
+        return Recommendation(LENGTH_ONLY, False, _why_no_scaling(model))
     cases = _cases(model, recipe)
     first = _first(model, recipe, cases, rows)
     if first is not None:
@@ -268,6 +321,15 @@ def recommend(
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
     return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
+
+
+def _why_no_scaling(model: Model) -> str:
+    fewest, context = _fewest_turns(model), model.context
+    return (
+        f"no pair needs scaling: each turns at least {fewest:,.0f} times in the {context:,} tokens "
+        "of training, so that none meets a phase further on that it never showed. How well the "
+        "model reads there is unknown; measure it with ropext eval"
+    )
 
 
 def _for(recipe: Extend) -> str:

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.narration import pasted
 from ropext.options.extend import Extend
@@ -114,8 +114,16 @@ class ExtensionPlan:
         """Every note and warning, each with that word before it."""
         return [f"note: {note}" for note in self.notes] + [f"warning: {w}" for w in self.warnings]
 
+    @property
+    def refusal(self) -> RopextError | None:
+        """Why `extend` does not write this plan; None where it does."""
+        return None
+
     def require_help(self) -> None:
-        """Raise where an extension cannot help this model, unless asked for all the same."""
+        """Raise what `extend` refuses this plan with."""
+        refusal = self.refusal
+        if refusal is not None:
+            raise refusal
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
@@ -173,7 +181,11 @@ class Plan(ExtensionPlan):
             attention += " (the file of pair factors says none)" * (not given)
         chosen = self.recommendation
         origin = f" --from-original --target {self.target}" if chosen.from_original else ""
-        advice = "none" if chosen.method == "none" else f"--method {chosen.method}{origin}"
+        advice = f"--method {chosen.method}{origin}"
+        if chosen.method == "none":
+            advice = "none"
+        elif chosen.method == "length-only":
+            advice = "--length-only"
         return [
             *facts,
             ("written as", ", ".join(written)),
@@ -205,17 +217,21 @@ class Plan(ExtensionPlan):
                 out[row.method] = scaling.compose(rope, scaled, self.target)
         return out
 
-    def require_help(self) -> None:
-        """Raise where scaling cannot help, or not so far, unless asked for all the same."""
+    @property
+    def refusal(self) -> RopextError | None:
+        """Where scaling cannot help, or not so far, unless asked for all the same."""
         if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
-            raise UnsupportedModel(
-                f"{self.name}: {'; '.join(self.obstacles)}; --length-only raises "
-                "the stated length alone, --even-so extends it all the same"
+            return UnsupportedModel(
+                f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
+                "--length-only raises the stated length alone, --even-so extends it all the same"
             )
         if doubt := too_far(self.recipe, self.context, self.target):
-            raise UsageError(f"{self.name}: {doubt}")
+            return UsageError(f"{self.name}: {doubt}")
+        return None
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
+        if self.refusal is not None:  # there will be nothing to serve
+            return ()
         if self.model.container:
             one = directory.lower().endswith(".gguf")
             name = PurePath(self.name).name
@@ -245,7 +261,11 @@ class Plan(ExtensionPlan):
 
     def overrides(self) -> tuple[loaders.Serving, ...]:
         standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
-        if self.model.masked_lm or (standing and not self.model.container):
+        if (
+            self.refusal is not None
+            or self.model.masked_lm
+            or (standing and not self.model.container)
+        ):
             return ()
         name = "MODEL" if self.name.startswith("ropext://") else self.name
         named = pasted("MODEL.gguf" if name.startswith("ollama:") else name)
@@ -297,6 +317,7 @@ class Plan(ExtensionPlan):
             "sites": [_site_json(site) for site in self.sites],
             "methods": [asdict(row) for row in self.methods],
             "recommendation": asdict(self.recommendation),
+            "refused": None if self.refusal is None else str(self.refusal),
             "edits": [edit.to_json() for edit in self.edits],
             "notes": list(self.notes),
             "warnings": list(self.warnings),

@@ -7,14 +7,18 @@ from typing import Any
 from ropext import families, scaling
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.forms import same
 from ropext.loaders import LoaderReading
-from ropext.options.extend import Extend, knobs_for, resolve_target
+from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.methods import (
+    LENGTH_ONLY,
     default_method,
     method_row,
+    needs_no_scaling,
     plan_site,
     recommend,
+    require_lasting,
     require_motion,
 )
 from ropext.planning.plan import (
@@ -27,6 +31,7 @@ from ropext.planning.plan import (
     readings_of,
     too_far,
 )
+from ropext.rope import Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
@@ -41,7 +46,6 @@ OF_SPECTRA = (
 EVEN_SO = (
     "; extend and its like ask for --even-so, or for --length-only, which raises the length alone"
 )
-LENGTH_ONLY = "length-only"  # what stands in the place of a method
 
 
 def composed(
@@ -213,15 +217,19 @@ def make_plan(
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
+    if _leaves_the_spectrum(model, recipe):
+        recipe = recipe.changed(length_only=True)
     method, knobs = LENGTH_ONLY, None
-    if not recipe.length_only:
+    if recipe.length_only:
+        require_lasting(model, target)
+    else:
         method = recipe.method or default_method(model, recipe, target)
         knobs = knobs_for(recipe, method)
         require_motion(model, method, target, knobs, recipe)
     sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
     params = {site.label: site.params for site in sites if site.scaled}
     written = families.write(dict(config), model, params, target)
-    _read_again(written, method)
+    _read_again(written, method, {site.label: site.wanted for site in sites})
 
     def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
         return tuple(method_row(model, m, chosen, target, request) for m in scaling.beside(chosen))
@@ -256,6 +264,14 @@ def make_plan(
         readings=readings,
         **_of_model(model, target),
     )
+
+
+def _leaves_the_spectrum(model: Model, recipe: Extend) -> bool:
+    """Whether nobody asks for a method, and no pair needs one."""
+    if not needs_no_scaling(model) or model.obstacles:
+        return False
+    given = [recipe.method, recipe.attention, *(getattr(recipe, name) for name in KNOBS)]
+    return not recipe.from_original and all(value is None for value in given)
 
 
 def _of_model(model: Model, target: int) -> dict[str, Any]:
@@ -315,10 +331,16 @@ def _require_length(model: Model, recipe: Extend) -> None:
         )
 
 
-def _read_again(written: dict[str, Any], method: str) -> None:
-    """The new config stays within the ranges that ropext itself reads."""
+def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spectrum]) -> None:
+    """The new config stays within the ranges that ropext itself reads, and says what is wanted."""
     try:
-        families.as_read(written)
+        read = families.as_read(written)
+        for site in read.sites:
+            if site.label in wanted and not same(site.rope.spectrum, wanted[site.label]):
+                raise NotExpressible(
+                    f"--method {method}: no spelling of {read.text_type} keeps this spectrum: its "
+                    "config would be read as another"
+                )
     except InputError as error:
         raise NotExpressible(
             f"--method {method}: the result leaves the range of numbers that a config may hold: "

@@ -238,6 +238,8 @@ def plan(made: ExtensionPlan) -> str:
     source = " from its original spectrum" if made.recipe.from_original else ""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     parts, facts, methods = [f"{head}{made.factor:g}x{source}"], made.facts(), made.compared()
+    if made.refusal is not None:
+        parts = [folded(str(made.refusal)), "", f"with --even-so: {parts[0]}"]
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
     parts += [_columns(facts)] if facts else []
@@ -260,7 +262,8 @@ def plan(made: ExtensionPlan) -> str:
 
 def extend_command(made: ExtensionPlan) -> str:
     """The command line that writes this plan."""
-    words = ["ropext", "extend", made.name, "--method", made.method]
+    words = ["ropext", "extend", made.name]
+    words += [] if made.recipe.length_only else ["--method", made.method]
     for name, info in Extend.model_fields.items():
         value = getattr(made.recipe, name)
         if name in ("method", "short_pair_factors") or value in (None, False, ()):

@@ -13,6 +13,8 @@ from ropext import families, forms, scaling
 from ropext.errors import NotExpressible
 from ropext.families.config import census, defaults_of
 from ropext.families.table import family
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
 
 STOCK = Path(__file__).with_name("stock.py")
 FACTOR = 4
@@ -91,6 +93,14 @@ def extended_case(base, model, method):
         case.error = "write() changed the dict that it was given"
     case.wanted = base.wanted | {label: wanted for label, (wanted, _) in plan.items()}
     case.thetas = base.thetas | {label: made["rope_theta"] for label, made in params.items()}
+    return case
+
+
+def stated_case(base, model):
+    """The base with another stated length, by `--length-only`: the same spectrum is wanted."""
+    made = make_plan(base.config, Extend(length_only=True, target=FACTOR * model.context))
+    case = Case(base.model_type, f"{base.name} length-only", made.config, base.wanted)
+    case.thetas = {site.label: site.params["rope_theta"] for site in made.sites}
     return case
 
 

@@ -316,7 +316,8 @@ def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
     changed = {key for key, own in ggml.keys(out).items() if ggml.keys(path).get(key) != own}
     assert {key for key in changed if key.startswith("muse")} == {"muse-glimmer.context_length"}
     shown = inspecting.plan(str(path), factor=4.0)
-    assert (shown.method, len(shown.edits)) == ("length-only", 1)
+    assert "scaling cannot help this model" in str(shown.refusal)
+    assert shown.serving("OUT.gguf") == ()
     assert "--length-only raises its length" in shown.recommendation.reason
     assert inspecting.plan(str(path), factor=4.0, method="yarn").method == "yarn"
 

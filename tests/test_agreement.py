@@ -1,0 +1,89 @@
+"""`plan X` shows what `extend X` with the same words does: the same edits, or the same refusal."""
+
+import json
+
+import pytest
+from gguf_files import ggml, making
+
+import ropext
+from ropext import inspecting
+from ropext.errors import RopextError, UnsupportedModel
+from ropext.loaders import gguf
+from ropext.pipeline import extending
+
+WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}
+YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+# What stands beside a Llama's keys in the file, and the words of the command.
+FILES = {"scaled": YARN, "windows": WINDOWS, "plain": {}}
+WORDS = (
+    {"factor": 2.0, "for_loaders": ("llama.cpp",), "context": 128, "original_context": 64},
+    {"target": 1024, "from_original": True},
+    {"factor": 2.0, "even_so": True},
+    {"factor": 2.0, "length_only": True},
+)
+
+
+def answer(work):
+    """What a command answers, or the sentence with which it refuses."""
+    try:
+        return work(), ""
+    except RopextError as error:
+        return None, str(error)
+
+
+# One without windows, one of windows that no scaling can help, one that knows no divisors.
+FEW = ("llama", "cohere2", "qwen3")
+OTHERS = sorted({*gguf._table()["architectures"]} - {*FEW})
+
+
+@pytest.mark.parametrize(
+    "arch", [*FEW, *(pytest.param(arch, marks=pytest.mark.slow) for arch in OTHERS)]
+)
+def test_a_file_is_planned_as_it_is_extended(tmp_path, arch):
+    files = FILES if arch in FEW else {"scaled": YARN}
+    for name, more in files.items():
+        path = tmp_path / f"{name}.gguf"
+        making.write(path, arch, making.LLAMA | more, data=making.tensors())
+        before = ggml.keys(path)
+        for number, words in enumerate(WORDS):
+            out = tmp_path / f"{name}{number}.gguf"
+            plan, refused = answer(lambda: inspecting.plan(str(path), **words))  # noqa: B023
+            if plan is not None and plan.refusal is not None:
+                refused = str(plan.refusal)
+            done, said = answer(lambda: ropext.extend(str(path), out, **words))  # noqa: B023
+            assert said == refused, words
+            if done is None:
+                continue
+            edits = {edit.path[0]: edit.after for edit in plan.edits}
+            after = ggml.keys(out)
+            changed = {key for key in after if after[key] != before.get(key)}
+            named = {key for key in changed if not key.startswith(("ropext.", "general."))}
+            assert named <= edits.keys(), words
+            assert done.plan.recipe == plan.recipe
+            assert done.plan.method == plan.method
+
+
+def test_a_directory_that_no_scaling_can_help(tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "cohere2",
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 4,
+                "max_position_embeddings": 512,
+                "sliding_window": 64,
+            }
+        ),
+        "utf-8",
+    )
+    plan = inspecting.plan(str(base), factor=2.0)
+    with pytest.raises(UnsupportedModel) as caught:
+        extending.extend(str(base), tmp_path / "out", {"factor": 2.0})
+    assert str(caught.value) == str(plan.refusal)
