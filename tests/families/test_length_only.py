@@ -33,8 +33,11 @@ SCALINGS = {
     "a yarn without its factor": {"rope_type": "yarn", "factor": None, **LENGTHS},
     "llama3": configs.LLAMA31["rope_scaling"] | LENGTHS,
     "longrope": {
-        **{"rope_type": "longrope", "factor": 4.0, **LENGTHS},
-        **{"short_factor": [1.0] * 64, "long_factor": [1.0 + i / 20 for i in range(64)]},
+        "rope_type": "longrope",
+        "factor": 4.0,
+        **LENGTHS,
+        "short_factor": [1.0] * 64,
+        "long_factor": [1.0 + i / 20 for i in range(64)],
     },
 }
 LLAMA = configs.LLAMA | {"head_dim": 128, "max_position_embeddings": 4096}
@@ -66,9 +69,6 @@ def test_stock_turns_as_before_below_the_old_length(config):
     for length in sorted({512, min(before.context, 8192)}):
         gap = (turned(config, length) - turned(made.config, length)).abs().max()
         assert gap < 1e-6, length
-    wanted = [site.rope.spectrum for site in before.sites]
-    read = [site.rope.spectrum for site in families.read(made.config).sites]
-    assert len(read) == len(wanted)
     assert made.target == families.read(made.config).context
 
 
