@@ -17,23 +17,28 @@ import json
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError, OutputExists, UsageError, listed
-from ropext.files import open_regular, read_object
+from ropext.files import open_regular, read_object, read_text
 
 Identity = tuple[int, int]
 # A flag, and what was given for it: a path, several, or None.
 Named = Mapping[str, Any]
 Written = Callable[[Path], Collection[str] | None]
+State = str | int | None  # of a file, as a record lists it
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 RECORD, FILES, MARK = "ropext.json", "files", "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
 PICTURE, LOSSES = b"tEXtSoftware\0ropext", b"losses by ropext"
-WHOLE = 64 << 20  # bytes of a file that is hashed; a larger one is known by its size
+LINKED = 64 << 20  # bytes of a hard link that is hashed; of a larger one its other names answer
+SETTLED = 2_000_000_000  # ns; a file that was written since may change again at the same time stamp
 END = 1 << 16  # bytes at both ends of a file in which its sign is looked for
 MOVE = "move or rename it, or name another place"
 
@@ -113,26 +118,81 @@ def recorded(directory: Path) -> set[str] | None:
     """The files of a directory that are as ropext wrote them; None without a record."""
     if (files := files_in(directory)) is None:
         return None
-    now = states(directory)
-    return {RECORD, *(name for name in now if now[name] and now[name] == files.get(name))}
+    return {RECORD, *unchanged(directory, files)}
 
 
-def states(directory: Path) -> dict[str, str | int | None]:
-    """`state` of every file below a directory but its record."""
-    return {name: state(directory / name) for name in listing(directory) if name != RECORD}
+def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
+    """The files below a directory that are in the state that is listed of them."""
+    return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
-def state(path: Path) -> str | int | None:
-    """What an edit of a file changes: its SHA-256, or the size of a large one. A link and a log,
-    which differs from run to run, are known as such alone; what cannot be read is not known."""
+def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
+    """`state` of every file below a directory but its record; what is `known` is not read."""
+    names = [name for name in listing(directory) if name != RECORD]
+    return {name: known.get(name) or state(directory / name) for name in names}
+
+
+def state(path: Path) -> State:
+    """What an edit of a file changes: its SHA-256; of a link where it leads. A large hard link is
+    not read, for its bytes have another name: it is known by its size. A log, which differs from
+    run to run, is known as such alone; what cannot be read is not known."""
+    if not path.is_symlink() and path.suffix != ".log":
+        with suppress(OSError):
+            status = os.lstat(path)
+            if status.st_nlink > 1 and status.st_size > LINKED:
+                return status.st_size
+    return _content(path)
+
+
+def is_in_state(path: Path, listed: Any) -> bool:
+    """Whether a file is in a state that was listed. Of a hard link that is known by its size the
+    bytes must have another name still."""
+    if isinstance(listed, int):
+        with suppress(OSError):
+            status = os.lstat(path)
+            is_plain = stat.S_ISREG(status.st_mode)
+            return is_plain and status.st_nlink > 1 and status.st_size == listed
+        return False
+    return listed is not None and _content(path) == listed
+
+
+def _content(path: Path) -> str | None:
     if path.is_symlink():
-        return "link"
+        leads = hashlib.sha256(os.fsencode(os.readlink(path)))
+        return f"link to {leads.hexdigest()}"
     if path.suffix == ".log":
         return "log"
-    with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        return size if size > WHOLE else hashlib.file_digest(stream, "sha256").hexdigest()
+    with suppress(InputError, OSError):
+        return remembered(path, _sha256)
     return None
+
+
+def _sha256(path: Path) -> str:
+    with open(open_regular(path), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+_DIGESTS: dict[tuple[str | int, ...], str] = {}  # of this process: a command looks several times
+
+
+def remembered(path: Path, digest: Callable[[Path], str]) -> str:
+    """The digest of a file, taken once while the system says that the file is the same one."""
+    status = os.stat(path)
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    key = (digest.__qualname__, status.st_dev, status.st_ino, status.st_size, *times)
+    if key not in _DIGESTS:
+        value = digest(path)
+        if time.time_ns() - max(times) < SETTLED:
+            return value
+        _DIGESTS[key] = value
+    return _DIGESTS[key]
+
+
+def listed_digest(path: Path) -> str | None:
+    """The SHA-256 that the ropext.json beside a file lists for it, links followed."""
+    real = Path(os.path.realpath(path))
+    listed = (files_in(real.parent) or {}).get(real.name)
+    return listed if isinstance(listed, str) and _SHA256.fullmatch(listed) else None
 
 
 def listing(directory: Path) -> list[str]:
@@ -145,25 +205,34 @@ def listing(directory: Path) -> list[str]:
 
 
 def check_replaceable(
-    output: Path, *, force: bool, file: bool = False, written: Written = recorded
+    output: Path,
+    *,
+    force: bool,
+    file: bool = False,
+    written: Written = recorded,
+    at: Path | None = None,
 ) -> None:
-    """Refuse an output that is there, but with `force` one of which ropext wrote every file."""
-    if not os.path.lexists(output):
+    """Refuse an output that is there, but with `force` one of which ropext wrote every file. It
+    lies `at` another place where it was taken from its name."""
+    place = output if at is None else at
+    if not os.path.lexists(place):
         return
     name = f"{output} (--output)"
     if not force:
         raise OutputExists(f"{name} exists; --force replaces it, if ropext wrote all of it")
-    if output.is_symlink() or not (output.is_file() if file else output.is_dir()):
+    if place.is_symlink() or not (place.is_file() if file else place.is_dir()):
         what = "regular file" if file else "directory"
         raise OutputExists(f"{name} is no {what}, so --force does not replace it; {MOVE}")
-    if not file and not os.listdir(output):
+    if not file and not os.listdir(place):
         return
-    names = written(output)
+    names = written(place)
     if names is None:
+        edited = ", or was edited since" if file else ""
         raise OutputExists(
-            f"{name} is not marked as written by ropext, so --force does not replace it; {MOVE}"
+            f"{name} is not marked as written by ropext{edited}, so --force does not replace it; "
+            f"{MOVE}"
         )
-    if not file and (others := [name for name in listing(output) if name not in names]):
+    if not file and (others := [name for name in listing(place) if name not in names]):
         raise OutputExists(
             f"{name} holds files that were added or edited since ropext wrote it: {shown(others)}; "
             "move them away first, then --force replaces the rest"
@@ -192,6 +261,14 @@ def signed(text: str) -> str:
     lines = [line for line in text.splitlines() if not line.startswith(SIGNATURE)]
     whole = "".join(f"{line}\n" for line in lines)
     return f"{whole}{SIGNATURE}{hashlib.sha256(whole.encode()).hexdigest()}\n"
+
+
+def is_signed(path: Path) -> bool:
+    """Whether a small text file is as ropext wrote it."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    text = read_text(str(path))
+    return signed(text) == text
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ropext import bundled, families, forms, proof
-from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import (
@@ -616,4 +616,4 @@ def repair(
 
 def write_config(directory: str | Path, config: Mapping[str, Any]) -> None:
     """Replace config.json in one step, so that a reader sees the old or the new one whole."""
-    replace_file(Path(directory) / "config.json", dump(config))
+    provenance.replace_listed(Path(directory), "config.json", dump(config))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 
@@ -9,7 +10,7 @@ def mark(directory: Path) -> None:
     """Say in the record that all files that are there are ropext's, as they are."""
     files = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
     states = {
-        path.relative_to(directory).as_posix(): "link"
+        path.relative_to(directory).as_posix(): _leads(path)
         if path.is_symlink()
         else hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
@@ -19,6 +20,10 @@ def mark(directory: Path) -> None:
     known = json.loads(record.read_text()) if record.is_file() else {}
     record.unlink(missing_ok=True)  # it may be a hard link
     record.write_text(json.dumps(known | {"files": states}))
+
+
+def _leads(link: Path) -> str:
+    return f"link to {hashlib.sha256(os.fsencode(os.readlink(link))).hexdigest()}"
 
 
 def checkpoint(directory: Path, text: str = "{}") -> Path:

@@ -279,10 +279,17 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
     return out
 
 
-def write(record: Record, directory: Path) -> None:
-    """Write ropext.json as the last file of a directory, whose other files it lists."""
-    files = {guard.FILES: guard.states(directory)}
+def write(record: Record, directory: Path, known: Mapping[str, str] = {}) -> None:
+    """Write ropext.json as the last file of a directory, whose other files it lists; the SHA-256 of
+    some is `known`."""
+    files = {guard.FILES: guard.states(directory, known)}
     (directory / NAME).write_bytes(dump(to_json(record) | files))
+
+
+def rewrite(record: Record, directory: Path) -> None:
+    """Write another record into a directory; its list of the files stays as it is."""
+    files = {guard.FILES: read_object(directory / NAME)[guard.FILES]}
+    replace_file(directory / NAME, dump(to_json(record) | files))
 
 
 def relist(directory: Path, name: str) -> None:
@@ -290,6 +297,16 @@ def relist(directory: Path, name: str) -> None:
     content = read_object(directory / NAME)
     content[guard.FILES][name] = guard.state(directory / name)
     replace_file(directory / NAME, dump(content))
+
+
+def replace_listed(directory: Path, name: str, content: bytes) -> None:
+    """Give a file of a directory a new content, in one step. Where it was as the record lists it,
+    the record lists the new one; what a user edited stays the user's."""
+    listed = (guard.files_in(directory) or {}).get(name)
+    is_ours = guard.is_in_state(directory / name, listed)
+    replace_file(directory / name, content)
+    if is_ours:
+        relist(directory, name)
 
 
 def lineage(record: Record) -> list[Mapping[str, Any]]:

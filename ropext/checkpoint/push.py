@@ -296,7 +296,8 @@ def _without_files(record: Path | bytes) -> bytes:
 def _keep_card(directory: Path, text: str) -> list[str]:
     """The card here as it is there; what is noted where it cannot be written."""
     path = directory / card.README
-    listed = card.README in (guard.recorded(directory) or ())
+    files = guard.files_in(directory) or {}
+    listed = guard.is_in_state(path, files.get(card.README))
     try:
         replace_whole(path, lambda stream: stream.write(text.encode()))
         if listed:  # a card that the user edited stays the user's

@@ -1,10 +1,15 @@
 """One directory, written as a whole or not at all.
 
 The output OUT is prepared in `.OUT.ropext-TOKEN/new` beside it, flushed, and renamed in one step.
-While it is written, the lock of OUT is held. With force, the old OUT becomes `old` in that folder
-first; it is renamed to `deleted` before it is deleted, so that half of it is never taken for a
-whole. A later run that finds `old` beside `new` brings it back, as OUT did not get its name; what
-else a killed run left it deletes. Nothing is touched before all that can be refused is refused.
+While it is written, the lock of OUT is held. With force, what then has the name becomes `old` in
+that folder first, and is looked at there, where nobody reaches it by name: what ropext did not
+write goes back, and the new one stays beside it as OUT.new. The old one is renamed to `deleted`
+before it is deleted, so that half of it is never taken for a whole. A later run that finds `old`
+beside `new` brings it back, as OUT did not get its name; what else a killed run left it deletes.
+Nothing is touched before all that can be refused is refused.
+
+What goes beside an output of one file (`.OUT.ropext-TOKEN/beside`) gets its name right after it; a
+later run does that where a kill came between the two.
 """
 
 import os
@@ -22,7 +27,7 @@ from ropext.errors import InputError, OutputExists, UsageError
 from ropext.files import lock_of, locked, move, open_raw, os_errors, replace_whole
 from ropext.narration import in_bytes
 
-NEW, OLD, DELETED = "new", "old", "deleted"
+NEW, OLD, DELETED, BESIDE = "new", "old", "deleted", "beside"
 
 
 @dataclass
@@ -31,6 +36,33 @@ class Staged:
 
     directory: Path
     notes: list[str] = field(default_factory=list)
+
+    def write_beside(self, name: str, text: str) -> None:
+        """Write a signed text that will lie beside an output of one file. It is written last."""
+        folder = self.directory.parent / BESIDE
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where an output goes, and what of ropext's may be replaced there."""
+
+    real: Path
+    output: Path  # as the user named it
+    force: bool
+    file: bool
+    written: guard.Written
+
+    def whole(self, work: Path) -> Path:
+        """What gets the name of the output."""
+        return work / NEW / self.output.name if self.file else work / NEW
+
+    def check_taken(self, at: Path) -> None:
+        """Refuse what was taken from the output's name, unless ropext wrote all of it."""
+        guard.check_replaceable(
+            self.output, force=True, file=self.file, written=self.written, at=at
+        )
 
 
 def check_output(
@@ -133,10 +165,13 @@ def staged(
                     stage.directory.mkdir()
                 yield stage
                 with os_errors(output):
-                    finish_tree(stage.directory)
-                    whole = stage.directory / output.name if file else stage.directory
-                    _commit(work, whole, real, output, force)
-                finished = True
+                    for part in (stage.directory, work / BESIDE):
+                        if part.is_dir():
+                            finish_tree(part)
+                    target = _Target(real, output, force, file, written)
+                    _commit(work, target)
+                    finished = True
+                    stage.notes += _name_beside(work, real)
             finally:
                 if finished or not os.path.lexists(work / OLD):
                     _discard(work)
@@ -154,9 +189,16 @@ def remove_output(output: Path) -> None:
     """Delete a step's output, one that ropext wrote alone; an edited one is made again."""
     if output.exists():
         real = check_output(output, force=True, written=guard.files_in)
+        target = _Target(real, output, force=True, file=False, written=guard.files_in)
         work = guard.make_work(real)
-        move(os.rename, real, work / OLD)
-        _discard(work)
+        try:
+            move(os.rename, real, work / OLD)
+            target.check_taken(work / OLD)
+        except BaseException:
+            _bring_back(work, real)
+            raise
+        finally:
+            _discard(work)
 
 
 def _remove(path: Path) -> None:
@@ -189,6 +231,8 @@ def recover(output: Path, *, refused: bool = False) -> None:
 def _recover(real: Path, output: Path, refused: bool = False) -> None:
     with os_errors(output):
         for work in guard.works(real):
+            if (work / NEW).is_dir() and not os.listdir(work / NEW):  # the one file has its name
+                _name_beside(work, real)
             if os.path.lexists(work / OLD):
                 if refused:
                     continue
@@ -209,27 +253,74 @@ def _discard(work: Path) -> None:
     with suppress(OSError):
         if os.path.lexists(work / OLD):
             move(os.rename, work / OLD, work / DELETED)
-        for name in (DELETED, NEW, work.name):
+        for name in (DELETED, NEW, BESIDE, work.name):
             _remove(work / name)
             if os.path.lexists(work / name):
                 return
         work.rmdir()
 
 
-def _commit(work: Path, whole: Path, real: Path, output: Path, force: bool) -> None:
+def _commit(work: Path, target: _Target) -> None:
     """Give what is finished its name; with force, in steps that recovery knows."""
-    replacing = force and os.path.lexists(real)
+    real = target.real
     try:
-        if replacing:
+        if target.force and os.path.lexists(real):
             move(os.rename, real, work / OLD)
+            target.check_taken(work / OLD)
         if os.path.lexists(real):  # rename would replace an empty directory without a word
-            raise OutputExists(f"{output} (--output) appeared while it was being written")
-        move(os.rename, whole, real)
+            raise OutputExists(f"{target.output} (--output) appeared while it was being written")
+        move(os.rename, target.whole(work), real)
+    except OutputExists as refusal:
+        _bring_back(work, real)
+        kept = _set_aside(work, NEW, real)
+        raise OutputExists(f"{refusal}. What this command made is in {kept}") from None
     except BaseException:
-        if os.path.lexists(work / OLD) and not os.path.lexists(real):
-            move(os.rename, work / OLD, real)
+        _bring_back(work, real)
         raise
     sync(real.parent)
+
+
+def _bring_back(work: Path, real: Path) -> None:
+    """Give what was taken from the output's name that name again, or one beside it where somebody
+    has taken it."""
+    if not os.path.lexists(work / OLD):
+        return
+    if os.path.lexists(real):
+        _set_aside(work, OLD, real)
+    else:
+        move(os.rename, work / OLD, real)
+
+
+def _set_aside(work: Path, part: str, real: Path) -> Path:
+    """Keep a part of the folder at work beside the output, under a free name that says what it is:
+    OUT.new or OUT.old."""
+    if part == NEW and (work / BESIDE).is_dir():
+        for path in (work / BESIDE).iterdir():
+            move(os.rename, path, work / NEW / path.name)
+    place, number = real.with_name(f"{real.name}.{part}"), 1
+    while os.path.lexists(place):
+        number += 1
+        place = real.with_name(f"{real.name}.{part}-{number}")
+    move(os.rename, work / part, place)
+    sync(real.parent)
+    return place
+
+
+def _name_beside(work: Path, real: Path) -> list[str]:
+    """Give what goes beside an output its name, but not over what somebody else wrote; that is
+    noted."""
+    if not (work / BESIDE).is_dir():
+        return []
+    notes = []
+    for path in sorted((work / BESIDE).iterdir()):
+        place = real.with_name(path.name)
+        if os.path.lexists(place) and not guard.is_signed(place):
+            said = "was not overwritten: ropext did not write it, or it was edited"
+            notes.append(f"{place} {said}")
+        else:
+            move(path.replace, place)
+    sync(real.parent)
+    return notes
 
 
 def sync(path: Path) -> None:

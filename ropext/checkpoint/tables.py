@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.snapshot import INDEX, Snapshot
 from ropext.checkpoint.weights import Header, Tensor, chunks, read_header
-from ropext.checkpoint.writing import copy_part
+from ropext.checkpoint.writing import Copying
 from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_raw, open_regular, read_at, read_object, write_at
 from ropext.narration import Show, unseen
@@ -124,6 +124,7 @@ def rewrite(
     descriptor = open_regular(source)
     out = open_raw(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
+        copying = Copying(descriptor, out, source, show)
         write_at(out, len(raw).to_bytes(8, "little") + raw, 0)
         for name, tensor in ordered:
             (start, end), goal = header.part(name), begin_new + starts[name]
@@ -131,7 +132,7 @@ def rewrite(
                 rows = read_at(descriptor, end - start, start)
                 write_at(out, grown(rows, tensor.dtype, growth), goal)
             else:
-                copy_part(descriptor, out, start, end, goal - start, source, show)
+                copying.part(start, end, goal - start)
         os.ftruncate(out, begin_new + place)
     finally:
         os.close(out)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import Field
 
+from ropext import guard
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
 from ropext.files import open_regular, parse_object
@@ -156,6 +157,12 @@ def blob_digest(path: Path) -> str | None:
     return None
 
 
+def known_digest(path: Path) -> str | None:
+    """The SHA-256 of a file that is known without reading it: by its name in the hub's cache, or by
+    the record of the output of ropext's that it lies in."""
+    return blob_digest(path) or guard.listed_digest(path)
+
+
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -223,6 +230,11 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
         return finding(False, "is missing")
     if isinstance(base, Path) and same_inode(base, path):
         return finding(True, "is the base's own file", "same file")
+    if isinstance(base, WeightFile) and base.sha256 and path.is_symlink():
+        now = known_digest(path)
+        if now not in (None, base.sha256):
+            said = "leads to a file with other bytes than when the record was written"
+            return finding(False, said, "sha256")
     header, new = read_header(base) if isinstance(base, Path) else base, read_header(path)
     digest = header.digest if isinstance(header, Header) else header.header_sha256
     if new.size != header.size:

@@ -2,6 +2,7 @@
 file's bytes are copied (reflinked where the file system can), hard-linked or symlinked."""
 
 import errno
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from ropext.checkpoint.staging import (
     staged,
 )
 from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
-from ropext.checkpoint.weights import compare_weights, weigh
+from ropext.checkpoint.weights import compare_weights, known_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.files import bytes_on_disk, dump, open_raw, open_regular, os_errors, read_at, write_at
 from ropext.narration import Show, unseen
@@ -56,14 +57,16 @@ def write_checkpoint(
     prove: Callable[[Path], Mapping[str, Any]] | None = None,
     anew: Sequence[str] = (),
     write_anew: Callable[[Path], Iterable[str]] | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> Written:
     """Write `output` as a whole or not at all.
 
     `record` says what was done; its weights, length edits and proof are filled in here. `prove`
     gets the finished but unnamed directory and raises to keep it from its name; `card` gets what
     `prove` returned. Files named in `anew` are not carried: `write_anew` writes them into the
-    directory and gives notes. The base is only read, and each of its other weight files for its
-    header alone (with `hash_weights`: whole).
+    directory and gives notes. `finish` adds to the directory when all else is there. The base is
+    only read, and each of its other weight files that is linked for its header alone (with
+    `hash_weights`: whole).
     """
     _check_source(snapshot, output, link)
     edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
@@ -71,12 +74,16 @@ def write_checkpoint(
         name: weigh(snapshot.path(name), content=hash_weights, show=show)
         for name in snapshot.weight_files
     }
+    if link == "symlink":  # what it leads to may be replaced
+        for name, file in weights.items():
+            known = file.sha256 or known_digest(snapshot.path(name))
+            weights[name] = replace(file, sha256=known)
     readme, readme_note = read_readme(snapshot.path(README))
     with staged(output, force=force, inputs=[snapshot.directory]) as stage:
         with os_errors(output):
             stage.notes += limits
             stage.notes += [readme_note] if readme_note else []
-            _carry(snapshot, stage, edits, link, show, anew)
+            digests = _carry(snapshot, stage, edits, link, show, anew)
             _write_texts(snapshot, stage.directory, config, edits)
             if write_anew is not None:
                 stage.notes += write_anew(stage.directory)
@@ -98,7 +105,9 @@ def write_checkpoint(
             if card is not None:
                 text = render(card(proof), readme)
                 (stage.directory / README).write_bytes(text.encode(errors="replace"))
-            provenance.write(full, stage.directory)
+            provenance.write(full, stage.directory, digests)
+        if finish is not None:
+            finish(stage.directory)
     return Written(output, full, tuple(stage.notes), snapshot.left, proof)
 
 
@@ -135,9 +144,10 @@ def _carry(
     link: Link,
     show: Show,
     anew: Sequence[str],
-) -> None:
-    """The base's files. Only weights are linked: an editor that writes into a linked text file in
-    place would change the base too."""
+) -> dict[str, str]:
+    """The base's files; the SHA-256 of those where it is known. Only weights are linked: an editor
+    that writes into a linked text file in place would change the base too."""
+    digests = dict[str, str]()
     edited = {edit.file for edit in edits}
     weights = set(snapshot.weight_files)
     for name in snapshot.files:
@@ -151,10 +161,14 @@ def _carry(
                 raise InputError(f"{source} changed while it was read")
             tokenizer.clear_truncation(source, target, span)
         elif name in weights:
-            if note := place(source, target, link, show):
-                stage.notes.append(f"{name}: {note}")
+            placed = place(source, target, link, show)
+            if placed.note:
+                stage.notes.append(f"{name}: {placed.note}")
+            if placed.sha256:
+                digests[name] = placed.sha256
         else:
-            copy_file(source, target)
+            digests[name] = copy_file(source, target)
+    return digests
 
 
 def _write_texts(
@@ -170,6 +184,9 @@ def _write_texts(
 
 
 CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in between
+
+PIECE = 4 << 20  # bytes read at once of what was copied
+ZEROS = bytes(1 << 20)  # of a hole
 
 PAGES, PAGE = 64, 4096  # of what the kernel copied, compared with the source
 
@@ -187,8 +204,17 @@ NO_RANGE_COPY = {
 }
 
 
-def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | None:
-    """Put a weight file into the output; a note where it could not be linked as asked.
+@dataclass(frozen=True)
+class Placed:
+    """What became of a file: a note where it could not be linked as asked, and its SHA-256, of a
+    link where it is known."""
+
+    note: str | None
+    sha256: str | None
+
+
+def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed:
+    """Put a weight file into the output.
 
     A symlink gets the absolute path of the real file (not of a link in between), so that the output
     may be moved, and the base may not. A hard link is made to the real file too: os.link on a link
@@ -198,42 +224,79 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> str | 
     for way in {"symlink": ("symlink_to", "hardlink_to"), "hard": ("hardlink_to",)}.get(link, ()):
         try:
             getattr(target, way)(real)
-            return f"hard linked instead of {refused}" if refused else None
+            note = f"hard linked instead of {refused}" if refused else None
+            return Placed(note, known_digest(source) if way == "hardlink_to" else None)
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
             refused = refused or f"{link.replace('hard', 'hard link')}ed ({error.strerror})"
-    copy_file(source, target, show)
-    return f"copied instead of {refused}" if refused else None
+    return Placed(
+        f"copied instead of {refused}" if refused else None, copy_file(source, target, show)
+    )
 
 
-def copy_file(source: Path, target: Path, show: Show = unseen) -> None:
-    """Copy a regular file's content, inside the kernel where possible, keeping its holes."""
+def copy_file(source: Path, target: Path, show: Show = unseen) -> str:
+    """Copy a regular file's content, inside the kernel where possible, keeping its holes; the
+    SHA-256 of what was copied."""
+    digest = hashlib.sha256()
     descriptor = open_regular(source)
     try:
         size = os.fstat(descriptor).st_size
         out = open_raw(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             show(0, size, f"copying {source.name}")
-            copy_part(descriptor, out, 0, size, 0, source, show)
+            copying = Copying(descriptor, out, source, show, digest.update)
+            copying.part(0, size, 0)
             os.ftruncate(out, size)  # a hole at the end
         finally:
             os.close(out)
     finally:
         os.close(descriptor)
+    return digest.hexdigest()
 
 
-def copy_part(
-    source: int, target: int, start: int, end: int, shift: int, path: Path, show: Show = unseen
-) -> None:
-    """Copy a part of a file to `shift` bytes later, its holes left out; compare pages of it."""
-    for first, last in _data(source, start, end):
-        for done in _copy_range(source, target, first, last, shift, path):
-            show(done, end, f"copying {path.name}")
-    pages = -(-(end - start) // PAGE)
-    for page in {*(i * pages // PAGES for i in range(PAGES - 1)), pages - 1} if pages else ():
-        at = start + page * PAGE
-        _same(target, read_at(source, min(PAGE, end - at), at), at, shift, path)
+@dataclass(frozen=True)
+class Copying:
+    """One open file that is copied into another; `path` is the first one's. `passed` is given the
+    bytes, in their order."""
+
+    source: int
+    target: int
+    path: Path
+    show: Show = unseen
+    passed: Callable[[bytes], object] | None = None
+
+    def part(self, start: int, end: int, shift: int) -> None:
+        """Copy a part of the file to `shift` bytes later, its holes left out; compare pages of
+        it."""
+        position = start
+        for first, last in _data(self.source, start, end):
+            self._pass_hole(first - position)
+            position = first
+            for done in _copy_range(self.source, self.target, first, last, shift, self.path):
+                self._pass(position, done)
+                position = done
+                self.show(done, end, f"copying {self.path.name}")
+        self._pass_hole(end - position)
+        pages = -(-(end - start) // PAGE)
+        for page in {*(i * pages // PAGES for i in range(PAGES - 1)), pages - 1} if pages else ():
+            at = start + page * PAGE
+            data = read_at(self.source, min(PAGE, end - at), at)
+            _same(self.target, data, at, shift, self.path)
+
+    def _pass(self, position: int, end: int) -> None:
+        """Read what the kernel has just copied, from its cache."""
+        while self.passed is not None and position < end:
+            data = read_at(self.source, min(PIECE, end - position), position)
+            if not data:
+                raise _shrank(self.path)
+            self.passed(data)
+            position += len(data)
+
+    def _pass_hole(self, length: int) -> None:
+        while self.passed is not None and length > 0:
+            self.passed(ZEROS[:length])
+            length -= len(ZEROS)
 
 
 def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
@@ -276,11 +339,15 @@ def _copy_range(
             _same(target, data, start, shift, name)
             done = len(data)
         if not done:
-            raise InputError(
-                f"{name} shrank while it was copied: let whoever writes it finish, then try again"
-            )
+            raise _shrank(name)
         start += done
         yield start
+
+
+def _shrank(path: Path) -> InputError:
+    return InputError(
+        f"{path} shrank while it was copied: let whoever writes it finish, then try again"
+    )
 
 
 def _copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:

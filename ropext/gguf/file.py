@@ -28,6 +28,7 @@ from ropext.loaders.gguf import read as ggml_read
 from ropext.rope import Rope, plain_inv_freq
 
 RECORD = "ropext.record"  # the key that holds ropext.json
+WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

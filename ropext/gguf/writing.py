@@ -7,18 +7,18 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.staging import check_output, check_space, staged
-from ropext.checkpoint.weights import WeightFile
-from ropext.checkpoint.writing import TEXT_ROOM, Written, copy_part, place
+from ropext.checkpoint.weights import WeightFile, chunks
+from ropext.checkpoint.writing import TEXT_ROOM, Copying, Written, place
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import bytes_on_disk, move, open_regular, os_errors, read_text, tagged
-from ropext.gguf.file import DIVISORS, RECORD, GgufFile, open_gguf, rope_of, sizes
-from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader
+from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
+from ropext.gguf.file import DIVISORS, RECORD, WHOLE, GgufFile, open_gguf, rope_of, sizes
+from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
 from ropext.gguf.keys import Values, changes
 from ropext.loaders.gguf import STORED, architecture, farthest
 from ropext.loaders.gguf import read as ggml_read
@@ -30,6 +30,7 @@ from ropext.rope import Spectrum
 FILLER, PARTS = "ropext.filler", "split.tensors.count"
 PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
 PIECE = 4 << 20  # bytes read at once
+UNKNOWN = b"0" * 64  # in the place of the file's digest while that is taken
 
 
 def _is_one(output: Path) -> bool:
@@ -37,7 +38,14 @@ def _is_one(output: Path) -> bool:
 
 
 def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) -> None:
-    """All that is refused before anything is written; changes nothing."""
+    """All that is refused before anything is written; changes nothing. (`staged` clears away what a
+    killed run left before it looks at the output.)"""
+    _check_source(model, output, link)
+    paths = [part.path for part in model.parts]
+    check_output(output, force=force, inputs=paths, file=_is_one(output), written=written)
+
+
+def _check_source(model: GgufFile, output: Path, link: Link) -> None:
     if _is_one(output) and len(model.parts) > 1:
         raise UsageError(
             f"{model.name} is split into {len(model.parts)} files, whose names belong together; "
@@ -48,7 +56,6 @@ def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) ->
     paths = [part.path for part in model.parts]
     copied = paths if link == "copy" else paths[:1]
     check_space(output, TEXT_ROOM + sum(map(bytes_on_disk, copied)))
-    check_output(output, force=force, inputs=paths, file=_is_one(output), written=written)
 
 
 def write_gguf(
@@ -64,7 +71,7 @@ def write_gguf(
     show: Show = unseen,
 ) -> Written:
     """Write `output`, one file or a directory, as a whole or not at all."""
-    check_writable(model, output, link=link, force=force)
+    _check_source(model, output, link)
     (keys, tensors), one = changes(model, plan), _is_one(output)
     weights = weigh_parts(model, content=hash_weights, show=show)
     full = replace(record, weights=weights)
@@ -72,56 +79,79 @@ def write_gguf(
     paths = [part.path for part in model.parts]
     with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
         target = stage.directory / (output.name if one else model.file_name)
+        modelfile = _modelfile(target.name, plan.target)
         with os_errors(output):
+            digests = dict[str, str]()
             for path in paths[1:]:
-                note = place(path, stage.directory / path.name, link, show)
-                notes += [f"{path.name}: {note}"] if note else []
-            keys = {**keys, **_provenance(full)}
+                placed = place(path, stage.directory / path.name, link, show)
+                notes += [f"{path.name}: {placed.note}"] if placed.note else []
+                digests |= {path.name: placed.sha256} if placed.sha256 else {}
+            if not one:
+                (stage.directory / modelfile.name).write_bytes(modelfile.text.encode())
+            beside = guard.states(stage.directory, digests)
+            keys = {**keys, **_provenance(full, beside)}
             _write(model.head, target, keys, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target, keys) if prove else None
-        with os_errors(output):
-            notes += _modelfile(stage.directory, output if one else target, plan.target)
+        if one:
+            with os_errors(output):
+                stage.write_beside(modelfile.name, modelfile.text)
     return Written(output, full, (*stage.notes, *notes), {}, proof)
 
 
-def _modelfile(folder: Path, output: Path, target: int) -> list[str]:
-    """Put what Ollama reads beside the file, but not over what somebody else wrote."""
-    new, path = folder / "Modelfile", output.with_name(f"{output.name}.Modelfile")
-    text = guard.signed(f"FROM ./{output.name}\nPARAMETER num_ctx {target}\n")
-    if os.path.lexists(path) and guard.signed(old := read_text(str(path))) != old:
-        return [f"{path} was not overwritten: ropext did not write it, or it was edited"]
-    new.write_bytes(text.encode())
-    move(new.replace, path)
-    return []
+@dataclass(frozen=True)
+class _Modelfile:
+    """What Ollama reads beside a GGUF file."""
+
+    name: str
+    text: str
+
+
+def _modelfile(file: str, target: int) -> _Modelfile:
+    text = guard.signed(f"FROM ./{file}\nPARAMETER num_ctx {target}\n")
+    return _Modelfile(f"{file}.Modelfile", text)
 
 
 def written(place: Path) -> set[str] | None:
-    """The files of a GGUF that ropext wrote, by the record in it, which names its tensors; else
-    what a directory's own record says."""
+    """The files of a GGUF that are as ropext wrote them, by the digest in the first one and its
+    list of the others; else what a directory's own record says."""
     first = min(place.glob("*.gguf"), default=place) if place.is_dir() else place
     try:
         model = open_gguf(str(first))
+        stated = model.head.text(WHOLE)
+        if stated is None or guard.remembered(first, whole_digest) != stated:
+            return None
     except RopextError:
         return guard.recorded(place)
-    weights = (model.kept_record or {}).get("weights") or {}
-    known = {name: {**asdict(t), "sha256": None} for name, t in weigh_parts(model).items()}
-    if {name: {**entry, "sha256": None} for name, entry in weights.items()} != known:
-        return None
-    beside = first.with_name(f"{first.name}.Modelfile")
-    ours = (
-        place.is_dir() and beside.is_file() and guard.signed(text := read_text(str(beside))) == text
-    )
-    return {part.path.name for part in model.parts} | ({beside.name} if ours else set())
+    files = (model.kept_record or {}).get(guard.FILES)
+    others = guard.unchanged(place, files) if isinstance(files, dict) and place.is_dir() else set()
+    return {first.name, *others}
 
 
-def _provenance(record: Record) -> dict[str, tuple[int, Any]]:
+def whole_digest(path: Path) -> str:
+    """SHA-256 of a file of ropext's, the digest that stands in it taken as zeros: so it covers the
+    keys, too."""
+    entry = read_gguf(path).entries[WHOLE]
+    digest = hashlib.sha256()
+    with open(open_regular(path), "rb") as file:
+        digest.update(file.read(entry.end - len(UNKNOWN)))
+        digest.update(UNKNOWN)
+        end = os.fstat(file.fileno()).st_size
+        for piece in chunks(file, f"hashing {path.name}", part=(entry.end, end)):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:
+    """The keys that say what was done; `beside` are the states of the files that belong to it."""
     site = next(site for site in record.sites if site.scaled)
+    kept = provenance.to_json(record) | ({guard.FILES: dict(beside)} if beside else {})
     return {
         "ropext.method": (STRING, record.method),
         "ropext.context": (UINT32, record.context),
         "ropext.target": (UINT32, record.target),
         "ropext.spectrum_sha256": (STRING, site.spectrum.digest()),
-        RECORD: (STRING, json.dumps(tagged(provenance.to_json(record)), separators=(",", ":"))),
+        RECORD: (STRING, json.dumps(tagged(kept), separators=(",", ":"))),
+        WHOLE: (STRING, UNKNOWN.decode()),
     }
 
 
@@ -169,24 +199,57 @@ def _write(
 
     begin = header(0)
     begin = header((head.data - len(begin)) % PAGE if head.alignment <= PAGE else 0)
+    rewritten = {}
+    for name in tensors.keys() - new.keys():
+        tensor = head.tensor(name)
+        assert tensor is not None
+        row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
+        rewritten[head.data + tensor.offset] = row
     source = open_regular(head.path)
     try:
         with target.open("x+b") as out:
             out.write(begin)
-            out.flush()
-            shift = len(begin) - head.data
-            copy_part(source, out.fileno(), head.data, head.end, shift, head.path, show)
-            out.truncate(len(begin) + size)
-            out.seek(len(begin) + size)
-            out.write(b"".join(bodies))
-            for name in tensors.keys() - new.keys():
-                tensor = head.tensor(name)
-                assert tensor is not None
-                row = struct.pack(f"<{len(tensors[name])}f", *tensors[name])
-                out.seek(len(begin) + tensor.offset)
-                out.write(row)
+            digest = hashlib.sha256(begin)
+            _copy_tensors(source, head, rewritten, out, digest, show)
+            padding = bytes(len(begin) + size - out.seek(0, os.SEEK_END))
+            for piece in (padding, *bodies):
+                out.write(piece)
+                digest.update(piece)
+            out.seek(_place_of_digest(begin))
+            out.write(digest.hexdigest().encode())
     finally:
         os.close(source)
+
+
+def _copy_tensors(
+    source: int,
+    head: GgufHeader,
+    rewritten: Mapping[int, bytes],
+    out: BinaryIO,
+    digest: "hashlib._Hash",
+    show: Show,
+) -> None:
+    """Copy the section of the tensors behind the new header, in its order, with other bytes at some
+    places; the digest is given what is written."""
+    copying = Copying(source, out.fileno(), head.path, show, digest.update)
+    shift = out.tell() - head.data
+    position = head.data
+    for start, row in sorted(rewritten.items()):
+        out.flush()
+        copying.part(position, start, shift)
+        out.seek(start + shift)
+        out.write(row)
+        digest.update(row)
+        position = start + len(row)
+    out.flush()
+    copying.part(position, head.end, shift)
+    out.truncate(head.end + shift)  # a hole at the end
+
+
+def _place_of_digest(header: bytes) -> int:
+    """Where the 64 zeros stand: behind the key, its type and the text's length."""
+    before = _key(WHOLE, STRING, UNKNOWN.decode()).removesuffix(UNKNOWN)
+    return header.rindex(before) + len(before)
 
 
 def weigh_parts(

@@ -140,7 +140,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
     force = os.path.lexists(work.output)
     with staged(work.output, force=force, inputs=[source]) as stage:
         with os_errors(work.output):
-            _carry(source, stage.directory)
+            digests = _carry(source, stage.directory)
         record = read_record(source)
         assert record is not None  # every stage writes one
         record = replace(
@@ -163,15 +163,17 @@ def write_output(work: Work, evidence: Evidence) -> None:
             if sentences or numbers:
                 text = card.with_evidence(text, sentences, numbers)
             (stage.directory / README).write_text(text, encoding="utf-8")
-            provenance.write(record, stage.directory)
+            provenance.write(record, stage.directory, digests)
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
         owned = [content for content in (before, work.hashes.of_tree(stage.directory)) if content]
         write_json(work.ledger.folder / OWNED, owned)
 
 
-def _carry(source: Path, target: Path) -> None:
-    """All files: weights by link, so that a run takes the room of its weights once."""
+def _carry(source: Path, target: Path) -> dict[str, str]:
+    """All files, and the SHA-256 of those where it is known: weights by link, so that a run takes
+    the room of its weights once."""
+    digests = dict[str, str]()
     for folder, _, names in os.walk(source):
         for name in sorted(names):
             file = Path(folder, name)
@@ -182,9 +184,11 @@ def _carry(source: Path, target: Path) -> None:
             if file.is_symlink():
                 os.symlink(os.readlink(file), copy)
             elif name.endswith(".safetensors"):
-                place(file, copy, "hard")
+                digest = place(file, copy, "hard").sha256
+                digests |= {} if digest is None else {file.relative_to(source).as_posix(): digest}
             else:
-                copy_file(file, copy)
+                digests[file.relative_to(source).as_posix()] = copy_file(file, copy)
+    return digests
 
 
 def section(work: Work, evidence: Evidence) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Writing, is_run
 from ropext.options.fields import FINETUNE, FIT, TextsOrPlace, as_place, reads
+from ropext.planning import Plan
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -104,18 +105,39 @@ def fit(
     """
     from ropext.training import train
 
-    common: dict[str, Any] = {"force": force, "command": command, "say": say}
-    done: Fitted | None = train(FIT, model, data, output, **common, **options)
-    if done is not None and (gguf := bundled.find_gguf(str(model))) is not None:
-        from ropext.pipeline import extending
+    common: dict[str, Any] = {"command": command, "say": say}
+    gguf = bundled.find_gguf(str(model))
 
-        file = Path(output) / f"{gguf.stem}-long.gguf"
-        snapshot = open_model(model)
-        plan = extending.warned(planned(snapshot, str(model), {"like": str(output)}), say)
-        extending.write_extension(snapshot, plan, file, Writing(), **common)
-        provenance.relist(Path(output), file.name)
-        say(f"{file} is the file with this spectrum; beside it are the weights in float32")
+    def add_gguf(directory: Path) -> None:
+        assert gguf is not None
+        name = f"{gguf.stem}-long.gguf"
+        _extend_like(str(model), directory, Path(output), name, common)
+        place = Path(output) / name
+        say(f"{place} is the file with this spectrum; beside it are the weights in float32")
+
+    finish = None if gguf is None else add_gguf
+    done: Fitted | None = train(
+        FIT, model, data, output, force=force, finish=finish, **common, **options
+    )
     return done
+
+
+def _extend_like(
+    model: str, directory: Path, output: Path, file: str, common: Mapping[str, Any]
+) -> None:
+    """Write a GGUF with the spectrum of a directory into it, and list it there. The directory will
+    be called `output`, and is so in the record."""
+    from ropext.pipeline import extending
+
+    snapshot = open_model(model)
+    plan = extending.warned(planned(snapshot, model, {"like": str(directory)}), common["say"])
+    assert isinstance(plan, Plan)  # a GGUF rotates
+    plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
+    before = guard.listing(directory)
+    extending.write_extension(snapshot, plan, directory / file, Writing(), **common)
+    for name in guard.listing(directory):
+        if name not in before:
+            provenance.relist(directory, name)
 
 
 def evaluate(

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, scrub, versions
-from ropext.checkpoint.provenance import write as write_record
+from ropext.checkpoint.provenance import (
+    TRAINED_ON,
+    digest,
+    read_record,
+    rewrite,
+    scrub,
+    versions,
+)
 from ropext.checkpoint.staging import recover, remove_output
 from ropext.evaluation.sharing import is_main
 from ropext.files import dump, write_bytes
@@ -196,7 +202,7 @@ class Work:
             if used and (record := read_record(place)) is not None:
                 known = both(trained_in(record), from_json(used))
                 more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
-                write_record(replace(record, more=more), place)
+                rewrite(replace(record, more=more), place)
 
         def clear() -> None:
             remove(beside(place))  # a training's own checkpoints, of other weights or settings

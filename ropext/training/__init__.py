@@ -7,7 +7,7 @@ The parts, from the bottom: `defaults`, `rows` (what a model reads) and `data` (
 and the two objectives, `finetune` and `fit`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,13 +40,15 @@ def train(
     command: Sequence[str] = (),
     say: Say = silent,
     counts_only: bool = False,
+    finish: Callable[[Path], None] | None = None,
     **options: Any,
 ) -> Any:
     """Fine-tune an extended checkpoint (kind "finetune"), or fit the spectrum of a model, of a GGUF
     on its dequantised weights (kind "fit"): everything, from the last checkpoint on where the same
     run was interrupted. `options` are the fields of options.training's Finetune and Fit.
 
-    A fit's processes but the first have no result; with `counts_only` it is the objective.
+    A fit's processes but the first have no result; with `counts_only` it is the objective. `finish`
+    adds to what a fit writes, before that has its name.
     """
     from ropext.dequantising import directory_of
     from ropext.evaluation.loading import silenced
@@ -67,6 +69,7 @@ def train(
         objective: Objective
         if isinstance(given, Fit):
             objective = fit.prepare(place, source, given, revision, named=name)
+            objective.finish = finish
         else:
             objective = finetune.prepare(place, source, given)
         if output is None or counts_only:

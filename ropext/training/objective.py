@@ -6,7 +6,7 @@ learn, choose, write.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -71,6 +71,7 @@ class Objective(ABC):
     facts: Mapping[str, Any] = {}  # what --json says of this kind alone
     counts: Counts
     folder: Path
+    finish: Callable[[Path], None] | None = None  # adds to a fit's OUT, before that has its name
     output: Path
     force: bool
     typed: Sequence[str]  # the command line

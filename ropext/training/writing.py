@@ -99,6 +99,7 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         force=objective.force,
         prove=prove,
         show=show,
+        finish=objective.finish,
     )
 
 
@@ -132,9 +133,12 @@ def write_tuned(
             merge(snapshot, adapter, directory)
         with os_errors(output):
             beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
-            _carry(snapshot, beside, directory)
+            digests = _carry(snapshot, beside, directory)
             ours = [name for name in (NAME, README) if snapshot.path(name).is_file()]
-            _carry(snapshot, [*snapshot.files, *ours], directory / BASE, options.link, show)
+            carried = _carry(
+                snapshot, [*snapshot.files, *ours], directory / BASE, options.link, show
+            )
+            digests |= {f"{BASE}/{name}": digest for name, digest in carried.items()}
             _write_adapter(origin, adapter, directory / ADAPTER, story)
             if control is not None:
                 base = origin.record.base
@@ -145,7 +149,7 @@ def write_tuned(
         with os_errors(output):
             what = KINDS[getattr(options, "train", None) or "lora"]
             _write_card(origin, directory, story, output.name, what)
-            provenance.write(record, directory)
+            provenance.write(record, directory, digests)
 
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -203,17 +207,20 @@ def _carry(
     directory: Path,
     link: Link = "copy",
     show: Show = unseen,
-) -> None:
-    """The base's files as they are; save_pretrained's own config.json, which lacks the legacy
-    spellings, gives way to the base's."""
+) -> dict[str, str]:
+    """The base's files as they are, and the SHA-256 of those where it is known; save_pretrained's
+    own config.json, which lacks the legacy spellings, gives way to the base's."""
+    digests = dict[str, str]()
     for name in names:
         source, target = snapshot.path(name), directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         if name in snapshot.weight_files:
-            place(source, target, link, show)
+            digest = place(source, target, link, show).sha256
+            digests |= {} if digest is None else {name: digest}
         else:
-            copy_file(source, target)
+            digests[name] = copy_file(source, target)
+    return digests
 
 
 def _write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:

@@ -1,6 +1,7 @@
 """An extended checkpoint on the disk: what it holds, byte by byte, and what a fault leaves."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tre
 
 from ropext.checkpoint import open_snapshot, writing
 from ropext.checkpoint.provenance import read_record
+from ropext.checkpoint.weights import compare_weights
 from ropext.checkpoint.writing import write_checkpoint
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 
@@ -395,3 +397,45 @@ def test_a_hundred_gigabytes_are_linked_and_never_read(tmp_path: Path):
     assert len(written) == 200
     assert sum(s.st_size for s in written) > 100 * 10**9
     assert all(s.st_nlink == 2 for s in written)
+
+
+def other_weights(model: Path, place: Path) -> Path:
+    """A copy whose weights are others of the same names and shapes."""
+    shutil.copytree(model, place)
+    for file in place.glob("*.safetensors"):
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return place
+
+
+def test_a_link_to_an_output_that_was_replaced_is_no_longer_the_base(model: Path, tmp_path: Path):
+    """By the digest that the record of what it leads to lists, which reads nothing."""
+    b, c = tmp_path / "b", tmp_path / "c"
+    extend(model, b)
+    extend(b, c, link="symlink")
+    digests = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in model.glob("*.safetensors")
+    }
+    weights = json.loads((c / "ropext.json").read_text())["weights"]
+    assert {name: file["sha256"] for name, file in weights.items()} == digests
+    assert all(finding.same for finding in compare_weights(read_record(c).weights, c))
+    other = other_weights(model, tmp_path / "other")
+    extend(other, b, force=True)
+    found = compare_weights(read_record(c).weights, c)
+    assert [finding.same for finding in found] == [False] * len(weights)
+    assert "leads to a file with other bytes than when the record was written" in found[0].sentence
+
+
+@pytest.mark.parametrize("link", ["copy", "hard"])
+def test_the_digest_of_what_is_copied_is_that_of_its_bytes(model: Path, tmp_path: Path, link):
+    """Taken as they pass; of a hard link it is what the record of its base says."""
+    extend(model, tmp_path / "b")
+    extend(tmp_path / "b", tmp_path / "c", link=link)
+    for place in (tmp_path / "b", tmp_path / "c"):
+        listed = json.loads((place / "ropext.json").read_text())["files"]
+        assert listed == {
+            file.relative_to(place).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in place.rglob("*")
+            if file.is_file() and file.name != "ropext.json"
+        }

@@ -113,8 +113,7 @@ def test_an_existing_output(tmp_path: Path):
 
 
 def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
-    """A config.json and GGUF files make no output of ropext's; what a user added stays, and what a
-    user edited: of a file above 64 MiB, which is not hashed, by its size."""
+    """A config.json and GGUF files make no output of ropext's; what a user added stays."""
     for name, file in (("model", "config.json"), ("ggufs", "a.gguf"), ("record", "ropext.json")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("{}")
@@ -128,10 +127,26 @@ def test_force_spares_what_ropext_did_not_write(tmp_path: Path):
     assert (tmp_path / "ours" / "sub" / "notes.txt").read_text() == "mine"
 
 
+LARGE = (64 << 20) + 1  # bytes
+
+
+def write_at(file: Path, place: int, content: bytes) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(content)
+
+
+def open_new(file: Path) -> Path:
+    file.touch()
+    return file
+
+
 EDITS = {
     "config.json": lambda file: file.write_text("mew"),
-    "weights": lambda file: os.truncate(file, (64 << 20) + 2),
+    "weights": lambda file: write_at(file, 50 << 20, b"trained"),  # of the same size
+    "linked": lambda file: (file.unlink(), os.truncate(open_new(file), LARGE)),
     "link": lambda file: (file.unlink(), file.write_text("mine")),
+    "another link": lambda file: (file.unlink(), file.symlink_to("mine")),
     "sub/x": lambda file: (file.unlink(), os.mkfifo(file)),
 }
 
@@ -139,16 +154,21 @@ EDITS = {
 @pytest.mark.needs("mkfifo")
 @pytest.mark.parametrize("name", EDITS)
 def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
+    """By its whole content; a large hard link is known as another name of its base's bytes."""
+    open_new(tmp_path / "base")
+    os.truncate(tmp_path / "base", LARGE)
     with staged(out := tmp_path / "out") as stage:
         for small in ("config.json", "sub/x"):
             (stage.directory / small).parent.mkdir(exist_ok=True)
             (stage.directory / small).write_text("new")
-        (stage.directory / "link").symlink_to(tmp_path / "base")
-        (stage.directory / "weights").touch()
-        os.truncate(stage.directory / "weights", (64 << 20) + 1)
+        for link in ("link", "another link"):
+            (stage.directory / link).symlink_to(tmp_path / "base")
+        os.truncate(open_new(stage.directory / "weights"), LARGE)
+        (stage.directory / "linked").hardlink_to(tmp_path / "base")
         files = guard.states(stage.directory)
         (stage.directory / "ropext.json").write_text(json.dumps({"files": files}))
-    assert files["weights"] == (64 << 20) + 1
+    assert files["weights"] == hashlib.sha256(bytes(LARGE)).hexdigest()
+    assert files["linked"] == LARGE
     assert files["config.json"] == hashlib.sha256(b"new").hexdigest()
     EDITS[name](out / name)
     before = os.lstat(out / name)[:7]  # without its times: it is read
@@ -158,6 +178,90 @@ def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
     os.rename(out / name, tmp_path / "elsewhere")
     write(out, force=True)
     assert names(out) == {"config.json", "sub", "ropext.json"}
+
+
+MEANWHILE = {
+    "files are added": lambda out: (out / "NOTES.md").write_text("mine"),
+    "another folder": lambda out: (out.rename(out.with_name("kept")), out.mkdir(), add(out)),
+    "a link": lambda out: (out.rename(out.with_name("kept")), out.symlink_to("kept")),
+    "a file": lambda out: (out.rename(out.with_name("kept")), out.write_text("mine")),
+}
+
+
+def add(out: Path) -> None:
+    (out / "work.txt").write_text("mine")
+
+
+def content(place: Path) -> dict[str, str]:
+    """All below a place, by its names: texts, and where links lead."""
+    rows = {}
+    for path in (place, *sorted(place.rglob("*"))):
+        if path.is_symlink():
+            rows[str(path)] = f"-> {os.readlink(path)}"
+        elif path.is_file():
+            rows[str(path)] = path.read_text()
+    return rows
+
+
+@pytest.mark.parametrize("change", MEANWHILE.values(), ids=MEANWHILE)
+def test_force_replaces_what_it_checked_alone(tmp_path: Path, change):
+    """What somebody put at the name while the work ran goes back there; the result lies beside."""
+    out = tmp_path / "out"
+    checkpoint(out, "old")
+
+    def disturbed() -> None:
+        with staged(out, force=True) as stage:
+            (stage.directory / "config.json").write_text("new")
+            change(out)
+            before.update(content(out))
+
+    before = dict[str, str]()
+    with pytest.raises(OutputExists, match=r"What this command made is in .*out\.new$"):
+        disturbed()
+    assert content(out) == before
+    assert (tmp_path / "out.new/config.json").read_text() == "new"
+    assert names(tmp_path) - {"kept"} == {"out", "out.new"}
+
+
+def test_what_takes_the_name_between_the_renames_is_kept_and_so_is_the_old_one(
+    tmp_path: Path, monkeypatch
+):
+    out = tmp_path / "out"
+    checkpoint(out, "old")
+    (tmp_path / "out.new").mkdir()  # a name that is taken
+    check = guard.check_replaceable
+
+    def checked(output: Path, *, at: Path | None = None, **how) -> None:
+        check(output, at=at, **how)
+        if at is not None and not out.exists():
+            out.mkdir()
+            add(out)
+
+    monkeypatch.setattr(guard, "check_replaceable", checked)
+    with pytest.raises(OutputExists, match=r"appeared while .* is in .*out\.new-2$"):
+        write(out, force=True)
+    assert names(tmp_path) == {"out", "out.new", "out.new-2", "out.old"}
+    assert (out / "work.txt").read_text() == "mine"
+    assert (tmp_path / "out.old/config.json").read_text() == "old"
+    write(tmp_path / "out.old", force=True)
+
+
+def test_a_hashed_file_is_read_again_once_it_changed(tmp_path: Path):
+    """Its times may be set back, the time of its last change may not."""
+    file = tmp_path / "weights"
+    read = list[Path]()
+
+    def digest(path: Path) -> str:
+        read.append(path)
+        return path.read_text(encoding="utf-8")
+
+    file.write_text("old")
+    assert [guard.remembered(file, digest) for _ in range(2)] == ["old", "old"]
+    assert len(read) == 2  # written just now: an edit might bear the same time stamp
+    times = file.stat()
+    file.write_text("new")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert guard.remembered(file, digest) == "new"
 
 
 def test_force_spares_what_is_no_directory(tmp_path: Path):
@@ -444,7 +548,7 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path):
 
     with pytest.raises(OutputExists, match="appeared"):
         disturb()
-    assert names(tmp_path) == {"out"}
+    assert names(tmp_path) == {"out", "out.new"}
     assert names(tmp_path / "out") == set()
 
 

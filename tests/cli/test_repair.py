@@ -7,9 +7,11 @@ import os
 import configs
 import pytest
 
-from ropext import families, inspecting, planning, verifying
+import ropext
+from ropext import families, guard, inspecting, planning, verifying
 from ropext.checkpoint import open_snapshot
-from ropext.errors import NotExpressible, UsageError
+from ropext.errors import NotExpressible, OutputExists, UsageError
+from ropext.files import dump
 from ropext.options.extend import Extend
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
@@ -211,3 +213,25 @@ def test_the_bundled_checkpoint_is_verified_by_its_name(ropext):
     code, out, _ = ropext("verify", "ropext://demo")
     assert code == 0
     assert out.startswith("ropext://demo: all right (5 checks)\n")
+
+
+def test_what_is_repaired_is_as_ropext_wrote_it(llama, tmp_path):
+    """--force replaces it; not so a config that a user edited, before it was repaired or since."""
+    out = tmp_path / "out"
+    how = {"method": "yarn", "factor": 2, "no_verify": True}
+    ropext.extend(str(llama), out, **how)
+    listed = guard.files_in(out)["config.json"]
+    stale = json.loads((out / "config.json").read_text()) | {"seq_length": 128}
+    (out / "config.json").write_bytes(dump(stale))
+    assert repaired(out)  # of a user's: it stays the user's
+    with pytest.raises(OutputExists, match=r"edited since ropext wrote it: config\.json"):
+        ropext.extend(str(llama), out, force=True, **how)
+    record = json.loads((out / "ropext.json").read_text())
+    (out / "config.json").write_bytes(dump(stale))
+    record["files"]["config.json"] = guard.state(out / "config.json")  # as an older ropext wrote it
+    (out / "ropext.json").write_text(json.dumps(record))
+    assert repaired(out)
+    assert json.loads((out / "config.json").read_text()) != stale
+    assert guard.files_in(out)["config.json"] not in (listed, record["files"]["config.json"])
+    ropext.extend(str(llama), out, force=True, **how)
+    assert guard.files_in(out)["config.json"] == listed

@@ -1,6 +1,7 @@
 """eval of a GGUF, whose scaling transformers' own reader leaves out."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -11,7 +12,8 @@ from command_line import run
 from gguf_files import making
 
 import ropext
-from ropext import bundled
+from ropext import bundled, guard
+from ropext.checkpoint import staging
 from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.gguf import open_gguf, writing
@@ -110,11 +112,21 @@ TINY |= {"held_out": 2, "start": "yarn", "device": "cpu"}
 
 
 @pytest.mark.slow
-def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path):
+def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch):
     _, file = models
-    out, said = tmp_path / "out", []
+    out, said, committed = tmp_path / "out", [], []
+    commit = staging._commit
+
+    def noted(work, target):
+        committed.append((target.output, sorted(os.listdir(work / "new"))))
+        commit(work, target)
+
+    monkeypatch.setattr(staging, "_commit", noted)
     ropext.fit(str(file), READ["data"], out, factor=2.0, say=said.append, **TINY)
+    assert (committed[-1][0], "demo-long.gguf" in committed[-1][1]) == (out, True)
+    assert guard.recorded(out) == {*guard.listing(out)}  # --force may replace all of it
     made = open_gguf(str(out / "demo-long.gguf"))
+    assert ".ropext-" not in json.dumps(made.kept_record)  # the folder at work
     kept = json.loads((out / "ropext.json").read_text())
     (site,) = kept["sites"]
     found = writing.spectra_in(made)[0]

@@ -1,5 +1,6 @@
 """An extended GGUF: what ggml computes from it, and that nothing else changed."""
 
+import hashlib
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ from gguf_files import ggml, making
 
 import ropext
 from ropext import inspecting, verifying
+from ropext.checkpoint import staging
 from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed, UsageError
 from ropext.gguf import open_gguf, writing
 from ropext.gguf.header import read_gguf
+from ropext.guard import signed
 from ropext.report.text import serving_text
 
 KEYS = ("context_length", "rope.freq_base", "rope.scaling")
@@ -447,6 +450,75 @@ def test_verify_sees_what_somebody_changed(base, tmp_path):
         verifying.check_directory(out, against=str(tmp_path / "other.gguf"), deep=True)
 
 
+def test_force_spares_a_file_with_other_tensors_or_keys(base, tmp_path):
+    """A tool that merges an adapter carries the keys over, ropext's among them."""
+    out = tmp_path / "long.gguf"
+    extend(base, out)
+    whole, tensor = out.read_bytes(), read_gguf(out).tensors[1]
+    places = {"a tensor": read_gguf(out).data + tensor.offset}
+    places["a key"] = read_gguf(out).entries["tokenizer.ggml.tokens"].end - 1
+    places["the last byte"] = len(whole) - 1
+    for what, place in places.items():
+        out.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        edited = out.read_bytes()
+        with pytest.raises(OutputExists, match="written by ropext, or was edited since"):
+            extend(base, out, force=True)
+        assert out.read_bytes() == edited, what
+    out.write_bytes(whole)
+    extend(base, out, force=True)
+
+
+def test_the_digest_in_a_file_is_that_of_its_bytes(base, tmp_path):
+    """With zeros in its place; also where a divisor's tensor was there and is written anew."""
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    extend(base, one, method="llama3")
+    extend(one, two, factor=None, target=2048, method="pi")
+    for path in (one, two):
+        stated = ggml.keys(path)["ropext.file_sha256"]
+        content = path.read_bytes()
+        assert content.count(stated.encode()) == 1
+        assert hashlib.sha256(content.replace(stated.encode(), b"0" * 64)).hexdigest() == stated
+
+
+def test_a_modelfile_gets_its_name_after_its_file(base, tmp_path, monkeypatch):
+    """Where the GGUF does not get its name, the Modelfile of the old one stays; where a kill comes
+    between the two, the next command names the second."""
+    out, beside = tmp_path / "long.gguf", tmp_path / "long.gguf.Modelfile"
+    extend(base, out)
+    old = beside.read_text()
+
+    def meanwhile(work, target):
+        out.write_text("mine")
+        return commit(work, target)
+
+    commit = staging._commit
+    monkeypatch.setattr(staging, "_commit", meanwhile)
+    with pytest.raises(OutputExists, match=r"made is in .*long\.gguf\.new$"):
+        extend(base, out, factor=8.0, force=True)
+    monkeypatch.undo()
+    assert (out.read_text(), beside.read_text()) == ("mine", old)
+    assert (
+        "FROM ./long.gguf\nPARAMETER num_ctx 2048"
+        in (tmp_path / "long.gguf.new/long.gguf.Modelfile").read_text()
+    )
+    ggml.keys(tmp_path / "long.gguf.new/long.gguf")
+    out.unlink()
+
+    def killed(*about):
+        raise SystemExit
+
+    monkeypatch.setattr(staging, "_name_beside", killed)
+    monkeypatch.setattr(staging, "_discard", lambda work: None)
+    with pytest.raises(SystemExit):
+        extend(base, out, factor=8.0)
+    monkeypatch.undo()
+    assert beside.read_text() == old
+    with pytest.raises(OutputExists):
+        extend(base, out, factor=8.0)
+    assert "num_ctx 2048" in beside.read_text()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "fcntl.flock", "os.truncate")
 
 
@@ -483,14 +555,19 @@ def test_killed_at_every_step(base, tmp_path):
         room.mkdir()
         out = room / "long.gguf"
         out.write_bytes(old)
+        beside = room / "long.gguf.Modelfile"
+        beside.write_text(signed("FROM ./long.gguf\nPARAMETER num_ctx 1\n"))
         finished = killed_at(step, base, out)
         aside = next(room.glob(".long.gguf.ropext-*/old"), room / "absent")
         state = out.read_bytes() if out.exists() else aside.read_bytes()
         assert state in (old, truth)
+        if beside.read_text() != signed("FROM ./long.gguf\nPARAMETER num_ctx 1\n"):
+            assert out.read_bytes() == truth
         seen.add((state == truth, aside.exists()))
         extend(base, out, method="llama3", force=True)
         assert sorted(os.listdir(room)) == ["long.gguf", "long.gguf.Modelfile"]
         assert out.read_bytes() == truth
+        assert "PARAMETER num_ctx 1024\n" in beside.read_text()
         if finished:
             break
     assert step > 15
