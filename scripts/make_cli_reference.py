@@ -13,6 +13,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo, OptionInfo
 
+# The tree in which this script lies, whichever ropext is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from ropext.cli.app import COMMANDS, command_of
 
 HEAD = """\

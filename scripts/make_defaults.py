@@ -2,7 +2,7 @@
 
 Run with the transformers version whose defaults are wanted (a test holds the file against it):
 
-    python scripts/make_defaults.py ropext/families/defaults.json
+    python scripts/make_defaults.py
 """
 
 import json
@@ -14,6 +14,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 TYPES = Path(__file__).parent.parent / "ropext" / "families" / "types.json"
+DEFAULTS = TYPES.with_name("defaults.json")
 
 # What the geometry, the lengths and the costs are computed from.
 VALUES = (
@@ -206,7 +207,7 @@ def main() -> None:
                 continue
             if found:
                 added[model_type] = found
-    Path(sys.argv[1]).write_text(
+    DEFAULTS.write_text(
         f'{{\n "transformers": {json.dumps(transformers.__version__)},\n'
         f' "types": {{\n{lines_of(made)}\n }},\n "composites": {{\n{lines_of(added)}\n }}\n}}\n',
         encoding="utf-8",

@@ -8,12 +8,16 @@ their class. One line holds one function. A test checks that the file is what th
 
 import ast
 import inspect
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic.fields import FieldInfo
+
+# The tree in which this script lies, whichever ropext is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ropext
 from ropext.evaluation.session import evaluate

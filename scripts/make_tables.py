@@ -5,10 +5,14 @@
 A test fails when a file and the code differ.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+# The tree in which this script lies, whichever ropext is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.loaders.table import KINDS, LoaderVersions, TableCell, readers
 from ropext.scaling import METHODS, Method

@@ -237,7 +237,9 @@ def _stage(name: str, work: Work) -> dict[str, Any]:
         return _training(recipe.finetune, recipe.finetune.epochs)
     if name == EVALUATE and recipe.evaluate:
         return _evaluate(work)
-    return {"what": "the report, and the weights once more by hard link"}
+    if name == REPORT:
+        return {"what": "the report, and the weights once more by hard link"}
+    raise AssertionError(f"stage {name} has no sentence for --dry-run")
 
 
 def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent / "transcripts"
 
 
 def main() -> None:
-    """Run all cases; a transcript that agrees with the new one within rounding stays as it is."""
+    """Run all cases; a line that agrees with the new one within rounding stays as it is."""
     HERE.mkdir(exist_ok=True)
     kept = set()
     with tempfile.TemporaryDirectory() as place:
@@ -18,7 +18,7 @@ def main() -> None:
             kept.add(path)
             known = path.read_text("utf-8") if path.exists() else ""
             if transcript.differences(text, known):
-                path.write_text(text, "utf-8")
+                path.write_text(transcript.merged(text, known), "utf-8")
                 print(path.name, text.splitlines()[1], flush=True)
     for path in set(HERE.glob("*.txt")) - kept:
         path.unlink()

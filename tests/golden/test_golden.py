@@ -23,6 +23,14 @@ def test_a_difference_is_seen_and_rounding_is_not():
     assert transcript.differences("loss 2.6413 at 512\n", wanted)
 
 
+def test_a_transcript_written_anew_keeps_the_lines_that_only_rounding_changed():
+    wanted = "loss 2.6413 at 512\nthe old word\nloss 1.5 at 256\n"
+    found = "loss 2.6414 at 512\na new word\nand one more\nloss 1.7 at 256\n"
+    merged = transcript.merged(found, wanted)
+    assert merged == "loss 2.6413 at 512\na new word\nand one more\nloss 1.7 at 256\n"
+    assert not transcript.differences(found, merged)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """The transcript of every case, as the code gives it now."""

@@ -4,6 +4,7 @@ Numbers are compared within a tolerance, since processors differ in the last dig
 product; all else is compared letter by letter.
 """
 
+import difflib
 import json
 import math
 import re
@@ -16,6 +17,8 @@ from command_line import drive, environment
 
 from golden.cases import CASES, Case, write_inputs
 
+RELATIVE = 1e-4  # rounding of a printed number between two machines
+ABSOLUTE = 2e-6
 LONGEST_TEXT = 40_000  # characters of one file; a longer one is recorded by its lines' digest
 # Seconds, dates, free memory, and what names a machine or a version.
 _VOLATILE = (
@@ -124,7 +127,7 @@ def _tensors(path: Path) -> str:
 
 
 def differences(
-    found: str, wanted: str, relative: float = 1e-4, absolute: float = 2e-6
+    found: str, wanted: str, relative: float = RELATIVE, absolute: float = ABSOLUTE
 ) -> list[str]:
     """The lines that differ by more than rounding."""
     ours, theirs = found.splitlines(), wanted.splitlines()
@@ -133,6 +136,25 @@ def differences(
         if not _same(one, other, relative, absolute):
             out.append(f"line {number}\n  now {one[:300]}\n  was {other[:300]}")
     return out
+
+
+def merged(found: str, wanted: str) -> str:
+    """Return the new transcript in which a line that differs by rounding alone stays as it was, so
+    that its difference from the old one shows what was meant."""
+    ours = found.splitlines()
+    theirs = wanted.splitlines()
+    matcher = difflib.SequenceMatcher(
+        None,
+        [_NUMBER.sub("#", line) for line in theirs],
+        [_NUMBER.sub("#", line) for line in ours],
+        autojunk=False,
+    )
+    for block in matcher.get_matching_blocks():
+        for k in range(block.size):
+            old = theirs[block.a + k]
+            if _same(ours[block.b + k], old, RELATIVE, ABSOLUTE):
+                ours[block.b + k] = old
+    return "\n".join(ours) + "\n" * found.endswith("\n")
 
 
 def _same(one: str, other: str, relative: float, absolute: float) -> bool:
