@@ -73,7 +73,7 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     by_depth = {f"{score.depth:.4f}": score for score in scores}
     return {
         "right": {depth: score.exact for depth, score in by_depth.items()},
-        "nll": {depth: round(score.answer_nll, 3) for depth, score in by_depth.items()},
+        "nll": {depth: round(score.answer_nll or 0.0, 3) for depth, score in by_depth.items()},
         "cpu_seconds": round(time.process_time() - began),
     }
 

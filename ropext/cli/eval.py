@@ -1,4 +1,4 @@
-"""`ropext eval MODEL --data DATA`."""
+"""`ropext eval MODEL --data DATA`, and of a running server `ropext eval --endpoint URL`."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,22 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Bar, Out, stoppable
+from ropext.errors import UsageError
+from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
 
 if TYPE_CHECKING:
     from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="a local directory, a .gguf file, ollama:NAME[:TAG], or a Hugging Face hub id; with "
+        "--endpoint the model's name there [the first one]",
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -66,11 +76,11 @@ DryRun = Annotated[
 ]
 
 
-@options.takes("given", Evaluate)
+@options.takes("given", AskPort, Evaluate)
 def command(
     out: Out,
-    model: options.ModelArg,
     given: dict[str, Any],
+    model: Model = None,
     output: Output = None,
     fail_if: FailIf = None,
     losses: Losses = None,
@@ -83,11 +93,34 @@ def command(
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
     from ropext.evaluation.sharing import is_main
     from ropext.narration import Hooks
+    from ropext.pipeline.ports import evaluate_port, plan_port
     from ropext.pipeline.public import count_evaluation, evaluate
+    from ropext.ports.measuring import Call
+    from ropext.ports.plan import plan_lines
     from ropext.report import text
     from ropext.results.gates import parse_gate
 
     gates = tuple(map(parse_gate, fail_if or ()))
+    if is_port(given):
+        for flag, value in (
+            ("--losses", losses),
+            ("--revision", revision),
+            ("--trust-remote-code", trust_remote_code),
+        ):
+            if value:
+                raise UsageError(f"{flag} is about a model that ropext loads, not about a server")
+        plan = plan_port(given, model, gates)
+        if dry_run:
+            lines = plan_lines(plan)
+            out.result("\n".join(lines), {"plan": lines} | plan.decides)
+            return
+        with stoppable() as stop:
+            hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
+            done = evaluate_port(plan, Call(output, force, sys.argv, hooks))
+        _tell_port(out, done, gates)
+        return
+    if model is None:
+        raise UsageError("give MODEL, or a running server by --endpoint URL")
     given |= {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
     given |= {"losses": losses, "force": force}
     if dry_run:
@@ -121,4 +154,23 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) 
     if done.path is not None:
         out.say(f"report: {done.path / 'report.html'}")
     out.summarise(as_markdown(every) + "\n\n" + "".join(f"- {line}\n" for line in lines))
+    rundir.raise_if_failed(outcomes)
+
+
+def _tell_port(out: Out, done: "Measurement", gates: "tuple[Gate, ...]") -> None:
+    """A server's answers on stdout, the gates, and the exit code that follows from them."""
+    from ropext.ports import tables
+    from ropext.results import rundir
+    from ropext.table import as_markdown, as_text
+
+    outcomes = rundir.judge(done, gates)
+    shown = tables.port_tables(done)
+    lines = [*tables.port_lines(done.results), *done.results["warnings"]]
+    lines += [outcome.sentence for outcome in outcomes]
+    out.result(as_text(shown, lines), dict(done.results) | {"gates": outcomes})
+    if done.resumed:
+        out.say(f"{done.resumed} questions were answered before and not asked again")
+    if done.path is not None:
+        out.say(f"report: {done.path / 'report.html'}")
+    out.summarise(as_markdown(shown) + "\n\n" + "".join(f"- {line}\n" for line in lines))
     rundir.raise_if_failed(outcomes)

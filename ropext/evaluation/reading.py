@@ -141,6 +141,7 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
         prompt_hash=prompt_hash[:32],
         answer=tuple(item.answer),
         predicted=predicted,
+        text_hash=item.text_hash,
     )
 
 

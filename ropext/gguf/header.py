@@ -113,6 +113,22 @@ class GgufHeader:
         form = f"<{entry.items}{FORMATS[entry.item]}"
         return tuple(map(int, struct.unpack(form, self.read(entry.at, struct.calcsize(form)))))
 
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        """A list of texts, such as a vocabulary; None where the key is absent."""
+        entry = self.entries.get(key)
+        if entry is None:
+            return None
+        if entry.kind != ARRAY or entry.item != STRING:
+            raise self.wrong(f"the value of {named(key)} is not a list of texts")
+        data = self.read(entry.at, entry.end - entry.at)
+        texts = list[str]()
+        at = 0
+        for _ in range(entry.items):
+            (length,) = struct.unpack_from("<Q", data, at)
+            texts.append(data[at + 8 : at + 8 + length].decode(errors="replace"))
+            at += 8 + length
+        return tuple(texts)
+
     def read(self, at: int, length: int) -> bytes:
         """Bytes of the file."""
         with open(open_regular(self.path), "rb") as file:

@@ -193,6 +193,21 @@ class Measuring(DocumentOptions):
         panel=Panel.DATA,
     )
 
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """What the chat template is told: a value in JSON, else a text."""
+        out = {}
+        for word in self.chat_args:
+            name, _, value = word.partition("=")
+            if not (name.isidentifier() and value):
+                raise UsageError(
+                    f"--chat-args is NAME=VALUE, such as enable_thinking=false; was {word[:60]!r}"
+                )
+            with suppress(ValueError):
+                value = json.loads(value)
+            out[name] = value
+        return out
+
 
 class Evaluate(Measuring):
     """One evaluation."""
@@ -236,21 +251,6 @@ class Evaluate(Measuring):
         panel=Panel.COMPARED,
         basic=True,
     )
-
-    @property
-    def template_args(self) -> dict[str, Any]:
-        """What the chat template is told: a value in JSON, else a text."""
-        out = {}
-        for word in self.chat_args:
-            name, _, value = word.partition("=")
-            if not (name.isidentifier() and value):
-                raise UsageError(
-                    f"--chat-args is NAME=VALUE, such as enable_thinking=false; was {word[:60]!r}"
-                )
-            with suppress(ValueError):
-                value = json.loads(value)
-            out[name] = value
-        return out
 
     @model_validator(mode="after")
     def _measuring(self) -> Self:

@@ -68,6 +68,7 @@ class Panel(StrEnum):
     DATA = "Data"
     TRAINING = "Training"
     COMPARED = "What it is compared with"
+    PORT = "A running server"
     FOLLOWS = "What follows"
     OUTPUT = "Output"
     LOADING = "Loading"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ropext.errors import UsageError
 from ropext.files import is_path
 from ropext.lengths import length_text, parse_length
-from ropext.options.evaluate import Evaluate
+from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import WHOLE_METRICS, metrics_of
 from ropext.tasks import RULER, THIRTEEN
@@ -159,7 +159,7 @@ def metric_text(metric: str) -> str:
 class Metrics:
     """What an evaluation is going to measure, as far as it is known before anything is read."""
 
-    options: Evaluate
+    options: Measuring
     labels: Sequence[str]
     lengths: Sequence[int]
     masked: bool = False

@@ -8,6 +8,7 @@ smaller than the difference of two unpaired numbers.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ropext.results import BASE, EXTENDED
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values
-from ropext.results.retrieval import ItemScore, grouped, mean_of, retrieval_values, ruler_means
+from ropext.results.retrieval import FOUND, ItemScore, mean_of, retrieval_values, ruler_means
 from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
 
@@ -170,17 +171,52 @@ def differences(left: Measurement, right: Measurement) -> dict[str, Value]:
 def item_differences(
     left: Sequence[ItemScore], right: Sequence[ItemScore], bootstrap: Bootstrap
 ) -> dict[str, Value]:
-    """`TASK@C` and `TASK_nll@C` as differences over the questions that both answered."""
-    other = {(item.prompt_hash, item.answer): item for item in right}
-    shared = [item for item in left if (item.prompt_hash, item.answer) in other]
+    """`TASK@C` and `TASK_nll@C` as differences over the questions that both answered; of servers
+    also `found@C`, over all tasks."""
+    pairs = paired(left, right)
     values = dict[str, Value]()
-    for (task, length), group in sorted(grouped(shared, "task", "length").items()):
-        pairs = [(item, other[item.prompt_hash, item.answer]) for item in group]
-        points = [a.points - b.points for a, b in pairs]
-        losses = [a.answer_nll - b.answer_nll for a, b in pairs]
-        values[f"{task}@{length}"] = mean_of(points, group, bootstrap)
-        values[f"{task}_nll@{length}"] = mean_of(losses, group, bootstrap)
+    for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
+        first = [a for a, _ in group]
+        values[f"{task}@{length}"] = mean_of(_gaps(group), first, bootstrap)
+        losses = [
+            a.answer_nll - b.answer_nll
+            for a, b in group
+            if a.answer_nll is not None and b.answer_nll is not None
+        ]
+        if losses:
+            values[f"{task}_nll@{length}"] = mean_of(losses, first, bootstrap)
+    asked = [pair for pair in pairs if pair[0].outcome is not None]
+    for length, group in sorted(_by_place(asked, "length").items()):
+        values[f"{FOUND}@{length}"] = mean_of(_gaps(group), [a for a, _ in group], bootstrap)
     return values | ruler_means(values)
+
+
+Pair = tuple[ItemScore, ItemScore]
+
+
+def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
+    """The answers of two models to the same questions. Where a server was asked, a question is
+    known by its words, else by its tokens."""
+    in_words = any(item.outcome is not None for item in (*left, *right))
+
+    def key(item: ItemScore) -> object:
+        return item.text_hash if in_words else (item.prompt_hash, item.answer)
+
+    other = {key(item): item for item in right if item.is_read}
+    return [(item, other[key(item)]) for item in left if item.is_read and key(item) in other]
+
+
+def _gaps(pairs: Sequence[Pair]) -> list[float]:
+    return [a.points - b.points for a, b in pairs]
+
+
+def _by_place(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
+    """Pairs grouped by some of the fields that both have."""
+    place = attrgetter(*names)
+    groups = dict[Any, list[Pair]]()
+    for pair in pairs:
+        groups.setdefault(place(pair[0]), []).append(pair)
+    return groups
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

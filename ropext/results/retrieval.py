@@ -21,6 +21,11 @@ EFFECTIVE_SHARE = 0.85
 RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, section 4)
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
+# What becomes of a question that a server is asked.
+OUTCOMES = FOUND, MISSED, REFUSED, TRUNCATED, NO_ANSWER = (
+    *("found", "missed", "refused", "truncated"),
+    "no answer",
+)
 ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
 
 
@@ -32,7 +37,7 @@ class ItemScore:
     length: int
     depth: float | None
     index: int
-    answer_nll: float  # nats per answer token, teacher-forced
+    answer_nll: float | None  # nats per answer token, teacher-forced; None where none was
     answer_tokens: int
     exact: bool
     prompt_hash: str
@@ -40,6 +45,14 @@ class ItemScore:
     predicted: tuple[int, ...]
     score: float | None = None  # share of the references named; None: exact decides
     said: str | None = None  # the text that was generated
+    text_hash: str = ""  # of a question in words, whoever encodes it
+    outcome: str | None = None  # of a server's answer: one of OUTCOMES
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the answer says how well the text was read: a prompt that was refused or cut,
+        and an answer that never came, say nothing of it."""
+        return self.outcome in (None, FOUND, MISSED)
 
     @property
     def points(self) -> float:
@@ -71,8 +84,9 @@ def retrieval_values(
         at = grouped(answers, "length")
         for length in sorted(at):
             values[f"{task}@{length}"] = share_of(at[length])
-            losses = [item.answer_nll for item in at[length]]
-            values[f"{task}_nll@{length}"] = mean_of(losses, at[length], bootstrap)
+            losses = [item.answer_nll for item in at[length] if item.answer_nll is not None]
+            if losses:
+                values[f"{task}_nll@{length}"] = mean_of(losses, at[length], bootstrap)
         values[f"effective_context.{task}"] = effective_retrieval(at, context)
     compared, _ = ruler_tasks(values)
     if means := ruler_means(values):
@@ -217,7 +231,9 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
             "length": length,
             "depth": depth,
             "share": wilson(sum(item.points for item in group), len(group)),
-            "answer_nll": sum(item.answer_nll for item in group) / len(group),
         }
+        losses = [item.answer_nll for item in group if item.answer_nll is not None]
+        if losses:
+            cell["answer_nll"] = sum(losses) / len(losses)
         maps.setdefault(task, []).append(cell)
     return maps

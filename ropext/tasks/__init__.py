@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ropext.errors import UsageError
 from ropext.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
+from ropext.tasks.asking import Worded
 from ropext.tasks.item import (
     MOST_ITEMS,
     Encoder,
@@ -31,6 +32,7 @@ TASKS: tuple[Task, ...] = (
     shots.TASK,
 )
 RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
+WORDINGS = {worded.name: worded for worded in (passkey.WORDED, mkey.WORDED)}
 THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
 
@@ -40,6 +42,18 @@ def find_task(name: str) -> Task:
             return task
     known = ", ".join([*(task.name for task in TASKS), f"{RULER} (its {len(THIRTEEN)} together)"])
     raise UsageError(f"there is no retrieval task {name!r}; --tasks takes {known}")
+
+
+def wording_of(name: str) -> Worded:
+    """How a task is asked of a server, which takes words and no token ids."""
+    task = find_task(name)
+    if isinstance(task.maker, Worded):
+        return task.maker
+    if name in WORDINGS:
+        return WORDINGS[name]
+    raise UsageError(
+        f"the task {name} is asked in token ids, and a server takes words: leave it out of --tasks"
+    )
 
 
 def all_named(names: Sequence[str]) -> tuple[str, ...]:
@@ -57,10 +71,12 @@ __all__ = [
     "Haystack",
     "Item",
     "Task",
+    "Worded",
     "all_named",
     "check_amount",
     "find_task",
     "noise",
     "repetition",
     "running_text",
+    "wording_of",
 ]

@@ -5,6 +5,7 @@ sentences, words or passages as the budget takes. The budget holds the room for 
 """
 
 import functools
+import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -46,6 +47,11 @@ class Asked:
         """The answer, as it stands behind the opening."""
         return self.answer or (self.references[0] if self.part else ", ".join(self.references))
 
+    @property
+    def digest(self) -> str:
+        """What tells this question in words from any other."""
+        return hashlib.sha256(f"{self.text}{self.question}".encode()).hexdigest()[:32]
+
     def after(self, example: "Asked") -> "Asked":
         """The same behind an example with its answer."""
         shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
@@ -67,6 +73,7 @@ class Order:
     depths: Sequence[float]
     length: int
     rng: random.Random
+    hay: Sequence[str] = ()  # sentences around keys, in place of the task's own
 
 
 @dataclass(frozen=True)
@@ -83,20 +90,10 @@ class Worded:
         """The questions over the longest context that fits; what they have in common is shared."""
         length, index, seed = wanted.length, wanted.index, wanted.seed
 
-        def drawn(units: int, index: int = index) -> Sequence[Asked]:
-            rng = derived_rng(seed, self.name, length, index)
-            return self.make(Order(units, wanted.depths, length, rng))
+        def count(question: Asked) -> int:
+            return len(encoder.encode(_prompt(encoder, question))) + self._room(encoder, question)
 
-        def needed(units: int, index: int = index) -> int:
-            return max(
-                len(encoder.encode(_prompt(encoder, question))) + self._room(encoder, question)
-                for question in drawn(units, index)
-            )
-
-        if needed(self.least) > length:  # refused, with what other items take as well
-            most = max(needed(self.least, other) for other in range(index, index + SURELY))
-            room_for_filler(self.name, length, most)
-        chosen = drawn(self._most_that_fits(needed, length))
+        chosen = self.fitting(count, wanted)
         parts = [self._encoded(encoder, question) for question in chosen]
         first = parts[0][0]
         shared = min(common_prefix(first, prompt) for prompt, _ in parts) if parts[1:] else 0
@@ -104,9 +101,29 @@ class Worded:
             Item(
                 *(self.name, length, question.depth, index, seed, prompt, answer, shared),
                 *(question.references, question.part, self._room(encoder, question)),
+                text_hash=question.digest,
             )
             for question, (prompt, answer) in zip(chosen, parts, strict=True)
         ]
+
+    def fitting(
+        self, count: Callable[[Asked], int], wanted: Request, hay: Sequence[str] = ()
+    ) -> Sequence[Asked]:
+        """The questions over the longest context that fits into a length. `count` is of the tokens
+        of a question's prompt and of the room for its answer."""
+
+        def drawn(units: int, index: int = wanted.index) -> Sequence[Asked]:
+            rng = derived_rng(wanted.seed, self.name, wanted.length, index)
+            return self.make(Order(units, wanted.depths, wanted.length, rng, hay))
+
+        def needed(units: int, index: int = wanted.index) -> int:
+            return max(count(question) for question in drawn(units, index))
+
+        if needed(self.least) > wanted.length:  # refused, with what other items take as well
+            others = range(wanted.index, wanted.index + SURELY)
+            most = max(needed(self.least, other) for other in others)
+            room_for_filler(self.name, wanted.length, most)
+        return drawn(self._most_that_fits(needed, wanted.length))
 
     def _room(self, encoder: Asker, question: Asked) -> int:
         """The task's, or the answer's own size where a tokenizer cuts it into more tokens."""
@@ -170,8 +187,19 @@ def _prompt(encoder: Asker, question: Asked) -> str:
 @functools.cache
 def sentences() -> tuple[str, ...]:
     """Of Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
-    text = resources.files("ropext.tasks").joinpath("alice.txt").read_text("utf-8")
+    return split_sentences(resources.files("ropext.tasks").joinpath("alice.txt").read_text("utf-8"))
+
+
+def split_sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text."""
     return tuple(s for s in re.split(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n", text) if s)
+
+
+def surrounding(order: Order, otherwise: Sequence[str]) -> list[str]:
+    """So many sentences from a random one on; behind the last comes the first."""
+    source = order.hay or otherwise
+    start = order.rng.randrange(len(source))
+    return [source[(start + k) % len(source)] for k in range(order.units)]
 
 
 def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:

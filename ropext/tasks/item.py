@@ -60,6 +60,7 @@ class Item:
     """What the text that greedy decoding gives must name; none: the answer's tokens decide."""
     part: bool = False  # one reference is enough
     room: int = 0  # tokens that may be generated
+    text_hash: str = ""  # of a question in words, whoever encodes it
 
     @property
     def most_read(self) -> int:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ropext.errors import UsageError
+from ropext.tasks.asking import Asked, Order, Worded, planted, surrounding
 from ropext.tasks.item import (
     NOUNS,
+    SENTENCES,
     Encoder,
     Haystack,
     Item,
@@ -87,6 +89,30 @@ def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
     ]
 
 
+ROOM = 32  # tokens of an answer in words
+
+
+def in_words(order: Order) -> list[Asked]:
+    """One text with a key at each depth; each is asked for by its name."""
+    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
+    names = order.rng.sample(NOUNS, len(order.depths))
+    keys = [str(key) for key in order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))]
+    stated = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
+    text = " ".join(planted(hay, stated, order.depths))
+    return [
+        Asked(
+            "Some keys are told in the text below. Keep them in mind: a question about one of "
+            f"them follows.\n\n{text}\n\n",
+            f"What is the key of {name}?",
+            f"The key of {name} is",
+            (key,),
+            depth,
+        )
+        for name, key, depth in zip(names, keys, order.depths, strict=True)
+    ]
+
+
+WORDED = Worded(NAME, in_words, ROOM)
 TASK = Task(
     NAME,
     "several named four-digit keys in one haystack, asked for one by one",

@@ -6,7 +6,9 @@ the filler is cut by tokens and not by characters, and the depth is given rather
 
 import random
 
+from ropext.tasks.asking import Asked, Order, Worded, planted, surrounding
 from ropext.tasks.item import (
+    SENTENCES,
     Encoder,
     Haystack,
     Item,
@@ -64,4 +66,33 @@ def make(
     return one_per_depth(NAME, ask, wanted)
 
 
+ROOM = 32  # tokens of an answer in words
+
+
+def in_words(order: Order) -> list[Asked]:
+    """A text of its own for each depth, with one key in it."""
+    return [_asked(order, depth) for depth in order.depths]
+
+
+def _asked(order: Order, depth: float) -> Asked:
+    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
+    key = _key(order.rng)
+    while any(key in sentence for sentence in order.hay):
+        key = _key(order.rng)
+    text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
+    return Asked(
+        "A pass key is told in the text below. Keep it in mind: a question about it follows.\n\n"
+        f"{text}\n\n",
+        "What is the pass key?",
+        "The pass key is",
+        (key,),
+        depth,
+    )
+
+
+def _key(rng: random.Random) -> str:
+    return "".join(rng.choices("0123456789", k=DIGITS))
+
+
+WORDED = Worded(NAME, in_words, ROOM)
 TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", make)

@@ -11,6 +11,7 @@ import pytest
 from command_line import Forked, run
 
 from ropext.bundled import DATA
+from ropext.options.endpoint import ONLY
 
 TRAIN = ("--data", "data.jsonl", "--batch-tokens", "1024", "--steps", "40", "-o", "OUT")
 BEGUN = {
@@ -151,6 +152,7 @@ ELSEWHERE = {
         "chat": "tasks in words",
         "chat_args": "tasks in words",
         "passages": "tasks in words",
+        **dict.fromkeys(ONLY, "a server"),
     },
 }
 

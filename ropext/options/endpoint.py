@@ -1,0 +1,120 @@
+"""How to ask a running server."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from ropext.errors import UsageError
+from ropext.options.evaluate import Evaluate, Measuring
+from ropext.options.fields import (
+    LONGEST_TARGET,
+    Content,
+    Count,
+    Length,
+    ModelPlace,
+    Neutral,
+    Panel,
+    Whole,
+    Words,
+    flag,
+    wanted,
+)
+from ropext.tasks import MOST_ITEMS, all_named, wording_of
+
+# Options of `eval` that mean something for a model that somebody else runs.
+USED = (
+    *("data", "column", "split", "data_revision", "max_docs", "max_document_mib", "seed"),
+    *("lengths", "tasks", "depths", "items", "haystack", "chat_args", "context"),
+)
+MOST_DEPTHS = 64  # keys in one text
+
+
+class AskPort(Measuring):
+    """One evaluation of a running server."""
+
+    endpoint: Content[str | None] = wanted(
+        None,
+        "ask a running server (LM Studio, Ollama, llama-server, vLLM, SGLang)",
+        "URL",
+        panel=Panel.PORT,
+        basic=True,
+    )
+    against: Content[ModelPlace | None] = wanted(
+        None,
+        "the plan, directory or GGUF that names the trained window, to which the same questions "
+        "are cut beside",
+        "MODEL",
+        panel=Panel.PORT,
+        basic=True,
+    )
+    plain: Content[str | None] = wanted(
+        None,
+        "a server of the unscaled model, which is asked the cut questions",
+        "URL",
+        panel=Panel.PORT,
+        basic=True,
+    )
+    api: Literal["chat", "completions"] = wanted("chat", "how a server is asked", panel=Panel.PORT)
+    tokenizer: Content[ModelPlace | None] = wanted(
+        None,
+        "what counts a prompt, where the server does not: a directory or GGUF [its usage]",
+        "MODEL",
+        panel=Panel.PORT,
+    )
+    parallel: Neutral[Annotated[Whole, Field(ge=1, le=256)]] = wanted(
+        1, "questions that a server is asked at the same time", panel=Panel.PORT
+    )
+    deadline: Neutral[Count] = wanted(
+        600, "seconds that one answer may take", "SECONDS", panel=Panel.PORT
+    )
+    context: Length | None = wanted(
+        None, "tokens the model was trained on, where its config misstates it"
+    )
+    tasks: Annotated[Words, AfterValidator(all_named)] = wanted((), "retrieval tasks", "LIST")
+    items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
+        8, "retrieval items per task, length and depth"
+    )
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The tasks: those that are named, else several keys in one text."""
+        perplexity_alone = self.data is not None and self.haystack != "text"
+        return self.tasks or (() if perplexity_alone else ("mkey",))
+
+
+ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model_fields)
+
+
+def is_port(given: Mapping[str, Any]) -> bool:
+    """Whether a server is to be asked; options of one alone are refused without it."""
+    if given.get("endpoint") is not None:
+        return True
+    for name in ONLY:
+        if name in given:
+            raise UsageError(f"{flag(name)} is about a running server: give --endpoint URL too")
+    return False
+
+
+def port_options(given: Mapping[str, Any]) -> AskPort:
+    """The options of a server's evaluation; those of a model that is loaded here are refused."""
+    for name in given:
+        if name not in (*USED, *ONLY):
+            raise UsageError(
+                f"{flag(name)} is about a model that ropext loads; with --endpoint the server has "
+                "it: leave one of the two out"
+            )
+    options = AskPort(**given)
+    for name in options.asked:
+        wording_of(name)
+    if options.lengths and options.lengths[-1] > LONGEST_TARGET:
+        raise UsageError(f"--lengths go up to {LONGEST_TARGET} tokens")
+    if options.haystack == "text" and options.data is None:
+        raise UsageError("--haystack text is made of --data; give it, or another haystack")
+    if options.haystack == "noise":
+        raise UsageError("--haystack noise is made of token ids, and a server takes words")
+    if any(not 0 <= depth <= 1 for depth in options.depths) or not options.depths:
+        raise UsageError("--depths lie between 0 and 1")
+    if len(options.depths) > MOST_DEPTHS:
+        raise UsageError(f"--depths has more than {MOST_DEPTHS} numbers")
+    return options

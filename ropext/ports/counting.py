@@ -1,0 +1,137 @@
+"""How many tokens a prompt has, as the server will see it, its chat template included.
+
+vLLM and SGLang count messages themselves, llama-server applies its template and tokenizes. Where a
+server does neither, a tokenizer of the user's counts, or the `usage` of two first answers tells how
+many tokens a text of its kind takes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError
+from ropext.ports.port import Port
+from ropext.ports.server import MOST_TOKENS
+
+Count = Callable[[str], int]
+EXACT_SLACK, ROUGH_SLACK = 0.02, 0.08  # by so much a server's own count may lie below ours
+LEAST_SLACK = 16  # tokens, of the special ones that one of the two leaves out
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Who counts, and how exactly."""
+
+    how: str
+    is_exact: bool
+    of_kind: Callable[[str], Count]  # a text of the kind that is counted -> its count
+
+    def is_below(self, tokens: int, counted: int) -> bool:
+        """Whether a server read surely fewer tokens than a prompt has."""
+        slack = EXACT_SLACK if self.is_exact else ROUGH_SLACK
+        return tokens < counted - max(LEAST_SLACK, slack * counted)
+
+    def is_credible(self, tokens: int, counted: int) -> bool:
+        """Whether a server's count is one of this very prompt."""
+        return not self.is_below(tokens, counted) and not self.is_below(counted, tokens)
+
+
+def counting_of(port: Port, tokenizer: str | None) -> Counting:
+    """The most exact of the ways that are there."""
+    if tokenizer is not None:
+        return _by_tokenizer(port, tokenizer)
+    for how, count in (
+        ("the server's tokenize", _by_messages(port)),
+        ("the server's template and tokenize", _by_template(port)),
+    ):
+        if _answers(count):
+            return Counting(how, True, lambda kind, count=count: count)  # type: ignore[misc]
+    return Counting("the server's usage of first answers", False, _by_usage(port))
+
+
+def _answers(count: Count) -> bool:
+    try:
+        return count("one two three") > 0
+    except InputError:
+        return False
+
+
+def _whole(value: Any, port: Port) -> int:
+    if type(value) is int and 0 < value < MOST_TOKENS:
+        return value
+    raise InputError(f"--endpoint {port.server.root} tells no number of tokens")
+
+
+def _by_messages(port: Port) -> Count:
+    """vLLM's and SGLang's."""
+
+    def count(text: str) -> int:
+        told = port.server.post("/tokenize", port.named(text) | _opening(port)) or {}
+        tokens = told.get("tokens")
+        length = len(tokens) if isinstance(tokens, list) else None
+        return _whole(told.get("count", length), port)
+
+    return count
+
+
+def _opening(port: Port) -> dict[str, Any]:
+    return {"add_generation_prompt": True} if port.api == "chat" else {}
+
+
+def _by_template(port: Port) -> Count:
+    """llama-server's, in two steps."""
+
+    def count(text: str) -> int:
+        content = text
+        if port.api == "chat":
+            applied = port.server.post("/apply-template", port.named(text)) or {}
+            content = applied.get("prompt", "")
+        if not isinstance(content, str) or not content:
+            raise InputError(f"--endpoint {port.server.root} applies no template")
+        request = {"content": content, "add_special": True, "parse_special": True}
+        told = port.server.post("/tokenize", request) or {}
+        tokens = told.get("tokens")
+        return _whole(len(tokens) if isinstance(tokens, list) else None, port)
+
+    return count
+
+
+def _used(port: Port, text: str) -> int:
+    """What the `usage` of an answer counts for a prompt."""
+    reply = port.ask(text, 1)
+    if reply.error or reply.tokens is None:
+        raise InputError(
+            f"--endpoint {port.server.root} neither counts tokens nor tells the usage of an answer "
+            f"({reply.error or 'it has none'}): give --tokenizer DIR, or a GGUF"
+        )
+    return reply.tokens + (reply.cached if reply.cached >= reply.tokens else 0)
+
+
+def _by_usage(port: Port) -> Callable[[str], Count]:
+    """A straight line through two answers: one to a short text, and one to a text of the kind."""
+
+    def of_kind(kind: str) -> Count:
+        short = kind[: max(len(kind) // 8, 1)]
+        at_short = _used(port, short)
+        at_long = _used(port, kind)
+        rate = max(at_long - at_short, 1) / max(len(kind) - len(short), 1)
+        return lambda text: math.ceil(at_long + rate * (len(text) - len(kind)))
+
+    return of_kind
+
+
+def _by_tokenizer(port: Port, place: str) -> Counting:
+    """The user's tokenizer for the text; what the template adds, from the usage of an answer."""
+    from ropext.ports.vocabulary import tokenizer_at
+
+    encoded = tokenizer_at(place)
+    probe = "one two three"
+    reply = port.ask(probe, 1)
+    added = max((reply.tokens or 0) - encoded(probe), 0)
+
+    def count(text: str) -> int:
+        return encoded(text) + added
+
+    return Counting(f"the tokenizer of {Path(place).name}", False, lambda kind: count)

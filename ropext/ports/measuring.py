@@ -1,0 +1,291 @@
+"""One evaluation of a running server from beginning to end: what is asked, what is kept, what is
+written. A run that was stopped goes on question by question."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext import guard
+from ropext.checkpoint.provenance import digest
+from ropext.errors import Interrupted, NothingKept, UsageError
+from ropext.files import values_json, write_json, write_text
+from ropext.lengths import tail_tokens
+from ropext.narration import SILENT, Hooks
+from ropext.ports.answers import Answer, answered, lost_its_start, needs_witness, scored
+from ropext.ports.counting import Count, Counting
+from ropext.ports.plan import CUT, PORT, PortPlan
+from ropext.ports.port import Port
+from ropext.ports.questions import Question, build, counts_of, cut
+from ropext.ports.shares import port_results
+from ropext.results import EXTENDED, rundir
+from ropext.results.measurement import Measurement, Store
+from ropext.results.retrieval import MISSED, TRUNCATED, ItemScore
+from ropext.results.values import RESAMPLES
+from ropext.tasks.item import NOUNS, derived_rng
+
+WITNESS = 64  # tokens for the question about the first word
+NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where questions and answers lie."""
+
+    folder: Path
+
+    def store(self, name: str, plan: PortPlan) -> Store:
+        """The files of one row, named by all that decides them."""
+        return rundir.store(self.folder, self.store_name(name, plan))
+
+    def store_name(self, name: str, plan: PortPlan) -> str:
+        return f"{name}-{digest(plan.decides)[:16]}"
+
+
+@contextmanager
+def _room(output: Path | None) -> Iterator[Path]:
+    """The folder of a run, or one that is gone afterwards."""
+    if output is not None:
+        yield output
+        return
+    with tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True) as room:
+        yield Path(room) / "run"
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a run was asked for."""
+
+    output: Path | None = None
+    force: bool = False
+    command: Sequence[str] = ()
+    hooks: Hooks = SILENT
+    report: Callable[[Measurement], None] = lambda run: None
+
+
+def measure_port(plan: PortPlan, call: Call) -> Measurement:
+    """Ask every question that was not asked yet, and write what follows."""
+    guard.check({"--against": plan.options.against}, {"--output": call.output})
+    with _room(call.output) as room:
+        place = plan.workdir(room, call.command)
+        with place.claimed(call.force, say=call.hooks.say):
+            done = _measure(plan, Kept(place.folder), call)
+            if call.output is not None:
+                done = replace(done, path=call.output)
+                call.report(done)
+    return done if call.output is not None else replace(done, path=None)
+
+
+def _measure(plan: PortPlan, kept: Kept, call: Call) -> Measurement:
+    counts = counts_of(plan.wish, plan.counting)
+    questions, remarks = _questions(plan, counts, kept, call.hooks)
+    rows = _rows(plan, questions, counts, kept)
+    resumed = _ask(plan, rows, call)
+    witnesses = _witnesses(plan, rows[PORT], counts, call)
+    items = {label: _scored(row, witnesses if label == PORT else {}) for label, row in rows.items()}
+    _write(plan, kept, rows, items, remarks)
+    return replace(rundir.read_run(kept.folder), resumed=resumed)
+
+
+def _questions(
+    plan: PortPlan, counts: Mapping[str, Count], kept: Kept, hooks: Hooks
+) -> tuple[list[Question], list[str]]:
+    """All questions, and why some are none."""
+    store = kept.store("questions", plan)
+    questions = list[Question]()
+    remarks = list[str]()
+    for group in build(plan.wish, dict(counts), store):
+        if isinstance(group, str):
+            remarks.append(group)
+        else:
+            questions += group
+        _stop_if_asked(hooks, None, 0)
+    if plan.wish.tasks and not questions:
+        raise UsageError(remarks[0])
+    return questions, remarks
+
+
+@dataclass(frozen=True)
+class PortRow:
+    """One line of the result: who is asked what, and where the answers lie. `same` is the row whose
+    answer counts here too, for the questions that are its very own."""
+
+    port: Port
+    asked: Sequence[tuple[Question, Question]]  # as it is told apart, and as it is put
+    store: Store
+    counting: Counting
+    same: Store | None = None
+
+    def store_of(self, question: Question, put: Question) -> Store:
+        """Where the answer to a question lies."""
+        return self.same if self.same is not None and put is question else self.store
+
+
+def _rows(
+    plan: PortPlan, questions: Sequence[Question], counts: Mapping[str, Count], kept: Kept
+) -> dict[str, PortRow]:
+    """The server's row, and the same questions with their text cut to the trained window."""
+    answers = kept.store(PORT, plan)
+    own = PortRow(plan.port, [(q, q) for q in questions], answers, plan.counting)
+    if plan.window is None or not questions:
+        return {PORT: own}
+    window = plan.window[0]
+    cuts = [(q, cut(q, counts[q.task], window, plan.wish.api)) for q in questions]
+    store = kept.store(CUT, plan)
+    if plan.plain is not None:
+        return {PORT: own, CUT: PortRow(plan.plain, cuts, store, plan.counting)}
+    return {PORT: own, CUT: PortRow(plan.port, cuts, store, plan.counting, answers)}
+
+
+def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
+    """Ask what no file answers yet; how many questions were answered before."""
+    every = [
+        (row, question, put, row.store_of(question, put))
+        for row in rows.values()
+        for question, put in row.asked
+    ]
+    waiting = [one for one in every if not one[3].has(f"{one[1].name}.json")]
+    unique = {(one[3].file(one[1].name)): one for one in waiting}
+    total = sum(put.counted for _, _, put, _ in unique.values())
+    call.hooks.show(0, total, "questions")
+    done = 0
+
+    def one(row: PortRow, question: Question, put: Question, store: Store) -> int:
+        store.put(f"{question.name}.json", asdict(answered(row.port, put, row.counting)))
+        return put.counted
+
+    with ThreadPoolExecutor(plan.options.parallel) as pool:
+        pending: set[Future[int]] = {pool.submit(one, *each) for each in unique.values()}
+        try:
+            while pending:
+                finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
+                done += sum(future.result() for future in finished)
+                call.hooks.show(done, total, "questions")
+                _stop_if_asked(call.hooks, call.output, done)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+    return len(every) - len(waiting)
+
+
+def _stop_if_asked(hooks: Hooks, output: Path | None, done: int) -> None:
+    if not hooks.stop():
+        return
+    if output is None or not done:
+        raise NothingKept(NOTHING_KEPT)
+    raise Interrupted(
+        f"interrupted; what was answered is kept in {output}: the same command goes on"
+    )
+
+
+def _witnesses(
+    plan: PortPlan, row: PortRow, counts: Mapping[str, Count], call: Call
+) -> dict[int, bool]:
+    """Whether the server repeats the first word of a text, by length; asked only where its usage
+    does not tell that it read the whole of it."""
+    lacking = set[int]()
+    first = dict[int, Question]()
+    for question, put in row.asked:
+        first.setdefault(question.length, question)
+        if needs_witness([_answer(row, question, put)], plan.counting):
+            lacking.add(question.length)
+    repeated = dict[int, bool]()
+    for length in sorted(lacking | {min(first)}) if lacking else ():
+        name = f"first-word-{length}.json"
+        if not row.store.has(name):
+            question = first[length]
+            row.store.put(name, _first_word(plan, question, counts[question.task]))
+            _stop_if_asked(call.hooks, call.output, 1)
+        repeated[length] = bool(row.store.get(name)["repeated"])
+    return repeated
+
+
+def _first_word(plan: PortPlan, question: Question, count: Count) -> dict[str, Any]:
+    """Ask for the first word of a text of a length."""
+    rng = derived_rng(plan.wish.seed, "first word", question.length)
+    word = "-".join(rng.sample(NOUNS, 2))
+    shorter = cut(question, count, question.length - WITNESS, plan.wish.api)
+    text = (
+        f"{word} is the first word of this message.\n\n{shorter.asked.text}\n\n"
+        "What is the first word of this message?"
+    )
+    reply = plan.port.ask(text, question.room)
+    return {"word": word, "said": reply.said, "repeated": word in reply.said.lower()}
+
+
+def _answer(row: PortRow, question: Question, put: Question) -> Answer:
+    return Answer.from_json(row.store_of(question, put).get(f"{question.name}.json"))
+
+
+def _scored(row: PortRow, repeated: Mapping[int, bool]) -> list[tuple[ItemScore, Answer]]:
+    """Every question's score. What was missed at a length is truncated where the server cannot
+    repeat the first word there, does at the shortest, and answers what stands behind."""
+    pairs = [(question, _answer(row, question, put)) for question, put in row.asked]
+    scores = [(scored(question, answer), answer) for question, answer in pairs]
+    shortest = min(repeated, default=0)
+    out = list[tuple[ItemScore, Answer]]()
+    for item, answer in scores:
+        others = [other for other, _ in scores if other.length == item.length]
+        is_cut = repeated.get(shortest, False) and not repeated.get(item.length, True)
+        if item.outcome == MISSED and is_cut and lost_its_start(others):
+            reason = "it cannot repeat the first word of the text, and answers what stands behind"
+            out.append((replace(item, outcome=TRUNCATED), replace(answer, reason=reason)))
+        else:
+            out.append((item, answer))
+    return out
+
+
+def _write(
+    plan: PortPlan,
+    kept: Kept,
+    rows: Mapping[str, PortRow],
+    items: Mapping[str, Sequence[tuple[ItemScore, Answer]]],
+    remarks: Sequence[str],
+) -> None:
+    """Write items.jsonl and results.json, as every evaluation does."""
+    lines = [
+        json.dumps({"variant": label} | values_json(item))
+        for label, scores in items.items()
+        for item, _ in scores
+    ]
+    if lines:
+        write_text(kept.folder / "items.jsonl", "\n".join(lines) + "\n")
+    window = plan.window and plan.window[0]
+    context = window or plan.wish.lengths[-1]
+    results: dict[str, Any] = {
+        "schema": rundir.SCHEMA,
+        "protocol": "questions",
+        "protocol_text": "questions in words, answered greedily",
+        "headline": "found",
+        "context": context,
+        "lengths": list(plan.wish.lengths),
+        "tail_tokens": tail_tokens(context),
+        "seed": plan.options.seed,
+        "resamples": RESAMPLES,
+        "documents": None,
+        "warnings": list(remarks),
+        "endpoint": {
+            "url": plan.port.server.root,
+            "model": plan.port.model,
+            "limit": plan.port.limit,
+            "api": plan.port.api,
+            "counted_by": plan.counting.how,
+            "window": window,
+            "window_from": plan.window and plan.window[1],
+            "plain": plan.plain and {"url": plan.plain.server.root, "model": plan.plain.model},
+        },
+    }
+    stores = {label: kept.store_name(label, plan) for label in rows}
+    kinds = {PORT: EXTENDED, CUT: CUT}
+    results["variants"] = {
+        label: {"kind": kinds[label], "model": row.port.model, "target": row.port.limit}
+        | {"adapter": None, "store": stores[label], "passes": {}}
+        | port_results(items[label], plan.options.seed)
+        for label, row in rows.items()
+    }
+    write_json(kept.folder / "results.json", results)

@@ -1,0 +1,286 @@
+"""`ropext eval --endpoint`: a server is asked in words, and each answer is one of five.
+
+The server looks its answers up in the text that it was given, so what is found, and how many tokens
+it read, follows from what it keeps of a prompt.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import run
+from fake_server import Fake, serving, words
+
+from ropext.results.rundir import read_run
+
+LENGTHS = ("--lengths", "256,512,1024", "--items", "2")
+
+
+def evaluated(capsys, url: str, *options: object) -> tuple[int, dict, str]:
+    code, told = run("eval", "--endpoint", url, *options, "--json", capsys=capsys)
+    return code, json.loads(told.out) if told.out else {}, told.err
+
+
+def counts(results: dict, label: str = "port") -> dict[int, dict[str, int]]:
+    return {row["length"]: row["counts"] for row in results["variants"][label]["outcomes"]}
+
+
+def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> None:
+    fake = Fake(limit=4096)
+    with serving(fake) as url:
+        code, told, err = evaluated(capsys, url, *LENGTHS, "--context", "256", "-o", tmp_path / "o")
+    assert code == 0, err
+    assert {length: row["found"] for length, row in counts(told).items()} == {
+        256: 10,
+        512: 10,
+        1024: 10,
+    }
+    found = told["variants"]["port"]["metrics"]["found@1024"]
+    assert found["value"] == 1.0
+    assert found["n"] == 10
+    # The room of the answer lies inside the length, and nearly all of it is filled.
+    sizes = [len(words(body["messages"][0]["content"])) + 4 for _, body in fake.asked]
+    assert 1024 - 32 - 30 < max(sizes) <= 1024 - 32
+    assert all(body["temperature"] == 0 for _, body in fake.asked)
+    assert told["variants"]["port"]["reached"]["by_point"] == 1024
+    # Ten questions cannot put the lower end of an interval at 90 %.
+    assert told["variants"]["port"]["reached"]["by_interval"] == 0
+
+
+def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
+    """Of five depths the window of 256 holds of 1,024 tokens those at the end: 0.75 lies at its
+    edge, and 1 inside."""
+    fake = Fake(limit=4096)
+    with serving(fake) as url:
+        options = (*LENGTHS, "--context", "256", "--depths", "0,0.5,1", "-o", tmp_path / "o")
+        code, told, err = evaluated(capsys, url, *options)
+    assert code == 0, err
+    cut = told["variants"]["cut"]["metrics"]
+    assert cut["found@256"]["value"] == 1.0
+    assert cut["found@1024"]["value"] == pytest.approx(1 / 3)
+    longest = max(len(words(body["messages"][0]["content"])) for _, body in fake.asked)
+    assert longest > 900
+    # At 256 the two rows are one: nothing is asked twice.
+    assert len(fake.asked) == 18 + 12
+    assert "cut to 256, read by this server" in Path(tmp_path / "o/report.md").read_text("utf-8")
+
+
+def test_a_plain_server_reads_the_cut_text(tmp_path, capsys) -> None:
+    fake, plain = Fake(limit=4096), Fake(limit=256, refuses=256)
+    with serving(fake) as url, serving(plain) as other:
+        options = (*LENGTHS, "--context", "256", "--plain", other)
+        code, told, err = evaluated(capsys, url, *options)
+    assert code == 0, err
+    assert len(plain.asked) == 30
+    assert len(fake.asked) == 30
+    assert counts(told, "cut")[1024]["refused"] == 0
+
+
+def test_without_a_window_there_is_no_cut_row_and_it_is_said(capsys) -> None:
+    with serving(Fake(limit=4096)) as url:
+        code, told = run("eval", "--endpoint", url, *LENGTHS, capsys=capsys)
+    assert code == 0
+    assert "no row of cut text" in told.out
+    assert "cut to" not in told.out
+
+
+def test_a_silent_cut_is_seen_by_its_usage(capsys) -> None:
+    with serving(Fake(cut=300)) as url:
+        code, told, _ = evaluated(capsys, url, *LENGTHS)
+    assert code == 0
+    assert counts(told)[256]["found"] == 10
+    assert counts(told)[1024]["truncated"] == 10
+    assert counts(told)[1024]["missed"] == 0
+    reason = told["variants"]["port"]["outcomes"][2]["reasons"]["truncated"]
+    assert "num_ctx" in reason
+    assert "Context Length" in reason
+    assert "-c" in reason
+    assert "found@1024" not in told["variants"]["port"]["metrics"]
+    assert told["variants"]["port"]["reached"]["by_point"] == 256
+
+
+def test_a_silent_cut_without_usage_is_seen_by_the_first_word(capsys) -> None:
+    """Depths of the first half are lost, those behind are answered, the first word is not."""
+    with serving(Fake(cut=700, usage=lambda read: None)) as url:
+        code, told, err = evaluated(capsys, url, *LENGTHS)
+    assert code == 0, err
+    row = counts(told)[1024]
+    assert row["missed"] == 0
+    assert row["truncated"] > 0
+    assert row["found"] > 0
+    assert counts(told)[512]["found"] == 10
+
+
+def test_a_model_that_reads_no_start_is_not_called_cut_where_usage_is_whole(capsys) -> None:
+    def blind(text: str) -> str:
+        from fake_server import looked_up
+
+        return looked_up(" ".join(text.split()[-400:]).replace(". What", ".\n\nWhat"))
+
+    with serving(Fake(says=blind)) as url:
+        code, told, err = evaluated(capsys, url, *LENGTHS)
+    assert code == 0, err
+    assert counts(told)[1024]["truncated"] == 0
+    assert counts(told)[1024]["missed"] > 0
+
+
+def test_a_refused_prompt_is_never_missed(capsys) -> None:
+    with serving(Fake(refuses=600)) as url:
+        code, told, _ = evaluated(capsys, url, *LENGTHS)
+    assert code == 0
+    assert counts(told)[1024] == {
+        "found": 0,
+        "missed": 0,
+        "refused": 10,
+        "truncated": 0,
+        "no answer": 0,
+    }
+    assert "too many" in told["variants"]["port"]["outcomes"][2]["reasons"]["refused"]
+
+
+def test_a_thinking_model_gets_more_tokens_once(capsys) -> None:
+    thinker = Fake(thinks=500)
+    with serving(thinker) as url:
+        code, told, _ = evaluated(capsys, url, "--lengths", "256", "--items", "1")
+    assert code == 0
+    assert counts(told)[256]["found"] == 5
+    assert [body["max_tokens"] for _, body in thinker.asked[:2]] == [32, 2048]
+    endless = Fake(thinks=10**6)
+    with serving(endless) as url:
+        code, told, _ = evaluated(capsys, url, "--lengths", "256", "--items", "1")
+    assert counts(told)[256]["no answer"] == 5
+    assert "enable_thinking" in told["variants"]["port"]["outcomes"][0]["reasons"]["no answer"]
+    quiet = Fake()
+    with serving(quiet) as url:
+        options = ("--lengths", "256", "--items", "1", "--chat-args", "enable_thinking=false")
+        evaluated(capsys, url, *options)
+    assert quiet.asked[0][1]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_wrong_usage_and_a_cached_prefix_are_no_cut(capsys) -> None:
+    wrong = Fake(usage=lambda read: {"prompt_tokens": 7 * read})
+    cached = Fake(
+        usage=lambda read: {
+            "prompt_tokens": read // 9,
+            "prompt_tokens_details": {"cached_tokens": read - read // 9},
+        }
+    )
+    for fake in (wrong, cached):
+        with serving(fake) as url:
+            _, told, err = evaluated(capsys, url, *LENGTHS)
+        assert counts(told)[1024]["found"] == 10, err
+
+
+def test_a_prompt_is_counted_by_usage_where_nothing_else_counts(capsys) -> None:
+    """A straight line through two answers; the longest prompt is inside its length."""
+    fake = Fake(counts=False)
+    with serving(fake) as url:
+        code, told, err = evaluated(capsys, url, *LENGTHS)
+    assert code == 0, err
+    assert told["endpoint"]["counted_by"] == "the server's usage of first answers"
+    assert counts(told)[1024]["found"] == 10
+    low, high = told["variants"]["port"]["outcomes"][2]["used"]
+    assert 0.85 * 992 < low <= high <= 992 * 1.08
+
+
+def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
+    out, fake = tmp_path / "o", Fake(limit=4096)
+    with serving(fake) as url:
+        options = (*LENGTHS, "-o", out)
+        evaluated(capsys, url, *options)
+        every = sorted(out.glob("variants/port-*/*.json"))
+        before = (out / "results.json").read_bytes()
+        for path in every[:7]:
+            path.unlink()
+        fake.asked.clear()
+        code, _, err = evaluated(capsys, url, *options)
+        assert code == 0
+        assert len(fake.asked) == 7
+        assert "23 questions were answered before" in err
+        assert (out / "results.json").read_bytes() == before
+        code, told = run("eval", "--endpoint", url, "--lengths", "256", "-o", out, capsys=capsys)
+    assert code == 2
+    assert "holds another run of ropext eval" in told.err
+
+
+def test_gates_look_at_shares(capsys) -> None:
+    with serving(Fake(limit=4096, says=lambda text: "no")) as url:
+        code, _, err = evaluated(capsys, url, *LENGTHS, "--fail-if", "found@1k < 0.9")
+        assert code == 3, err
+        code, _, err = evaluated(capsys, url, *LENGTHS, "--fail-if", "mkey@1k.value > 0.9")
+        assert code == 0, err
+        code, _, err = evaluated(capsys, url, *LENGTHS, "--fail-if", "tail@1k > 9")
+        assert code == 2
+        assert "found@LENGTH" in err
+
+
+@pytest.mark.parametrize(
+    ("fake", "says", "wanted"),
+    [
+        (Fake(body=b"<html>no</html>"), "no valid JSON|is not JSON|JSON", 2),
+        (Fake(body=b"x" * (5 << 20)), "more than 4 MiB", 2),
+        (Fake(drips=True), "gave no answer", 4),
+        (Fake(body=b"{}"), "", 0),
+    ],
+    ids=["html", "huge", "drips", "nothing"],
+)
+def test_an_answer_of_nonsense_is_one_sentence(fake, says, wanted, capsys) -> None:
+    import re
+
+    with serving(fake) as url:
+        options = ("--lengths", "256", "--items", "1", "--deadline", "1")
+        code, told, err = evaluated(capsys, url, *options)
+    assert code == wanted, err
+    assert re.search(says, err)
+    if not wanted:
+        assert counts(told)[256]["refused"] == 5
+
+
+def test_no_server_at_all_is_exit_code_5(capsys) -> None:
+    code, _, err = evaluated(capsys, "http://127.0.0.1:9/v1", *LENGTHS)
+    assert code == 5
+    assert "no answer from the server" in err
+
+
+def test_an_answer_is_text_and_nothing_else(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", "secret-key")
+    nasty = "<script>alert(1)</script>\x1b[31m" + "y" * 5000
+    with serving(Fake(refuses=300, says=lambda text: nasty)) as url:
+        code, told = run("eval", "--endpoint", url, *LENGTHS, "-o", tmp_path / "o", capsys=capsys)
+    assert code == 0
+    assert "\x1b" not in told.out
+    page = (tmp_path / "o/report.html").read_text("utf-8")
+    assert "<script>" not in page
+    assert "<b>" not in page
+    kept = [item.said for item in read_run(tmp_path / "o").models["port"].items]
+    assert max(len(said or "") for said in kept) == 2000
+    every = b"".join(path.read_bytes() for path in (tmp_path / "o").rglob("*") if path.is_file())
+    assert b"secret-key" not in every
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--dtype", "float16"), "--dtype is about a model that ropext loads"),
+        (("--tasks", "copy"), "copy is asked in token ids"),
+        (("--haystack", "text"), "--haystack text is made of --data"),
+    ],
+)
+def test_options_of_a_loaded_model_are_refused(options, says, capsys) -> None:
+    code, _, err = evaluated(capsys, "http://127.0.0.1:9", *options)
+    assert code == 2
+    assert says in err
+    code, told = run("eval", "ropext://demo", "--plain", "http://x", capsys=capsys)
+    assert code == 2
+    assert "give --endpoint URL too" in told.err
+
+
+def test_the_plan_says_how_many_questions_could_decide(capsys) -> None:
+    fake = Fake(limit=4096)
+    with serving(fake) as url:
+        code, told = run("eval", "--endpoint", url, *LENGTHS, "--dry-run", capsys=capsys)
+        assert code == 0
+        assert "no answer can put the interval above 90%: 35 questions could" in told.out
+        code, told = run("eval", "--endpoint", url, "--dry-run", capsys=capsys)
+        assert "40 questions at each of" in told.out
+    assert not fake.asked
