@@ -10,6 +10,7 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
 from ropext.narration import told_of_files
+from ropext.options.fields import DTYPES
 
 Directory = Annotated[
     str,
@@ -84,7 +85,7 @@ def command(
         say=out.say,
         show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,
-        dtype=dtype,
+        dtype=DTYPES.get(dtype, dtype),
         device=device,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]

@@ -15,7 +15,7 @@ from ropext.corpus.selection import (
     pack_documents,
     split_documents,
 )
-from ropext.corpus.sources import RawDocument, Source, read_documents
+from ropext.corpus.sources import RawDocument, Source, read_documents, unread_files
 
 __all__ = [
     "Basket",
@@ -32,4 +32,5 @@ __all__ = [
     "pack_documents",
     "read_documents",
     "split_documents",
+    "unread_files",
 ]

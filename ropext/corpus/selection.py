@@ -4,7 +4,7 @@ those that are long enough, in bounded memory."""
 import hashlib
 import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +48,7 @@ class Corpus:
     num_duplicates: int
     num_spare: int  # long enough, but more than --max-docs
     packed: bool = False
+    reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by length asked about
 
     def to_json(self) -> dict[str, Any]:
         """Counts for results.json."""
@@ -156,6 +157,7 @@ def choose_documents(
         num_short=texts.read - texts.duplicates - reaching[longest],
         num_duplicates=texts.duplicates,
         num_spare=reaching[longest] - len(documents),
+        reaching=reaching,
     )
 
 

@@ -126,32 +126,84 @@ SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 FOLDER, FILE = (rf"(^|[-._ 0-9/])({{}}){end}" for end in ("([-._ 0-9][^/]*)?/", "[-._ 0-9][^/]*$"))
 
 
-def splits_of(names: Sequence[str]) -> dict[str, Sequence[str]]:
+def splits_of(names: Sequence[str], *, partly: bool = False) -> dict[str, Sequence[str]]:
     """Divide the files of a folder into splits as `datasets` does; where no name says one, all are
-    NO_SPLIT."""
+    NO_SPLIT. File names say one only where every file has one, or `partly`: a title may be one.
+    """
     shards = [(match[1], name) for name in names if (match := SHARD.fullmatch(name))]
     if shards:
         return {split: [n for name, n in shards if name == split] for split, _ in shards}
-    for place in (FOLDER, FILE):
-        by_split = {
-            split: [name for name in names if re.search(place.format(words), name)]
-            for split, words in SPLITS.items()
-        }
-        if any(by_split.values()):
-            return {split: part for split, part in by_split.items() if part}
+    by_folder = _by_split(names, FOLDER)
+    if by_folder:
+        return by_folder
+    by_file = _by_split(names, FILE)
+    named = {name for part in by_file.values() for name in part}
+    if by_file and (partly or len(named) == len(names)):
+        return by_file
     return {NO_SPLIT: names}
 
 
-def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
-    """A split, or the whole folder; never its card, nor what is hidden."""
+def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
+    by_split = {
+        split: [name for name in names if re.search(place.format(words), name)]
+        for split, words in SPLITS.items()
+    }
+    return {split: part for split, part in by_split.items() if part}
+
+
+def _files_in(folder: Path) -> list[str]:
+    """The files of a folder that can be read; never its card, nor what is hidden."""
     files = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.is_file())
     places = [file.relative_to(folder) for file in files if file.name != "README.md"]
     hidden = (".", "__")
-    names = [at.as_posix() for at in places if not any(p.startswith(hidden) for p in at.parts)]
+    return [at.as_posix() for at in places if not any(p.startswith(hidden) for p in at.parts)]
+
+
+def unread_files(source: Source) -> list[str]:
+    """Warn of the files of a folder that no split holds which is read, and of names that might have
+    been splits."""
+    folder = source.place
+    if isinstance(source.data, Texts) or not folder.is_dir():
+        return []
+    if any((folder / name).is_file() for name in SAVED):
+        return []
+    names = _files_in(folder)
+    if not names:
+        return []
+    by_split = splits_of(names, partly=source.split is not None)
+    read = source.part(by_split)
+    if NO_SPLIT not in by_split:
+        apart = len(names) - len(read)
+        if not apart:
+            return []
+        split = source.split or source.default_split
+        others = ", ".join(name for name in by_split if name != split)
+        held = {name for part in by_split.values() for name in part}
+        counts = [f"{len(held) - len(read)} in {others}"] if others else []
+        if len(held) < len(names):
+            counts.append(f"{len(names) - len(held)} in no split")
+        return [
+            f"[left-out] --data {source.data}: the split {split} is read, {len(read)} of "
+            f"{len(names)} files ({', '.join(counts)})"
+        ]
+    by_file = _by_split(names, FILE)
+    if not by_file:
+        return []
+    split, part = next(iter(by_file.items()))
+    return [
+        f"[no-split] --data {source.data}: all {len(names)} files are read, though {part[0]} is "
+        f"named as a split; file names divide a folder only where each of them names a split "
+        f"(--split {split} reads {len(part)} of them)"
+    ]
+
+
+def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
+    """A split, or the whole folder."""
+    names = _files_in(folder)
     if not names:
         kinds = ", ".join(READERS)
         raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
-    for name in source.part(splits_of(names)):
+    for name in source.part(splits_of(names, partly=source.split is not None)):
         check_link(folder / name, folder)
         yield from _read_file(folder / name, name, source, named=False)
 

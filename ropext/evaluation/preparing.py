@@ -16,6 +16,7 @@ from ropext.corpus import (
     pack_documents,
     read_documents,
     split_documents,
+    unread_files,
 )
 from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
@@ -27,9 +28,10 @@ from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
+from ropext.results import EXTENDED
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
-from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
+from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, SHORT_WINDOW, Frame, Protocol
 from ropext.results.rundir import SCHEMA, read_run
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
@@ -48,7 +50,15 @@ from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
 # What decides the losses and answers of a variant, besides the document or the question.
-OF_EVERY_UNIT = ("schema", "masking", "context", "tokenizer_sha256", "bos", "versions")
+OF_EVERY_UNIT = (
+    "schema",
+    "masking",
+    "context",
+    "tokenizer_sha256",
+    "bos",
+    "short_window",
+    "versions",
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class Evaluation:
             "questions_sha256": provenance.digest(items),
             "tokenizer_sha256": provenance.digest([vocabulary, template]),
             "bos": reads.bos,
+            "short_window": SHORT_WINDOW,
             "packed": self.corpus.packed if self.corpus else False,
             "versions": provenance.installed(LIBRARIES),
         }
@@ -125,6 +136,7 @@ def prepare(
     options = Evaluate(**values)
     if options.lm_eval:
         harness.check(options.lm_eval)
+    not_given = lineup is None
     lineup = lineup or line_up(model, revision, options)
     with loading.silenced():
         tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
@@ -133,7 +145,7 @@ def prepare(
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
     encoder.template_args = options.template_args
     masking = _masking(options, lineup, encoder) if lineup.masked else None
-    corpus, grid, warnings = _corpus(lineup, options, encoder)
+    corpus, grid, warnings = _corpus(lineup, options, encoder, stops=not_given)
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = _questions(options, grid, encoder, corpus)
     labels = [variant.label for variant in lineup.variants]
@@ -187,9 +199,10 @@ def masking_of(encoder: DocumentEncoder, name: str) -> Masking:
 
 
 def _corpus(
-    lineup: Lineup, options: Evaluate, encoder: DocumentEncoder
+    lineup: Lineup, options: Evaluate, encoder: DocumentEncoder, *, stops: bool
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
-    """The documents, the lengths at which they are read, and what must be said of either."""
+    """The documents, the lengths at which they are read, and what must be said of either; `stops`
+    where too few documents reach the target of an extension: it is what one asks about."""
     corpus, warnings = None, list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
     if lineup.most and grid[-1] > lineup.most:
@@ -201,6 +214,9 @@ def _corpus(
     if options.data is not None:
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)
         corpus = read_corpus(options, encoder, wanted)
+        if stops:
+            _check_target(lineup, corpus, grid)
+        warnings += unread_files(source_of(options))
         warnings += _corpus_warnings(corpus, grid, options.split_documents)
         grid = corpus.lengths
     beyond = [length for length in grid if length > lineup.limit][:1]
@@ -212,10 +228,40 @@ def _corpus(
     return corpus, grid, warnings
 
 
+def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
+    """Refuse to leave the target of an extension out without a word from the user."""
+    target = lineup.limit
+    extended = any(variant.kind == EXTENDED for variant in lineup.variants)
+    if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
+        return
+    count = corpus.reaching[target]
+    reaching = f"{count} of {corpus.num_read} documents reach"
+    if count:
+        lengths = lengths_text(grid).replace(" ", "")
+        remedy = f"--lengths {lengths} reads those alone, with numbers but no intervals"
+    else:
+        lengths = lengths_text(corpus.lengths).replace(" ", "")
+        remedy = f"--lengths {lengths} reads no further than they reach"
+    raise InputError(
+        f"{reaching} the target of {length_text(target)} tokens, and an interval takes "
+        f"{FEWEST_DOCUMENTS}: give longer documents, or --pack to glue them; {remedy}"
+    )
+
+
+def source_of(options: Evaluate) -> Source:
+    """Where the documents come from."""
+    return Source(
+        options.data or "",
+        options.column,
+        options.split,
+        options.data_revision,
+        options.max_document_mib,
+    )
+
+
 def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
-    where = options.column, options.split, options.data_revision, options.max_document_mib
-    source = Source(options.data or "", *where)
+    source = source_of(options)
     wanted = replace(wanted, streamed=source.is_streamed)
     take = pack_documents if options.pack else choose_documents
     longest = wanted.lengths[-1]
@@ -243,7 +289,7 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
     lines = []
     if corpus.num_read == 1:
         lines.append(
-            "[one-document] --data is one document, of which the first "
+            "[one-document] one document is read, of which the first "
             f"{length_text(corpus.lengths[-1])} tokens are read; {REMEDY}"
         )
     if split == WINDOWS:
@@ -254,8 +300,9 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
     cut = tuple(length for length in grid if length not in corpus.lengths)
     if cut:
         lines.append(
-            f"[left-out] lengths {lengths_text(cut)} are left out: fewer than 8 documents reach "
-            f"them (--lengths asks for them all the same)"
+            f"[left-out] lengths {lengths_text(cut)} are left out: of {corpus.num_read} documents "
+            + ", ".join(f"{corpus.reaching[length]} reach {length_text(length)}" for length in cut)
+            + f"; an interval takes {FEWEST_DOCUMENTS} (--lengths asks for them all the same)"
         )
     if corpus.num_short:
         lines.append(

@@ -190,19 +190,22 @@ def hf_stride(size: int) -> int:
     return min(HF_STRIDE, max(1, size // 2))
 
 
-def read_windows(scorer: TokenScorer, ids: Ids, windows: Iterator[Window]) -> TokenNll:
-    """NLL of every token, each scored by one window."""
+def read_short(scorer: TokenScorer, ids: Ids, context: int, bos: int | None = None) -> TokenNll:
+    """NLL of every token through the short window, each scored by one window; a length-dependent
+    spectrum is that of the window's length.
+
+    `bos` stands in the place of a window's first token, as in front of any text that a program
+    truncates. What changes here changes SHORT_WINDOW.
+    """
     nll = np.full(len(ids), np.nan, np.float32)
-    for window in windows:
-        losses = scorer.token_nll(ids[window.begin : window.end])
-        nll[window.first : window.end] = losses[window.first - window.begin :]
-    return nll
-
-
-def read_short(scorer: TokenScorer, ids: Ids, context: int) -> TokenNll:
-    """Through the short window; a length-dependent spectrum is that of the window's length."""
     with pinned(scorer.model, context):
-        return read_windows(scorer, ids, short_windows(len(ids), context))
+        for window in short_windows(len(ids), context):
+            row = ids[window.begin : window.end].copy()
+            if bos is not None:
+                row[0] = bos
+            losses = scorer.token_nll(row)
+            nll[window.first : window.end] = losses[window.first - window.begin :]
+    return nll
 
 
 def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float]:

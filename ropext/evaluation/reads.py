@@ -153,7 +153,8 @@ class Reads:
         for regime, length in variant.regimes(frame).items():
             if regime == "short":
                 windows = [*short_windows(frame.longest, frame.context)]
-                read = partial(read_short, ids=ids, context=frame.context)
+                bos = int(ids[0]) if document.has_bos else None
+                read = partial(read_short, ids=ids, context=frame.context, bos=bos)
                 yield unit(regime, "short window", windows, read)
                 continue
             windows = [Window(0, length, 1)] * (frame.mask_stride or 1)

@@ -23,7 +23,7 @@ from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement, Store
 from ropext.results.overlap import marked
-from ropext.results.perplexity import by_position, verdicts
+from ropext.results.perplexity import SHORT_WINDOW, by_position, verdicts
 from ropext.results.retrieval import RULERS, heat_map, not_measurable, ruler_tasks
 from ropext.workdir import USED, Workdir
 
@@ -159,6 +159,7 @@ def assemble(
         "context": frame.context,
         "lengths": list(frame.lengths),
         "tail_tokens": frame.tail,
+        "short_window": SHORT_WINDOW,
         "seed": evaluation.options.seed,
         "resamples": frame.bootstrap.resamples,
         "documents": evaluation.corpus.to_json() if evaluation.corpus else None,

@@ -34,7 +34,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan, plan_config
-from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, SHORT, TUNED, UNTOUCHED
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
@@ -42,7 +42,6 @@ from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
 LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
-SHORT = (BASE, CONTROL)  # kinds that read through the short window
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
 READ = ("learned", "mixed", "disentangled")

@@ -18,6 +18,7 @@ from ropext.options.fields import (
     Content,
     Count,
     Documents,
+    Dtype,
     LargestDocument,
     Length,
     Lengths,
@@ -78,7 +79,7 @@ class DocumentOptions(Options):
         "join short documents up to the length; results are labelled packed",
         panel=Panel.DATA,
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = wanted(
+    dtype: Dtype = wanted(
         "auto",
         "type of the weights",
         panel=Panel.LOADING,
@@ -278,6 +279,12 @@ class Evaluate(Measuring):
                 )
         for bad in [d for d in self.depths if not 0 <= d <= 1]:
             raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
+        for depth in self.depths:
+            if self.depths.count(depth) > 1:
+                raise UsageError(
+                    f"--depths names {depth:g} twice; name each depth once and give --items N for "
+                    "more questions at it"
+                )
         return self
 
     @model_validator(mode="after")

@@ -217,6 +217,12 @@ Lengths = Annotated[
     tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string"), Role.TOKENS
 ]
 Link = Literal["copy", "hard", "symlink"]
+# What many programs call the types of weights, and what torch does.
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DtypeName = AfterValidator(lambda name: DTYPES.get(name, name))
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"], DtypeName
+]
 LargestDocument = Annotated[Whole, Field(ge=1, le=2**20)]
 LARGEST_DOCUMENT = wanted(
     64,

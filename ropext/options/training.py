@@ -15,6 +15,7 @@ from ropext.options.fields import (
     Count,
     CountOrNone,
     Documents,
+    DtypeName,
     Files,
     LargestDocument,
     Length,
@@ -121,7 +122,7 @@ class TrainingOptions(Options):
         "seed of rows, questions, LoRA and dropout",
         panel=Panel.DATA,
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = wanted(
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "fp32", "bf16"], DtypeName] = wanted(
         "auto",
         "of the frozen weights",
         panel=Panel.LOADING,

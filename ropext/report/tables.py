@@ -323,7 +323,7 @@ def _task_table(results: Results, task: str) -> Table:
         right = "share of what the questions ask for that greedy decoding names"
     note = (
         f"{right}, with its 95 % Wilson interval (questions over one "
-        "haystack count for fewer where haystacks differ); effective: longest length at 85 % of "
+        "haystack count for fewer, by how alike they are); effective: longest length at 85 % of "
         "the short score" + (f"; {RULERS}" if task in THIRTEEN else "")
     )
     variants = _variants(results, questions=True)

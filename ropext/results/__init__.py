@@ -11,3 +11,4 @@ BASE, UNTOUCHED, CONTROL = "base", "untouched", "control"
 EXTENDED, FITTED, TUNED = "extended", "fitted", "tuned"
 START, UNTUNED = "start", "untuned"
 STRIDED = "hf_stride"  # a perplexity read by a loop of its own, under --protocol hf-stride
+SHORT = (BASE, CONTROL)  # kinds that read through the short window

@@ -23,7 +23,7 @@ from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import WHOLE_METRICS, metrics_of
-from ropext.tasks import RULER, THIRTEEN
+from ropext.tasks import RULER, TASKS, THIRTEEN
 
 if TYPE_CHECKING:
     from ropext.results.values import Value
@@ -189,6 +189,10 @@ class Metrics:
             return f"{length_text(int(length))} is none of the lengths that are measured ({there})"
         if gate.metric in whole:
             return None
+        asked = gate.metric.removeprefix("effective_context.").partition("@")[0]
+        task = asked.removesuffix("_nll")
+        if task in (RULER, *(each.name for each in TASKS)) and task not in self.options.tasks:
+            return f"{task} is asked only where --tasks names it: add --tasks {task}"
         there = ", ".join([*(f"{name}@LENGTH" for name in at), *whole])
         return f"no such metric; there are {there or 'none'}"
 

@@ -177,7 +177,7 @@ def item_differences(
     values = dict[str, Value]()
     for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
         first = [a for a, _ in group]
-        values[f"{task}@{length}"] = mean_of(_gaps(group), first, bootstrap)
+        values[f"{task}@{length}"] = mean_of(_gaps(group), first, bootstrap, bounded=True)
         losses = [
             a.answer_nll - b.answer_nll
             for a, b in group
@@ -187,7 +187,8 @@ def item_differences(
             values[f"{task}_nll@{length}"] = mean_of(losses, first, bootstrap)
     asked = [pair for pair in pairs if pair[0].outcome is not None]
     for length, group in sorted(_by_place(asked, "length").items()):
-        values[f"{FOUND}@{length}"] = mean_of(_gaps(group), [a for a, _ in group], bootstrap)
+        first = [a for a, _ in group]
+        values[f"{FOUND}@{length}"] = mean_of(_gaps(group), first, bootstrap, bounded=True)
     return values | ruler_means(values)
 
 

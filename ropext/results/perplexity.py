@@ -23,6 +23,9 @@ from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
 Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
+# The version of the short window's definition: 2 has a BOS in front of every window, where the
+# tokenizer puts one before a text.
+SHORT_WINDOW = 2
 MASK_STRIDE = 8  # every so many tokens of a tail are masked in one pass
 
 

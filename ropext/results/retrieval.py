@@ -177,10 +177,17 @@ def share_of(items: Sequence[ItemScore]) -> Value:
     return wilson(sum(points), len(items), worth)
 
 
-def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
-    """The mean of a number per question, whole haystacks resampled."""
+def mean_of(
+    numbers: Sequence[float],
+    items: Sequence[ItemScore],
+    bootstrap: Bootstrap,
+    *,
+    bounded: bool = False,
+) -> Value:
+    """The mean of a number per question, whole haystacks resampled; shares are `bounded`."""
     haystacks = _haystacks(items)
-    return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
+    sums = np.bincount(haystacks, numbers)
+    return bootstrap.ratio(sums, np.bincount(haystacks), bounded=bounded)
 
 
 def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> Value:
@@ -230,7 +237,7 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
         cell = {
             "length": length,
             "depth": depth,
-            "share": wilson(sum(item.points for item in group), len(group)),
+            "share": share_of(group),
         }
         losses = [item.answer_nll for item in group if item.answer_nll is not None]
         if losses:

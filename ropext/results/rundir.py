@@ -25,11 +25,11 @@ import numpy.typing as npt
 from ropext import guard, workdir
 from ropext.errors import GateFailed, InputError, UsageError
 from ropext.files import read_json, write_json, write_whole
-from ropext.results import BASE, EXTENDED, UNTOUCHED
+from ropext.results import BASE, EXTENDED, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, Store, differences, write_array
 from ropext.results.overlap import overlap_in
-from ropext.results.perplexity import Documents, Frame
+from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Bootstrap, values_of
 from ropext.workdir import STORES
@@ -172,15 +172,19 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
     what was made of it is held against that.
     """
     runs, everyone, bases = list[Measurement](), list[tuple[Measurement, str]](), list[Any]()
+    read_short = list[Measurement]()
     for spec in specs:
         path, wanted = split_spec(spec)
         run = read_run(path)
         runs.append(run)
         for label in _chosen(run, wanted):
+            if run.models[label].kind in SHORT:
+                read_short.append(run)
             is_base = run.models[label].kind == BASE
             if not (is_base and _base(run) in bases and wanted is None):
                 everyone.append((run, label))
             bases += [_base(run)] if is_base else []
+    _check_short_windows(read_short)
     alone, shown = dict[str, Measurement](), list[tuple[Any, str]]()
     for run, label in everyone:
         name = _name(run, label, everyone)
@@ -199,6 +203,25 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
             "variant (that shows its base too), or name first a model that is not a base"
         )
     return runs, alone
+
+
+def _check_short_windows(runs: Sequence[Measurement]) -> None:
+    """Refuse runs that read their bases by two definitions of the short window."""
+    by_version: dict[int, Path | None] = {}
+    for run in runs:
+        decides = run.manifest["decides"]
+        # Without a BOS all versions are the same.
+        version = SHORT_WINDOW if decides.get("bos") is None else decides.get("short_window", 1)
+        by_version.setdefault(version, run.path)
+    if len(by_version) > 1:
+        old = min(by_version)
+        new = max(by_version)
+        raise InputError(
+            f"{by_version[old]} read its base by version {old} of the short window and "
+            f"{by_version[new]} by version {new} (2 puts a BOS in front of every window), which do "
+            f"not compare; evaluate {by_version[old]} again, or name models other than base and "
+            "control (RUN:VARIANT)"
+        )
 
 
 def _base(run: Measurement) -> Any:
@@ -284,7 +307,10 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
         )
     other = read_run(path)
     if variant is not None:
-        return other.only(*_chosen(other, variant))
+        (chosen,) = _chosen(other, variant)
+        if other.models[chosen].kind in SHORT:
+            _check_short_windows([run, other])
+        return other.only(chosen)
     readers = other.labels(EXTENDED, UNTOUCHED)
     if label not in readers and len(readers) != 1:
         raise UsageError(

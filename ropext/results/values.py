@@ -21,6 +21,12 @@ RESAMPLES = 2000
 FEWEST_DOCUMENTS = 8
 RISK = 0.025  # of a two-sided 95 % interval, on one side
 Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
+# How much an end is moved away for each unit of skew beyond chance, over sqrt(n): by simulation
+# (benchmarks/coverage.py).
+SKEW_REACH = 4.0
+# Until answers tell how alike the questions over one haystack are: their correlation, and for how
+# many answers that assumption counts.
+LIKENESS, LIKENESS_ANSWERS = 0.7, 1.0
 # Nats a token, 1 % of a perplexity: a gain that is surely smaller is none.
 MARGIN = 0.01
 
@@ -77,8 +83,9 @@ class Value:
     def deciding(self, reach: float, distance: float) -> str:
         """Say how many documents, or questions, would make an interval that reaches so far from
         the value end nearer than a distance: it shrinks with the square root of their number."""
-        least = max(self.n + 1, self.n * (reach / distance) ** 2)
-        return f"{float(f'{least:.2g}'):,.0f}"
+        least = math.ceil(max(self.n + 1, self.n * (reach / distance) ** 2))
+        unit = 10 ** max(0, len(str(least)) - 2)  # two digits, rounded up: fewer would not decide
+        return f"{math.ceil(least / unit) * unit:,}"
 
 
 def values_of(metrics: Mapping[str, Any]) -> dict[str, Value]:
@@ -95,8 +102,8 @@ def _pair(items: list[float | None] | None) -> tuple[float, float] | None:
 
 
 def student(risk: float, degrees: int) -> float:
-    """What Student's t exceeds with this risk, from seven degrees of freedom on within 0.1 %
-    (Abramowitz and Stegun 1964, 26.7.5)."""
+    """What Student's t exceeds with this risk, from three degrees of freedom on within 0.2 %, of
+    seven 0.1 % (Abramowitz and Stegun 1964, 26.7.5)."""
     x = NormalDist().inv_cdf(1 - risk)
     terms = (
         (x**3 + x) / 4,
@@ -118,7 +125,9 @@ class Bootstrap:
 
     The means of resampled documents spread by sqrt((n-1)/n) too little, and their percentiles take
     that spread for the true one, as a normal interval does. So the distances of an interval's ends
-    from the value are widened by both (compare the expanded percentiles of Hesterberg 2015).
+    from the value are widened by both (compare the expanded percentiles of Hesterberg 2015), and
+    the end on the side of the far documents by their skew, for more of these are to be expected
+    than were drawn.
     """
 
     seed: int = 0
@@ -144,10 +153,13 @@ class Bootstrap:
         sums: npt.ArrayLike,
         counts: npt.ArrayLike,
         transform: Callable[[Floats], Floats] | None = None,
+        *,
+        bounded: bool = False,
     ) -> Value:
         """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through a rising `transform`.
 
         Documents with a count of zero take no part. The interval is widened before the transform.
+        `bounded`: no document can lie far from the others (shares), so skew widens nothing.
         """
         top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
         top, bottom = top[bottom > 0], bottom[bottom > 0]
@@ -160,7 +172,9 @@ class Bootstrap:
                 each = shape(top / bottom)
                 return Value(point, None, None, n, (float(each.min()), float(each.max())))
             drawn = self._ratios(top, bottom)
-            low, high = shape(plain + _widening(n) * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
+            skew = 0.0 if bounded else _skew_beyond_chance(top - plain * bottom)
+            reach = _widening(n) * np.array([_reach(-skew, n), _reach(skew, n)])
+            low, high = shape(plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
             se = float(shape(drawn).std(ddof=1)) * math.sqrt(n / (n - 1))
             return Value(point, se, (float(low), float(high)), n)
 
@@ -177,15 +191,36 @@ class Bootstrap:
         top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
         if len(top) < FEWEST_DOCUMENTS:
             return None
-        plain = top.sum() / bottom.sum()
+        n, plain = len(top), top.sum() / bottom.sum()
         end = np.quantile(self._ratios(top, bottom), 1 - risk)
-        return float(plain + _widening(len(top), risk) * (end - plain))
+        reach = _widening(n, risk) * _reach(_skew_beyond_chance(top - plain * bottom), n)
+        return float(plain + reach * (end - plain))
 
 
 def _widening(n: int, risk: float = RISK) -> float:
     """Return Student's t over the normal quantile, times sqrt(n/(n-1))."""
     ratio = student(risk, n - 1) / NormalDist().inv_cdf(1 - risk)
     return ratio * math.sqrt(n / (n - 1))
+
+
+def _skew_beyond_chance(numbers: Floats) -> float:
+    """Return the sample's skewness (G1 of Joanes and Gill 1998), less one standard error of it in a
+    normal sample; 0 where it is no larger."""
+    n = len(numbers)
+    centred = numbers - numbers.mean()
+    deviation = math.sqrt(float((centred**2).mean()))
+    if not math.isfinite(deviation) or deviation == 0:
+        return 0.0
+    skew = float(((centred / deviation) ** 3).mean()) * math.sqrt(n * (n - 1)) / (n - 2)
+    error = math.sqrt(6 * n * (n - 1) / ((n - 2) * (n + 1) * (n + 3)))
+    return math.copysign(max(0.0, abs(skew) - error), skew)
+
+
+def _reach(skew: float, n: int) -> float:
+    """Return by how much the upper end is moved away: in a skewed population Student's t is off by
+    a share of the skewness over sqrt(n) (Johnson 1978), of which a small sample shows too little.
+    """
+    return 1 + SKEW_REACH * max(0.0, skew) / math.sqrt(n)
 
 
 def wilson(successes: float, n: int, worth: float | None = None) -> Value:
@@ -206,17 +241,23 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
 
 def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
     """How many independent items those of several groups are worth (Rao and Scott 1992): fewer,
-    where groups differ by more than chance, and fewer still, as Student's t has it, where eight
-    groups or more tell by how much.
+    where groups differ by more than chance, and fewer still, as Student's t has it, where few
+    groups tell by how much.
 
-    Where all items are right, or all wrong, or of one group, nothing tells how alike the items of a
-    group are: they then count as independent.
+    Answers unlike most of the others are what tells how alike the items of a group are. Where there
+    are few such answers, or one group, the likeness is assumed.
     """
     right, count = np.asarray(successes, np.float64), np.asarray(sizes, np.float64)
     n, groups = float(count.sum()), len(count)
-    share = float(right.sum()) / n
-    if groups < 2 or count.max() == 1 or not 0 < share < 1:
+    if count.max() == 1:
         return n
-    spread = groups / (groups - 1) * float(((right - share * count) ** 2).sum()) / n**2
-    known = student(RISK, groups - 1) / Z95 if groups >= FEWEST_DOCUMENTS else 1.0
-    return n / max(1.0, spread * n / (share * (1 - share)) * known**2)
+    share = float(right.sum()) / n
+    effect = 1 + (float((count**2).sum()) / n - 1) * LIKENESS
+    rarer = min(share, 1 - share) * n
+    known = 1.0
+    if groups > 1 and rarer > 0:
+        spread = groups / (groups - 1) * float(((right - share * count) ** 2).sum()) / n**2
+        measured = spread * n / (share * (1 - share))
+        effect = (rarer * measured + LIKENESS_ANSWERS * effect) / (rarer + LIKENESS_ANSWERS)
+        known = student(RISK, groups - 1) / Z95
+    return n / (1 + known**2 * max(0.0, effect - 1))

@@ -49,6 +49,7 @@ class TrainingData:
     longest: int = 0  # tokens
     trained: Trained = NO_DOCUMENTS  # what the record will keep of the documents
     kept_out: int = 0  # documents that gave a verdict
+    unread: tuple[str, ...] = ()  # what is to be said of files that are not read
 
     @property
     def tokens(self) -> int:
@@ -79,7 +80,7 @@ def read(
     where = options.column, options.split, None, options.max_document_mib
     place = corpus.Source(source, *where, default_split="train")
     raw = corpus.read_documents(place)
-    return divide(
+    divided = divide(
         corpus.split_documents(raw, options.split_documents, encoder, target),
         encoder,
         row=1 if options.packing == "glued" else row,
@@ -87,6 +88,7 @@ def read(
         streamed=place.is_streamed,
         **how,
     )
+    return replace(divided, unread=tuple(corpus.unread_files(place)))
 
 
 def divide(

@@ -65,7 +65,9 @@ class AdapterObjective(Objective):
         super().__init__(training)
         self.options, self.origin = options, origin
         self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
-        self.remarks = [f"not evaluated: {self.why_no_judge}"] if self.why_no_judge else []
+        self.remarks = [*training.data.unread]
+        if self.why_no_judge:
+            self.remarks.append(f"not evaluated: {self.why_no_judge}")
         if self.settings.is_open:
             self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
         self.remarks += report.asked_text(options.retrieval_share)
@@ -159,6 +161,8 @@ class AdapterObjective(Objective):
                 "losses on held-out documents are pseudo-perplexities: each pass masks every "
                 f"{MASK_STRIDE}th of the last tokens"
             )
+        for sentence in training.data.unread:
+            self.note(sentence)
         if training.lineage:
             self.note(training.lineage)
         if training.rows.passes > 1 and not self.settings.is_open:

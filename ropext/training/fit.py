@@ -444,6 +444,7 @@ def prepare(
     apart = kept_out_of(read_record(snapshot.directory))
     read = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
     questions, (near, far), notes = _questions(encoder, read, options, plan, strategy)
+    notes += read.unread
     if warning := few(read.held_out):
         notes.append(warning)
     if options.packing == "glued":

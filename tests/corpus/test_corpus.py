@@ -20,6 +20,7 @@ from ropext.corpus import (
     pack_documents,
     read_documents,
     split_documents,
+    unread_files,
 )
 from ropext.errors import InputError, UsageError
 from ropext.options.evaluate import Evaluate
@@ -303,6 +304,27 @@ def test_a_folder_has_the_splits_that_datasets_finds_in_it(tmp_path, names):
     with pytest.raises(InputError, match="no split none: ") as caught:
         list(read_documents(Source(str(tmp_path), split="none")))
     assert set(str(caught.value).partition("one of ")[2].split(", ")) == set(expected)
+
+
+def test_a_title_is_no_split_and_what_is_not_read_is_counted(tmp_path):
+    names = [f"book {k}.txt" for k in range(12)] + ["eval.txt"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    whole, data = Source(str(tmp_path)), str(tmp_path)
+    assert [own.content for own in read_documents(whole)] == sorted(names)
+    (line,) = unread_files(whole)
+    assert line.startswith(f"[no-split] --data {data}: all 13 files are read, though eval.txt is")
+    assert "--split test reads 1 of them" in line
+    asked_for = Source(data, split="test")
+    assert [own.content for own in read_documents(asked_for)] == ["eval.txt"]
+    (line,) = unread_files(asked_for)
+    assert "the split test is read, 1 of 13 files (12 in no split)" in line
+    for name in names[:-1]:
+        (tmp_path / name).rename(tmp_path / f"train-{name}")
+    (line,) = unread_files(whole)
+    assert "the split test is read, 1 of 13 files (12 in train)" in line
+    (tmp_path / "eval.txt").rename(tmp_path / "book 12.txt")
+    assert unread_files(Source(str(tmp_path / "book 12.txt"))) == []
 
 
 def test_what_save_to_disk_wrote_is_read_by_split(tmp_path):

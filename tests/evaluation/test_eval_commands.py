@@ -139,7 +139,8 @@ def test_gates(runs, gate, code):
     ("gate", "said"),
     [
         ("tail@4k > 1", "4k is none of the lengths that are measured (64, 256)"),
-        ("passkey@256 < 1", "no such metric; there are tail@LENGTH, tail_nll@LENGTH, "),
+        ("passkey@256 < 1", "passkey is asked only where --tasks names it: add --tasks passkey"),
+        ("passky@256 < 1", "no such metric; there are tail@LENGTH, tail_nll@LENGTH, "),
         ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
         ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
@@ -381,6 +382,31 @@ def test_compare_refuses_what_does_not_compare(runs, capsys, specs, says):
     assert code == 2
     assert says in said.err
     assert "Traceback" not in said.err
+
+
+def test_bases_of_two_definitions_of_the_short_window_do_not_compare(runs, capsys, tmp_path):
+    old, new = str(tmp_path / "old"), str(runs / "one")
+    shutil.copytree(new, old)
+    whole = json.loads((tmp_path / "old/run.json").read_text())
+    assert whole["decides"]["short_window"] == 2
+    assert json.loads((runs / "one/results.json").read_text())["short_window"] == 2
+    del whole["ropext"]
+    before = {k: v for k, v in whole["decides"].items() if k != "short_window"}
+    manifest(tmp_path / "old", **whole | {"decides": before})
+    code, said = run("compare", new, old, capsys=capsys)
+    assert code == 2
+    assert (
+        f"{old} read its base by version 1 of the short window and {new} by version 2" in said.err
+    )
+    # What reads the long window is what it was, and without a BOS so is the base.
+    assert run("compare", f"{new}:yarn-4x", f"{old}:yarn-4x", capsys=capsys)[0] == 0
+    gate = f"tail@256 > 9 vs {old}:base"
+    both = [f"{new}:yarn-4x", f"{new}:pi-4x", "--json"]
+    code, said = run("compare", *both, "--fail-if", gate, capsys=capsys)
+    assert code == 3
+    assert "by version 1 of the short window" in json.loads(said.out)["gates"][0]["reason"]
+    manifest(tmp_path / "old", **whole | {"decides": before | {"bos": None}})
+    assert run("compare", new, old, capsys=capsys)[0] == 0
 
 
 def test_compare_refuses_an_unfinished_run(runs, capsys, tmp_path):

@@ -98,6 +98,22 @@ def test_short_window_is_a_forward_per_window():
         assert found[token] == pytest.approx(float(expected), abs=1e-4)
 
 
+def test_a_truncated_window_begins_with_bos_as_any_program_truncates():
+    """Stock, each window by itself: the BOS, then as many of the last tokens as still fit."""
+    model, ids, bos = tiny(), random_ids(160), 1
+    ids[0] = bos
+    found = read_short(scorer_of(model), ids, CONTEXT, bos)
+    plain = read_short(scorer_of(model), ids, CONTEXT)
+    assert np.array_equal(found[1:64], plain[1:64])  # the first window is the text as it stands
+    for token in (64, 95, 96, 130, 159):
+        begin = 32 * ((token - 64) // 32 + 1)
+        row = torch.as_tensor([bos, *ids[begin + 1 : token]]).long()[None]
+        logits = model(row).logits[0, -1].float()
+        expected = torch.logsumexp(logits, 0) - logits[ids[token]]
+        assert found[token] == pytest.approx(float(expected), abs=1e-4)
+    assert np.abs(found[64:] - plain[64:]).max() > 1e-3
+
+
 def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol():
     model = tiny()
     model.lm_head.weight.data.zero_()

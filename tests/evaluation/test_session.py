@@ -352,12 +352,23 @@ def test_chunks_give_the_numbers_of_one_piece(place, whole):
 
 
 def test_dropped_lengths_and_documents_are_said(place):
-    write_documents(place / "mixed.jsonl", count=12, words=60)
+    write_documents(place / "mixed.jsonl", count=5, words=60)
+    rows = (place / "mixed.jsonl").read_text()
+    write_documents(place / "mixed.jsonl", count=7, words=20, seed=1)
+    (place / "mixed.jsonl").write_text(rows + (place / "mixed.jsonl").read_text())
     heard = []
     options = asked(place, tasks=None, lengths=None, data=str(place / "mixed.jsonl"))
-    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
-    assert done.results["lengths"][-1] < 256
-    assert any("are left out: fewer than 8 documents reach them" in line for line in heard)
+    untouched = options | {"method": None, "factor": None}
+    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **untouched)
+    assert done.results["lengths"][-1] == 32
+    assert any("lengths 64 are left out: of 12 documents 5 reach 64" in line for line in heard)
+    # The target of an extension is what one asks about.
+    with pytest.raises(InputError, match="0 of 12 documents reach the target of 256 tokens") as no:
+        evaluate(str(place / "model"), **options)
+    assert "--lengths 16,32 reads no further" in str(no.value)
+    with pytest.raises(InputError, match="5 of 12 documents reach the target of 64 tokens") as few:
+        evaluate(str(place / "model"), **options | {"factor": "2", "context": 32})
+    assert "--lengths 8,16,32,64 reads those alone" in str(few.value)
 
 
 def test_lengths_beyond_the_config_name_extend(place):

@@ -44,6 +44,7 @@ def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
         names(place, options=methods, versions={"torch": "3"}),
         names(place, options=methods, context=32),
         names(place, options=methods, bos=None),
+        names(place, options=methods, short_window=3),
         names(place, options=methods, masking={"token": 3}),
         names(place, options=methods, settings=decides()["settings"] | {"dtype": "bfloat16"}),
     ]

@@ -207,3 +207,16 @@ def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
     assert options.deciding(NEUTRAL)["device"] == "cpu"
     parts = [options.deciding(word) for word in WORDS]
     assert sorted(name for part in parts for name in part) == sorted(Later.model_fields)
+
+
+def test_types_of_weights_have_the_names_that_other_programs_give_them():
+    for short, whole in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+        assert Evaluate(data="d", dtype=short) == Evaluate(data="d", dtype=whole)
+    assert Finetune(dtype="bf16").dtype == Fit(dtype="bf16").dtype == "bfloat16"
+    with pytest.raises(UsageError, match="dtype"):
+        Finetune(dtype="fp16")
+
+
+def test_a_depth_named_twice_is_refused():
+    with pytest.raises(UsageError, match=r"--depths names 0.5 twice; name each depth once"):
+        Evaluate(tasks="passkey", depths="0.5,0.5,1")

@@ -444,7 +444,7 @@ def test_a_hash_is_remembered_but_not_within_the_clocks_grain(tmp_path):
         ("tail@512 > 0 vs untuched", "untuched is neither the directory of an evaluation nor"),
         ("tuned:tail@512 > 0", "no variant 'tuned'; there are base, untouched, extended"),
         ("tail@128k > 8", r"128k is none of the lengths .*measured \(64, 128, 256, 512\)"),
-        ("passkey@512 < 1", "no such metric; there are tail@LENGTH, "),
+        ("passkey@512 < 1", "passkey is asked only where"),
     ],
 )
 def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_written(

@@ -26,7 +26,7 @@ from ropext.results.perplexity import (
     by_position,
     verdicts,
 )
-from ropext.results.retrieval import ItemScore, heat_map, retrieval_values
+from ropext.results.retrieval import ItemScore, heat_map, retrieval_values, share_of
 from ropext.results.rules import compare_text
 from ropext.results.values import Bootstrap, Value, wilson
 
@@ -293,6 +293,14 @@ def test_item_differences_pair_by_question():
     assert (values["passkey@64"].value, values["passkey@64"].n) == (0.5, 10)
 
 
+def test_a_cell_of_the_heat_map_counts_haystacks_too():
+    """Ten questions a haystack ask the same depth twice over it."""
+    asked = [item("niah_multikey_2", 64, 0.5, k // 2, k < 4, 1.0) for k in range(8)]
+    (cell,) = heat_map(asked)["niah_multikey_2"]
+    assert cell["share"] == share_of(asked)
+    assert cell["share"].ci95[0] < wilson(4, 8).ci95[0] - 0.02
+
+
 def test_questions_over_one_haystack_are_one_unit():
     """Ten haystacks, of which six are read and four are not; five depths each."""
     asked = [("mkey", depth, k, k < 6) for k in range(10) for depth in (0, 0.25, 0.5, 0.75, 1)]
@@ -301,7 +309,10 @@ def test_questions_over_one_haystack_are_one_unit():
     values = retrieval_values([*shared, *apart], 64, Bootstrap())
     one, other = values["mkey@64"], values["passkey@64"]
     assert (one.value, one.n, other.value, other.n) == (0.6, 50, 0.6, 50)
-    worth = 9 * (1.959964 / 2.262157) ** 2  # of ten, as Student's t with nine degrees has it
+    # Spread 10/9 * (6 * 2^2 + 4 * 3^2) / 2500, of independent ones .24 / 50: 50/9 times as much, as
+    # 20 answers of the fewer kind tell, beside one assumed; Student's t with nine degrees.
+    effect = (20 * 50 / 9 + 3.8) / 21
+    worth = 50 / (1 + (2.262157 / 1.959964) ** 2 * (effect - 1))
     assert one.ci95 == pytest.approx(wilson(6, 10, worth).ci95, rel=1e-4)
     assert other.ci95 == pytest.approx(wilson(30, 50).ci95)
     assert (values["mkey_nll@64"].n, values["passkey_nll@64"].n) == (10, 50)

@@ -83,8 +83,8 @@ LEAVE = "leave this model as it is: it reads 4k untouched"
             [-0.13, 0.226],
             "0.048 ±0.178 nats a token on 8 documents; about 110 would",
         ),
-        # The margin is farther from it than zero: 8 * (1.96 * 0.01 / 0.008)^2 = 48.
-        ("yarn", 0.002, [-0.018, 0.022], "about 48 would decide); extended by yarn"),
+        # The margin is farther from it than zero: 8 * (1.96 * 0.01 / 0.008)^2 = 48.02, rounded up.
+        ("yarn", 0.002, [-0.018, 0.022], "about 49 would decide); extended by yarn"),
         ("yarn", -0.02, [-0.05, 0.01], "about 9 would decide)"),
         ("yarn", 0.001, [-0.005, 0.0099], "as well, to within 0.01 nats a token; written all"),
         ("yarn", -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),

@@ -1,0 +1,160 @@
+"""How often an interval holds the truth: of means over documents, and of shares over haystacks.
+
+    python benchmarks/coverage.py > benchmarks/results/coverage-DATE.md
+
+Draws documents from populations whose mean is known, and questions over haystacks whose answers are
+alike, and counts how often the intervals of ropext.results.values hold the truth. numpy alone, some
+ten minutes of one core.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ropext.results.values import Bootstrap, wilson, worth_of
+
+Floats = npt.NDArray[np.float64]
+Drawn = tuple[Floats, float]  # documents, one row for each draw, and the mean of the population
+
+LOSSES = json.loads(
+    (Path(__file__).parents[1] / "tests/results/tail_losses.json").read_text(encoding="utf-8")
+)
+DOCUMENTS = (8, 12, 20, 32)
+HAYSTACKS = (4, 8, 16, 32)
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
+LIKENESSES = (0.0, 0.1, 0.3, 0.5, 0.7)
+QUESTIONS = 5  # over one haystack, as --depths has it
+Draw = Callable[[np.random.Generator, tuple[int, int]], Drawn]
+
+
+def lognormal(sigma: float) -> Draw:
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
+        return rng.lognormal(0, sigma, shape), math.exp(sigma**2 / 2)
+
+    return draw
+
+
+def mixture(rate: float, distance: float, spread: float) -> Draw:
+    """A share of the documents lies so far above the others, which are normal."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
+        far = rng.random(shape) < rate
+        return rng.normal(0, spread, shape) + distance * far, rate * distance
+
+    return draw
+
+
+def student(degrees: int) -> Draw:
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
+        return rng.standard_t(degrees, shape), 0.0
+
+    return draw
+
+
+def measured(losses: Floats) -> Draw:
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
+        return rng.choice(losses, shape), float(losses.mean())
+
+    return draw
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, int]) -> Drawn:
+    return rng.normal(2, 0.5, shape), 2.0
+
+
+YARN = np.array(LOSSES["yarn-4x"])
+POPULATIONS: dict[str, Draw] = {
+    "normal": normal,
+    "Student t, 3 degrees": student(3),
+    "Student t, 2 degrees": student(2),
+    "tail losses, YaRN": measured(YARN),
+    "tail losses, untouched": measured(np.array(LOSSES["untouched"])),
+    "context gain, YaRN": measured(np.array(LOSSES["base"]) - YARN),
+    "lognormal, sigma 0.7": lognormal(0.7),
+    "lognormal, sigma 1": lognormal(1.0),
+    "lognormal, sigma 1.5": lognormal(1.5),
+    "10 % of documents 5 sd up": mixture(0.10, 5, 1),
+    "5 % of documents 10 sd up": mixture(0.05, 10, 1),
+    "gain: sd 0.02, 10 % of documents +1 nat": mixture(0.10, 1, 0.02),
+}
+
+
+def of_documents(draw: Draw, count: int, draws: int) -> tuple[float, float, float]:
+    """How often the interval holds the mean, and how often a one-sided 95 % end lies on its wrong
+    side: the upper one below it, the lower one above it."""
+    rows, truth = draw(np.random.default_rng([11, count]), (draws, count))
+    bootstrap, ones = Bootstrap(), np.ones(count)
+    held = below = above = 0
+    for row in rows:
+        ends = bootstrap.ratio(row, ones).ci95
+        upper, lower = bootstrap.upper(row, ones), bootstrap.upper(-row, ones)
+        assert ends is not None
+        assert upper is not None
+        assert lower is not None
+        held += ends[0] <= truth <= ends[1]
+        below += upper < truth
+        above += -lower > truth
+    return held / draws, below / draws, above / draws
+
+
+def of_haystacks(share: float, likeness: float, count: int, draws: int) -> float:
+    """How often the interval of a share holds it: answers over one haystack are alike
+    (beta-binomial, of a correlation)."""
+    rng = np.random.default_rng([12, count, round(10 * share), round(10 * likeness)])
+    each = np.full((draws, count), share)
+    if likeness:
+        total = 1 / likeness - 1
+        each = rng.beta(share * total, (1 - share) * total, (draws, count))
+    held = 0
+    for right in rng.binomial(QUESTIONS, each).astype(np.float64):
+        worth = worth_of(right, np.full(count, QUESTIONS))
+        ends = wilson(float(right.sum()), count * QUESTIONS, worth).ci95
+        assert ends is not None
+        held += ends[0] <= share + 1e-9 and share <= ends[1] + 1e-9
+    return held / draws
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=2000)
+    draws = parser.parse_args().draws
+    print(f"# How often intervals hold the truth ({datetime.now():%d %B %Y})\n")
+    print(f"`python benchmarks/coverage.py --draws {draws}`: {draws:,} draws a cell.\n")
+    print("## Means over documents\n")
+    print("95 % intervals that hold the mean / one-sided 95 % ends below it / above it.\n")
+    rows = [["population", *(f"{count} documents" for count in DOCUMENTS)]]
+    for name, draw in POPULATIONS.items():
+        row = [name]
+        for count in DOCUMENTS:
+            row.append(" / ".join(f"{part:.3f}" for part in of_documents(draw, count, draws)))
+        rows.append(row)
+    print(table(rows))
+    print("\nDraws that hold none of the far documents: no interval can know of these.\n")
+    rows = [["far documents", *(f"{count} documents" for count in DOCUMENTS)]]
+    for rate in (0.10, 0.05):
+        absent = [f"{(1 - rate) ** count:.3f}" for count in DOCUMENTS]
+        rows.append([f"{rate:.0%} of them", *absent])
+    print(table(rows))
+    print(f"\n## Shares, {QUESTIONS} questions over each haystack\n")
+    rows = [["haystacks", "share", *(f"likeness {likeness}" for likeness in LIKENESSES)]]
+    for count in HAYSTACKS:
+        for share in SHARES:
+            cells = [of_haystacks(share, likeness, count, draws) for likeness in LIKENESSES]
+            rows.append([str(count), str(share), *(f"{cell:.3f}" for cell in cells)])
+    print(table(rows))
+
+
+def table(rows: list[list[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
