@@ -284,14 +284,15 @@ def once(
     say: Say = silent,
     again: bool = False,
     rank: int = 0,
-    wait: Callable[[], None] = lambda: None,
+    from_first: Callable[[Flat | None], Flat | None] = lambda value: value,
 ) -> bool:
     """Do a step that was not done with this key, or where it is asked for `again`; whether it was
-    done now. Of several processes, which `wait` for one another, the first writes."""
+    done now. Of several processes the first decides that and writes: `from_first` waits for all,
+    and gives what the first one has."""
     key, record = step.key(), ledger.read(step.name)
-    left = None if again else ledger.left(step, key)
+    left = None if again or rank != 0 else ledger.left(step, key)
     is_begun = record is not None and record["outputs"] is None
-    wait()  # all have looked, none has begun
+    left = from_first(left)  # a disk that is shared may show another process less
     if left is not None:
         if is_begun and rank == 0:
             step.tidy()
@@ -314,5 +315,5 @@ def once(
         step.make()
     if rank == 0:
         ledger.write(step, key, step.look())
-    wait()
+    from_first(None)
     return True

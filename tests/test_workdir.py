@@ -203,6 +203,20 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
     assert said[-1].endswith("skipped (torch 2, now 3; --from extend does it again)")
 
 
+def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
+    ledger, stale = Ledger(tmp_path / "records"), Ledger(tmp_path / "not-seen-yet")
+    sent, taken = [], []
+    shared = replace(step(tmp_path, base="a"), everyone=True, make=lambda: taken.append("part"))
+    first = lambda left: sent.append(left) or left  # noqa: E731
+    assert once(ledger, step(tmp_path, base="a"), from_first=first)
+    assert sent == [None, None]
+    assert not once(ledger, shared, from_first=first)
+    # Another process does as the first says, whatever it sees itself.
+    assert not once(stale, shared, rank=1, from_first=lambda left: sent[-1])
+    assert once(ledger, shared, rank=1, from_first=lambda left: None)
+    assert taken == ["part"]
+
+
 def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
     ledger, killed = Ledger(tmp_path / "records"), step(tmp_path, base="a")
     with pytest.raises(ZeroDivisionError):

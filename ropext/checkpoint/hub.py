@@ -58,6 +58,19 @@ def names(repo: str, revision: str | None) -> list[str]:
         return HfApi().list_repo_files(repo, revision=revision)
 
 
+def is_out_of_reach(dataset: str, revision: str | None) -> bool:
+    """Whether the hub cannot be asked for a dataset: by one request, where `datasets` retries."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False  # `datasets` asks its cache at once
+    try:
+        HfApi().dataset_info(dataset, revision=revision, timeout=10)
+    except Exception as error:
+        return "network" in dict(_kinds_of(error))
+    return False
+
+
 def _sentences(repo: str, revision: str | None) -> AbstractContextManager[None]:
     at = f"{repo} at revision {revision}" if revision else repo
     kinds = {kind: (InputError, sentence) for kind, sentence in READING.items()}

@@ -84,9 +84,13 @@ class Out:
     def summarise(self, markdown: str) -> None:
         """Append to the summary of a GitHub job, where this runs in one."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
-        if summary:
+        if not summary:
+            return
+        try:
             with Path(summary).open("a", encoding="utf-8") as stream:
                 stream.write(markdown)
+        except OSError as error:  # what was measured counts all the same
+            self.say(f"note: GITHUB_STEP_SUMMARY={summary} cannot be written: {error.strerror}")
 
     @property
     def animated(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext import bundled
+from ropext.checkpoint import hub
 from ropext.errors import InputError
 from ropext.files import check_link, is_path, open_regular
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
@@ -307,10 +308,15 @@ def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Me
 
 
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
-    import datasets
-
     name, _, config = source.data.partition(":")
     split, place = source.split or source.default_split, source.place
+    if not place.is_dir() and hub.is_out_of_reach(name, source.revision):
+        raise InputError(
+            f"--data {source.data} is no file or folder here, and the hub cannot be reached to "
+            "look for a dataset of that name (no network, or HF_ENDPOINT is wrong)"
+        )
+    import datasets
+
     try:
         if place.is_dir():
             name, saved = place.name, datasets.load_from_disk(str(place))

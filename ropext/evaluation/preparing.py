@@ -205,6 +205,11 @@ def _corpus(
     where too few documents reach the target of an extension: it is what one asks about."""
     corpus, warnings = None, list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
+    if not grid:
+        raise UsageError(
+            f"--context {lineup.context}: even a quarter of it is beyond the {lineup.limit} tokens "
+            "that the config allows; give a shorter --context, or --lengths"
+        )
     if lineup.most and grid[-1] > lineup.most:
         raise UsageError(
             f"--lengths {length_text(grid[-1])}: one of the models reads {lineup.most:,} tokens "

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropext import guard
 from ropext.checkpoint import Snapshot
-from ropext.errors import UsageError
+from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness, loading
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
@@ -62,7 +62,9 @@ def evaluate(
         raise UsageError("--losses writes the loss of every token of --data; give documents")
     for warning in evaluation.warnings if rank == 0 else ():
         hooks.say(f"warning: {warning}")
+    _check_stop(hooks)
     evaluation = replace(evaluation, lineup=fetched(evaluation.lineup))
+    _check_stop(hooks)
     read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
     guard.check(read, {"--output": output})
     with ExitStack() as stack:
@@ -84,6 +86,12 @@ def evaluate(
     return done
 
 
+def _check_stop(hooks: Hooks) -> None:
+    """End where that was asked for while documents were read or weights fetched."""
+    if hooks.stop():
+        raise NothingKept("interrupted before a model read anything")
+
+
 def _measure(
     evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
 ) -> Measurement:
@@ -97,9 +105,12 @@ def _measure(
         said = loading.out_of_memory(f"the weights of {snapshot.name}")
         with loading.memory_errors(said):
             hooks.say(f"loading {snapshot.name}")
-            return loading.load_model(
+            model = loading.load_model(
                 snapshot, options, evaluation.trust_remote_code, evaluation.lineup.masked
             )
+        if hooks.stop():  # asked for meanwhile
+            raise progress.stopped()
+        return model
 
     models = Models(load)
     progress = Progress(

@@ -399,7 +399,9 @@ def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
                 f"the config of {snapshot.name} states no length; give --context N, the tokens it "
                 "was trained on"
             ) from None
-        return stated or int(stored or 0), int(stored or stated or 0), False
+        context = stated or int(stored or 0)
+        limit = int(stored or context)
+        return context, limit if _is_bounded(snapshot) else max(context, limit), False
     longest = max(model.context, model.stated_context)
     return model.context, longest, loading.fills_in(snapshot, model.masked_lm)
 

@@ -481,7 +481,13 @@ class AutoChoice:
                 {"recipe": {f"{EXTEND}.method": method} | recipe | self._judging()}
             )
             try:
-                counted = count_training(FIT, prospect.snapshot.name, where, **chosen.fitting)
+                counted = count_training(
+                    FIT,
+                    prospect.snapshot.name,
+                    where,
+                    revision=prospect.recipe.revision,
+                    **chosen.fitting,
+                )
             except RopextError as error:
                 self.left_out[FIT] = str(error)
                 continue

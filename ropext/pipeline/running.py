@@ -21,7 +21,7 @@ from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
-from ropext.evaluation.sharing import processes, wait_for_everyone
+from ropext.evaluation.sharing import from_first, processes, wait_for_everyone
 from ropext.files import write_text
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
@@ -145,7 +145,7 @@ class WholeRun:
             make = partial(self._timed, step)
             again = self.does_again(step.name)
             made = once(
-                work.ledger, replace(step, make=make), work.say, again, self.rank, wait_for_everyone
+                work.ledger, replace(step, make=make), work.say, again, self.rank, from_first
             )
             done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done

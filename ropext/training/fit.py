@@ -17,6 +17,7 @@ from ropext.evaluation import sharing
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reader import Reader
+from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
@@ -54,6 +55,7 @@ from ropext.training.training import Training
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
 RIVALS = 2  # of those that are not named, how many are tried for a few steps
 STEP = "step"  # one that is judged on the way
+SEARCHED = "searched.json"  # of such a step: what it took to find its attention factor
 
 
 # Which step is kept (0 = the start), why, and the plan that is written.
@@ -108,14 +110,29 @@ class SpectrumObjective(Objective):
     def forward_tokens(self) -> int:
         settings, target, judged = self.settings, self.target, self.training.judged
         judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
-        base = judged * self.context * (2 * target // self.context)
         questions = 2 * len(self.far) * target + len(self.near) * self.context
         searched = 0
         if self.options.strategy == "pose":
             windows = attention.windows_of(self.documents, target)
             searched = judgements * attention.USUAL * len(windows) * target
         passes = len(self.starts) + judgements + 1
-        return int(passes * judged * target + base + questions + searched)
+        return int(passes * judged * target + self._base_tokens + questions + searched)
+
+    @property
+    def _base_tokens(self) -> int:
+        """What the base reads of the held-out documents, in its short windows."""
+        return self.training.judged * forward_tokens(short_windows(self.target, self.context))
+
+    def _tokens_read(self) -> int:
+        """What was read without gradients until now, by all processes and earlier runs."""
+        kept = self.folder.glob(f"steps/*/*/{SEARCHED}")
+        searches: list[dict[str, int]] = [Store(file.parent).get(SEARCHED) for file in kept]
+        passes = len(self.starts) + len(searches) + (FITTED in self.models)
+        asked = len(self.models[BASE].items) * self.context
+        for label in {START, FITTED} & self.models.keys():
+            asked += len(self.models[label].items) * self.target
+        searched = sum(search["tokens"] for search in searches)
+        return passes * self.training.judged * self.target + self._base_tokens + asked + searched
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
         numbers = list(self.space(next(iter(self.starts))).parameters())
@@ -280,9 +297,10 @@ class SpectrumObjective(Objective):
             raise LeftGuards(left)
         half, store = self.settings.half, Store()
         self.model.eval()
-        with self._attention_set(space):
+        with self._attention_set(space) as searched:
             done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
             if sharing.is_main():
+                store.put(SEARCHED, {"tokens": searched})
                 self.steps.keep(step + slower * half, space.knobs(), store)
         measured = replace(done, models={**self.models, **done.models})
         gains = slower or step != half or rules.is_lower(measured, STEP, START)
@@ -291,12 +309,14 @@ class SpectrumObjective(Objective):
         return rules.fit_loss(measured, STEP), rules.tail_loss(measured, STEP)
 
     @contextmanager
-    def _attention_set(self, space: Space) -> Iterator[None]:
+    def _attention_set(self, space: Space) -> Iterator[int]:
         """Short rows ask for another attention factor than long ones, whose softmax is over more
-        keys: while it is judged, a fit in short rows has the one that reads best at full length."""
+        keys: while it is judged, a fit in short rows has the one that reads best at full length.
+
+        Yields how many tokens it took to find that."""
         value = getattr(space, "attention", None)
         if self.options.strategy != "pose" or value is None:
-            yield
+            yield 0
             return
         trained, before = value.detach().clone(), space.knobs()["attention_factor"]
         windows = attention.windows_of(self.documents, self.target)
@@ -309,7 +329,7 @@ class SpectrumObjective(Objective):
             f"attention factor {before:.4f} in short rows, set to {now:.4f} by {passes} passes of "
             f"{self.target} tokens"
         )
-        yield
+        yield passes * self.target
         value.data.copy_(trained)
 
     def choose(self, pause: Show) -> Fitted | None:
@@ -335,6 +355,7 @@ class SpectrumObjective(Objective):
             begun=self.begun,
             step=step,
             tokens=self.settings.step_tokens * trained,
+            forward_tokens=self._tokens_read(),
             method=plan.method,
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
             attention_factor=plan.main.wanted.attention_factor,

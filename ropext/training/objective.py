@@ -347,6 +347,7 @@ class Fitted(TrainingResult):
     begun: str  # the one that its steps began at
     step: int  # the step that was kept; 0 = the start
     tokens: int  # read with gradients until the end
+    forward_tokens: int  # read without
     method: str
     pair_factors: tuple[float, ...]
     attention_factor: float

@@ -335,7 +335,7 @@ def fit_result(done: Fitted) -> str:
     left = f" and {lost} that were given up" if lost else ""
     lines += [
         f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
-        f"{done.objective.forward_tokens:,} without",
+        f"{done.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]

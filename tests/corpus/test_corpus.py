@@ -424,6 +424,24 @@ def test_unreadable_data_is_named(tmp_path, name, content, says):
     assert name in str(caught.value)
 
 
+def test_data_that_is_nowhere_is_refused_by_one_request(monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    requests = []
+
+    def unreachable(self, name, **how):
+        requests.append(name)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(InputError, match="no file or folder here, and the hub cannot be reached"):
+        list(read_documents(Source("nobody/nothing:en")))
+    assert requests == ["nobody/nothing"]
+
+
 def test_data_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         list(read_documents(Source(str(tmp_path / "gone.jsonl"))))

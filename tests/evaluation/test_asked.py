@@ -117,9 +117,10 @@ def test_what_it_cannot_do_is_said_on_the_terminal(model, capsys):
 
 def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval, "CAN_DO", 0.0)
-    left = iter([False] * 2 + [True] * 9)
+    done = []
+    hooks = Hooks(show=lambda read, *_: read and done.append(read), stop=lambda: len(done) >= 2)
     with pytest.raises(Interrupted, match="2 finished pieces"):
-        evaluate(model, tmp_path / "run", hooks=Hooks(stop=lambda: next(left)), **ASKED)
+        evaluate(model, tmp_path / "run", hooks=hooks, **ASKED)
     done = evaluate(model, tmp_path / "run", **ASKED)
     assert done.resumed == 2
     assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()

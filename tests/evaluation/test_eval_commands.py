@@ -190,6 +190,13 @@ def test_failed_gates_end_with_3_after_the_result(runs, capsys):
     assert "2 of 4 gates failed" in said.err
 
 
+def test_a_summary_that_cannot_be_written_hides_no_gate(runs, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))  # a folder
+    code, heard = evaluated(runs, "--fail-if", "tail@256 > 1", capsys=capsys)
+    assert code == 3
+    assert f"note: GITHUB_STEP_SUMMARY={tmp_path} cannot be written" in heard.err
+
+
 def test_summary_for_github(runs, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "summary.md").write_text("before\n")

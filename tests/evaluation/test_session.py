@@ -23,6 +23,7 @@ from ropext.errors import (
     Stopped,
     UsageError,
 )
+from ropext.evaluation import loading
 from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
 from ropext.narration import Hooks
@@ -183,6 +184,17 @@ def test_an_interrupt_with_nothing_to_keep(place):
     with pytest.raises(NothingKept) as caught:
         evaluate(str(place / "model"), hooks=Hooks(stop=lambda: True), **asked(place))
     assert caught.value.exit_code == 130
+
+
+@pytest.mark.parametrize(("asks", "loads"), [(1, 0), (2, 0), (3, 1)])
+def test_an_interrupt_while_documents_or_weights_load_is_heard(place, monkeypatch, asks, loads):
+    asked_so_far, loaded = [], []
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *how: loaded.append(1) or load(*how))
+    hooks = Hooks(stop=lambda: asked_so_far.append(1) or len(asked_so_far) >= asks)
+    with pytest.raises(NothingKept):
+        evaluate(str(place / "model"), hooks=hooks, **asked(place))
+    assert (len(asked_so_far), len(loaded)) == (asks, loads)
 
 
 @pytest.mark.slow

@@ -195,6 +195,16 @@ def test_what_stock_mpt_does_not_read_is_refused(place, options):
         ropext.evaluate(place / "mpt", data=str(place / "data.jsonl"), lengths=lengths, **options)
 
 
+def test_a_context_far_above_the_stated_length(place, capsys):
+    words = ["eval", place / "bloom", "--data", place / "data.jsonl", "--dry-run"]
+    code, said = run(*words, "--context", 6 * CONTEXT, capsys=capsys)  # bounded by nothing
+    assert (code, said.err.count("Traceback")) == (0, 0)
+    words[1] = place / "mpt"
+    code, said = run(*words, "--context", 6 * CONTEXT, capsys=capsys)
+    assert code == 2
+    assert "a quarter of it is beyond the 64 tokens that the config allows" in said.err
+
+
 def test_a_config_without_a_length_asks_for_it(place, tmp_path, capsys):
     import shutil
 

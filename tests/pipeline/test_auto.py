@@ -2,6 +2,7 @@
 documents that took no part."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from command_line import run
 
 import ropext
 from benchmarks import counting_model
+from ropext import training
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, NotExpressible, UsageError
@@ -195,6 +197,23 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
     ]
     assert own._fitting("yarn")["fit.start"] == starts
     assert "fit" not in own.left_out
+
+
+def test_a_fit_is_priced_on_the_revision_that_was_named(tmp_path, monkeypatch):
+    data = write(tmp_path / "data.jsonl", HELD_OUT)
+    extend = {"method": "auto", "factor": 4, "data": data}
+    found = prospect(job.read({"model": "ropext://demo", "extend": extend}, []))
+    recipe = found.recipe.model_copy(update={"revision": "v1"})
+    own = AutoChoice(replace(found, recipe=recipe), tmp_path, Hooks())
+    opened = []
+
+    def count_training(kind, model, data, revision=None, **options):
+        opened.append(revision)
+        raise InputError("the price is of no interest here")
+
+    monkeypatch.setattr(training, "count_training", count_training)
+    own._fitting("yarn")
+    assert opened == ["v1"]
 
 
 @pytest.fixture(scope="module")

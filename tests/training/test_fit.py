@@ -236,6 +236,7 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
         train("fit", *data, tmp_path / own, **KNOWN | options) for own in ("out", "whole")
     )
     assert (again.pair_factors, again.judgements) == (whole.pair_factors, whole.judgements)
+    assert again.forward_tokens == whole.forward_tokens
     assert (whole.kept, whole.step > 8) == ("fitted", True)
     assert list(whole.judgements) == [4, 8, 12, 16]
     assert whole.tokens == whole.objective.tokens == 16 * 2048
@@ -246,9 +247,18 @@ def test_a_fit_whose_first_half_gains_nothing_goes_back_to_its_start_and_gains(
     assert "cost: 8 steps and 8 that were given up, 32,768 tokens" in report.fit_result(whole)
 
 
-def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path):
-    """Steps so wide that they only do harm."""
-    told = []
+def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_path, monkeypatch):
+    """Steps so wide that they only do harm; what it cost is what the model read."""
+    from transformers import LlamaModel
+
+    told, read, forward = [], [], LlamaModel.forward
+
+    def counting(self, input_ids=None, **how):
+        if not torch.is_grad_enabled() and input_ids.shape[1] > 48:  # a shorter one proves a reader
+            read.append(input_ids.shape[1] + input_ids.shape[1] % 2)  # a question's last is unread
+        return forward(self, input_ids=input_ids, **how)
+
+    monkeypatch.setattr(LlamaModel, "forward", counting)
     options = KNOWN | {"start": "yarn", "steps": 4, "eval_every": 1, "learning_rate": 4.0}
     done = train(
         "fit",
@@ -259,6 +269,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
         **options,
     )
     assert (done.kept, done.step) == ("start", 0)
+    assert done.forward_tokens == sum(read)
     assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
     assert done.judgements[4] > done.judgements[3] + 0.1  # once more, with a third of the rate
