@@ -35,18 +35,16 @@ def pasted(*words: str) -> str:
 
 
 def continued(command: str, width: int) -> list[str]:
-    """Break a command into lines that a POSIX shell, or Python inside brackets, joins again:
-    between words, and after a comma of a JSON argument."""
+    """Break a command between words, into lines that a POSIX shell, or Python inside brackets,
+    joins again; a JSON argument stays in one line, whatever its length."""
     if sys.platform == "win32" or len(command) <= width:
         return [command]
     lines, python = [""], re.match(r"[\w.]+\(", command)
     for word in re.findall(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""", command):
-        parts = re.split(r"(?<=,) ", word) if word.startswith("'{") else [word]
-        for place, part in enumerate(parts):
-            if lines[-1] and len(f"{lines[-1]} {part} \\") > width:
-                lines[-1] += "" if place or python else " \\"
-                lines.append("")
-            lines[-1] = f"{lines[-1]} {part}".lstrip()
+        if lines[-1] and len(f"{lines[-1]} {word} \\") > width:
+            lines[-1] += "" if python else " \\"
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".lstrip()
     return lines
 
 

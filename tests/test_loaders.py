@@ -536,3 +536,13 @@ def test_the_rendered_table_shows_what_the_lookups_say():
         assert f"| `{kind}` |" in rendered
     assert "`<target>`" not in rendered
     assert "--max-model-len <target>" in rendered
+
+
+def test_a_major_version_alone_names_all_of_it():
+    """Whoever writes 5 means any 5.x that was measured."""
+    assert [reader.versions for reader in table.select("transformers==5")] == ["5.0-5.23"]
+    assert len(table.select("transformers==4")) == 3
+    assert [reader.versions for reader in table.select("transformers==5.7.1")] == ["5.0-5.23"]
+    for unknown in ("transformers==6", "transformers==5.24", "transformers==3"):
+        with pytest.raises(UsageError, match="was not measured"):
+            table.select(unknown)

@@ -12,6 +12,7 @@ import kit
 import numpy as np
 import pytest
 import torch
+import transformers
 from command_line import run
 from gguf_files import making
 from transformers import (
@@ -108,7 +109,7 @@ def test_the_printed_line_computes_what_the_written_checkpoint_does(tmp_path, ma
     base, out, lines = write(tmp_path, make, options)
     line = lines["transformers"]
     written = read(AutoModelForCausalLM.from_pretrained(out))
-    served = read(eval(line.command, {"AutoModelForCausalLM": AutoModelForCausalLM}))
+    served = read(eval(line.command, vars(transformers)))
     plain = read(AutoModelForCausalLM.from_pretrained(base))
     assert (served - written).abs().max() < 1e-3
     assert (plain - written).abs().max() > 1e-2
@@ -238,6 +239,30 @@ def test_a_quantised_checkpoint_gets_the_same_lines(method):
     own = configs.LLAMA | {"quantization_config": {"quant_method": method}}
     quantised = make_plan(own, Extend(method="yarn", factor=4.0), "some/model")
     assert quantised.overrides() == plain.overrides() != ()
+
+
+def test_the_lines_are_data_too():
+    """What a program takes from JSON is what the printed command says."""
+    made = make_plan(configs.LLAMA, Extend(method="yarn", factor=4.0), "some/my model")
+    lines = {line["loader"]: line for line in made.to_json()["overrides"]}
+    told = {"max_position_embeddings": 16384, "rope_parameters": made.config["rope_parameters"]}
+    for loader in ("vllm", "sglang"):
+        line = lines[loader]
+        assert list(line["argv"]) == shlex.split(line["command"])
+        assert line["hf_overrides"] == told
+    assert lines["transformers"]["hf_overrides"] == told
+    assert lines["transformers"]["argv"] == ()
+    server = lines["llama.cpp"]
+    assert list(server["argv"]) == shlex.split(server["command"])
+    assert server["environment"] == {
+        "LLAMA_ARG_ROPE_SCALING_TYPE": "yarn",
+        "LLAMA_ARG_ROPE_SCALE": "4",
+        "LLAMA_ARG_YARN_ORIG_CTX": "4096",
+        "LLAMA_ARG_CTX_SIZE": "16384",
+    }
+    nested = {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}}
+    inside = make_plan(nested, Extend(method="yarn", factor=2.0), "m").overrides()
+    assert {*inside[0].hf_overrides} == {"text_config"}
 
 
 def test_engines_are_told_the_same_and_only_those_that_read_it():

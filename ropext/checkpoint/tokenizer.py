@@ -43,7 +43,8 @@ def length_edits(
 ) -> tuple[tuple[LengthEdit, ...], tuple[str, ...]]:
     """(edits, notes on limits left alone) for the files beside config.json.
 
-    A tokenizer's limit below the target is raised, its missing or huge one left. A limit on
+    A tokenizer's limit below the target is raised, its missing or huge one left; a stored
+    truncation below it is cleared. A limit on
     generation or on sentence embeddings below the trained context was somebody's choice and stays.
     """
     edits: list[LengthEdit] = []
@@ -64,9 +65,15 @@ def length_edits(
                 "already"
             )
     truncation = find_truncation(snapshot.path(TOKENIZER)) if TOKENIZER in snapshot.files else None
-    if truncation is not None:
+    if truncation is not None and not _reaches(truncation.value, target):
         edits.append(LengthEdit(TOKENIZER, "truncation", truncation.value, None))
     return tuple(edits), tuple(notes)
+
+
+def _reaches(truncation: dict[str, Any], target: int) -> bool:
+    """Whether a stored truncation cuts nothing that the model reads."""
+    longest = truncation.get("max_length")
+    return type(longest) is int and longest >= target
 
 
 def _length(file: str, key: str, content: dict[str, Any]) -> float | None:

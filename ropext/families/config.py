@@ -221,6 +221,15 @@ def added_by(model_type: str) -> dict[str, Any]:
     return keys
 
 
+@cache
+def auto_class(model_type: str) -> str:
+    """The class of transformers by which a model of this type is loaded; "" where none does."""
+    for name, types in packaged("classes.json").items():
+        if model_type in types:
+            return str(name)
+    return "AutoModelForCausalLM"
+
+
 def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
     """Model type, the type of its rotary text part, and where that part stands."""
     model_type, kind, path, scheme = locate_any(config)
@@ -308,9 +317,20 @@ def _unknown(config: Mapping[str, Any], kind: str) -> str:
             " ropext cannot verify; only model types of stock transformers are extended"
         )
     return (
-        f"config.json: model_type {shown(kind)} is not among the model types of transformers"
-        f" {version()}; check the spelling, or extend it with a newer ropext"
+        f"config.json: model_type {shown(kind)} is not among the model types that this ropext"
+        f" knows, those of transformers {version()} ({_installed()}); check the spelling, or extend"
+        " it with a newer ropext"
     )
+
+
+def _installed() -> str:
+    """Which transformers is here, as a clause."""
+    from importlib import metadata  # late: only a refusal asks
+
+    try:
+        return f"installed is {metadata.version('transformers')}"
+    except metadata.PackageNotFoundError:
+        return "none is installed"
 
 
 def text_part(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class Problem:
     key: str
     sentence: str
     fixable: bool = True  # by writing the spellings anew from what stock transformers reads
+    dropped: bool = False  # missed by those alone who do not know rope_parameters
     disputed: bool = False  # two spellings disagree, and the config alone cannot say which is right
 
 

@@ -113,6 +113,7 @@ def _lost_legacy(text: TextConfig, model: Model) -> Iterator[Problem]:
             name,
             f"{name} stands in rope_parameters alone (a transformers 5 save drops it): transformers"
             " 4, MLX-LM and others then run with their default theta",
+            dropped=True,
         )
     kind = site.params["rope_type"]
     if kind != "default" and not text.values.get("rope_scaling") and row.legacy != "theta":
@@ -120,6 +121,7 @@ def _lost_legacy(text: TextConfig, model: Model) -> Iterator[Problem]:
             "rope_scaling",
             f"the {kind} scaling stands in rope_parameters alone: transformers 4, MLX-LM and others"
             " then run without it",
+            dropped=True,
         )
 
 

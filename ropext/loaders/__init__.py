@@ -1,6 +1,14 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.serving import Serving, file_lines, override_lines, serving_lines
+from ropext.loaders.serving import (
+    Override,
+    OverrideLine,
+    Serving,
+    file_lines,
+    file_override_line,
+    override_lines,
+    serving_lines,
+)
 from ropext.loaders.table import (
     KINDS,
     LoaderReading,
@@ -17,9 +25,12 @@ from ropext.loaders.table import (
 __all__ = [
     "KINDS",
     "LoaderReading",
+    "Override",
+    "OverrideLine",
     "Serving",
     "exact_in",
     "file_lines",
+    "file_override_line",
     "kind_of",
     "kinds_of",
     "nearest_exact",

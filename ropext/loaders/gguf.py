@@ -72,11 +72,20 @@ def architecture(name: str) -> Architecture:
     for reason, names in _table()["refused"].items():
         if name in names:
             raise UnsupportedModel(f"the GGUF architecture {name} {reason}")
+    advice = _CHECKPOINTS.get(name, "extend the Hugging Face checkpoint and convert the result")
     raise UnsupportedModel(
         f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
-        f"{runners()['llama.cpp']['versions']} reads; extend the Hugging Face checkpoint and "
-        "convert the result"
+        f"{runners()['llama.cpp']['versions']} reads; {advice}"
     )
+
+
+# Of these the checkpoint is refused too, of all sizes or of some.
+_CHECKPOINTS = {
+    "exaone4": "the 1.2B of EXAONE 4 is extended as a Hugging Face checkpoint and converted; no "
+    "scaling helps the 32B, whose layers that see all tokens do not rotate",
+    "granitehybrid": "nor does a Hugging Face checkpoint help: Granite 4 H rotates nothing "
+    "(position_embedding_type nope), so there is nothing to scale",
+}
 
 
 def alike(name: str, text_type: str) -> bool:

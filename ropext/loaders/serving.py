@@ -2,11 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
+from ropext.families.config import auto_class
 from ropext.forms import Params
 from ropext.loaders.table import LoaderReading, kinds_of, readings
 from ropext.narration import pasted
@@ -19,6 +20,52 @@ class Serving:
     loader: str
     command: str
     note: str = ""
+
+
+@dataclass(frozen=True)
+class OverrideLine(Serving):
+    """How to run the base itself so: the command, and what it says as data."""
+
+    argv: tuple[str, ...] = ()  # of a program; none of Python's line
+    environment: Mapping[str, str] = field(default_factory=dict)  # what may stand for its options
+    hf_overrides: Mapping[str, Any] | None = None  # what takes the place of the config's keys
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a config of the base would have to say: `keys` at `path` inside a composite."""
+
+    model: str
+    model_type: str
+    keys: Mapping[str, Any]
+    path: tuple[str, ...]
+    target: int
+
+    @property
+    def nested(self) -> dict[str, Any]:
+        """The keys as the whole config holds them."""
+        nested = dict(self.keys)
+        for part in reversed(self.path):
+            nested = {part: nested}
+        return nested
+
+
+# The pipelines of transformers that read text, by the class that loads the model.
+PIPELINES = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForImageTextToText": "image-text-to-text",
+}
+
+
+def _in_python(directory: str, model_type: str, masked_lm: bool) -> str:
+    """What loads a directory in transformers."""
+    name = "AutoModelForMaskedLM" if masked_lm else auto_class(model_type)
+    if name in PIPELINES:
+        make = f"pipeline({PIPELINES[name]!r}, {directory!r})"
+        return f"from transformers import pipeline; pipe = {make}"
+    name = name or "AutoModel"
+    return f"from transformers import {name}; model = {name}.from_pretrained({directory!r})"
 
 
 def serving_lines(
@@ -40,8 +87,7 @@ def serving_lines(
         )
     }
     place = shlex.quote(directory)
-    make = f"pipeline({'fill-mask' if masked_lm else 'text-generation'!r}, {directory!r})"
-    words = pasted(f"from transformers import pipeline; pipe = {make}")
+    words = pasted(_in_python(directory, model_type or family, masked_lm))
     lines = [_line(newest["transformers"], f"python -ic {words}")]
     if masked_lm:
         return tuple(lines)
@@ -68,36 +114,73 @@ def serving_lines(
 
 
 def override_lines(
-    model: str,
-    keys: Mapping[str, Any],
-    readings: Iterable[LoaderReading],
-    flags: str,
-    target: int,
-    path: Sequence[str] = (),
-    file: str = "",
-) -> tuple[Serving, ...]:
-    """How to run the base's own weights with the plan's numbers, in each loader that reads these as
-    planned: `keys` are what its config has to say, at `path` inside a composite; `flags` are
-    llama-server's, of a GGUF `file` alone."""
-    exact = {each.loader: each for each in reversed([*readings])}
-    exact = {name: each for name, each in exact.items() if each.verdict == "same"}
-    nested: Mapping[str, Any] = keys
-    for part in reversed(path):
-        nested = {part: nested}
-    place, override = shlex.quote(model), shlex.quote(json.dumps(nested))
-    given = ", ".join(f"{key}={value!r}" for key, value in nested.items())
-    lines = {
-        "transformers": f"AutoModelForCausalLM.from_pretrained({model!r}, {given})",
-        "vllm": f"vllm serve {place} --hf-overrides {override} --max-model-len {target}",
-        "sglang": f"python -m sglang.launch_server --model-path {place} "
-        f"--json-model-override-args {override} --context-length {target}",
-    }
-    out = [Serving(name, line) for name, line in lines.items() if name in exact and not file]
-    if "llama.cpp" in exact:
-        says = f"llama-server -m {file or 'MODEL.gguf'} {flags} -c {target}" if flags else ""
-        note = "" if says else "no flags express this: extend the file (ropext extend MODEL.gguf)"
-        out.append(Serving("llama.cpp", says, note))
+    override: Override, readings: Iterable[LoaderReading]
+) -> tuple[OverrideLine, ...]:
+    """How to run the base's own weights with the plan's numbers, in each loader that takes a config
+    and reads these as planned."""
+    newest = {reading.loader: reading for reading in reversed([*readings])}
+    out = []
+    for loader in ("transformers", "vllm", "sglang"):
+        if loader not in newest or newest[loader].verdict != "same":
+            continue
+        if loader == "transformers":
+            command, argv = _from_pretrained(override), tuple[str, ...]()
+        else:
+            argv = _server_words(loader, override)
+            command = shlex.join(argv)
+        if command:
+            out.append(OverrideLine(loader, command, argv=argv, hf_overrides=override.nested))
     return tuple(out)
+
+
+# Its class completes rope_parameters when it is made, not when an argument takes their place.
+NOT_BY_ARGUMENT = ("dots3_note_text",)
+
+
+def _from_pretrained(override: Override) -> str:
+    """The line of Python, by the class that loads this type; "" where no class does."""
+    name = "" if override.model_type in NOT_BY_ARGUMENT else auto_class(override.model_type)
+    given = ", ".join(f"{key}={value!r}" for key, value in override.nested.items())
+    return f"{name}.from_pretrained({override.model!r}, {given})" if name else ""
+
+
+def _server_words(loader: str, override: Override) -> tuple[str, ...]:
+    """The command of a server, word by word; its JSON has no blanks, so that no line breaks it."""
+    said = json.dumps(override.nested, separators=(",", ":"))
+    model, target = override.model, str(override.target)
+    if loader == "vllm":
+        return ("vllm", "serve", model, "--hf-overrides", said, "--max-model-len", target)
+    program = ("python", "-m", "sglang.launch_server", "--model-path", model)
+    return (*program, "--json-model-override-args", said, "--context-length", target)
+
+
+def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
+    """How llama-server runs a GGUF of the base; `flags` are those that say the plan, if any do."""
+    if not flags:
+        note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
+        return OverrideLine("llama.cpp", "", note)
+    length = str(target)
+    argv = ("llama-server", "-m", file, *flags.split(), "-c", length)
+    command = f"llama-server -m {pasted(file)} {flags} -c {length}"
+    return OverrideLine("llama.cpp", command, argv=argv, environment=_environment_of(flags, length))
+
+
+ENVIRONMENT = {
+    "--rope-scaling": "LLAMA_ARG_ROPE_SCALING_TYPE",
+    "--rope-scale": "LLAMA_ARG_ROPE_SCALE",
+    "--yarn-orig-ctx": "LLAMA_ARG_YARN_ORIG_CTX",
+}
+
+
+def _environment_of(flags: str, length: str) -> dict[str, str]:
+    """The variables that llama-server reads for the options of a YaRN; no others have all."""
+    words = flags.split()
+    names = dict(zip(words[::2], words[1::2], strict=False))
+    if names.keys() != ENVIRONMENT.keys():
+        return {}
+    return {ENVIRONMENT[name]: value for name, value in names.items()} | {
+        "LLAMA_ARG_CTX_SIZE": length
+    }
 
 
 def file_lines(

@@ -332,10 +332,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _covers(reader: LoaderVersions, version: str) -> bool:
-    """Whether a version lies in a span, compared as far as the span's ends are written."""
+    """Whether a version lies in a span, compared as far as both are written: 5 is any 5.x."""
     wanted = _version(version)
     spans = [(_version(low), _version(high)) for low, high in reader.spans]
-    return any(low <= wanted and wanted[: len(high)] <= high for low, high in spans)
+    return any(
+        low[: len(wanted)] <= wanted and wanted[: len(high)] <= high[: len(wanted)]
+        for low, high in spans
+    )
 
 
 def loader_of(name: str) -> str:

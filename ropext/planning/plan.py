@@ -8,7 +8,6 @@ from typing import Any
 from ropext import families, forms, loaders, scaling
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.families import Model
-from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.rope import Explanation, Rope, Spectrum
 from ropext.scaling.self_extend import Fold
@@ -129,7 +128,7 @@ class ExtensionPlan:
         """How to run the result in each loader, once it lies in `directory`."""
         return ()
 
-    def overrides(self) -> tuple[loaders.Serving, ...]:
+    def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         """How to run the base itself so, in each loader that is known to read it."""
         return ()
 
@@ -257,9 +256,15 @@ class Plan(ExtensionPlan):
         lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
         known = [edit.path[-1] for edit in top if edit.before is not families.ABSENT]
         original = [key for key in known if key == "original_max_position_embeddings"]
-        return {key: text[key] for key in ("rope_parameters", *lengths, *original) if key in text}
+        # The size of a head, where the config leaves it to a class that has none (Mixtral).
+        sizes = [e.path[-1] for e in top if e.before in (families.ABSENT, None)]
+        sizes = [
+            key for key in sizes if type(text[key]) is int and key not in (*lengths, *original)
+        ]
+        names = ("rope_parameters", *lengths, *original, *sizes)
+        return {key: text[key] for key in names if key in text}
 
-    def overrides(self) -> tuple[loaders.Serving, ...]:
+    def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
         if (
             self.refusal is not None
@@ -268,11 +273,17 @@ class Plan(ExtensionPlan):
         ):
             return ()
         name = "MODEL" if self.name.startswith("ropext://") else self.name
-        named = pasted("MODEL.gguf" if name.startswith("ollama:") else name)
-        return loaders.override_lines(
-            *(name, self.override, self.readings, self._flags(), self.target, self.model.path),
-            file=named if self.model.container else "",
-        )
+        lines = list[loaders.OverrideLine]()
+        if not self.model.container:
+            kind, path = self.model.model_type, self.model.path
+            override = loaders.Override(name, kind, self.override, path, self.target)
+            lines += loaders.override_lines(override, self.readings)
+        exact = {each.loader: each.verdict == "same" for each in newest(self.readings)}
+        if exact.get("llama.cpp"):
+            here = bool(self.model.container) and not name.startswith("ollama:")
+            file = name if here else "MODEL.gguf"
+            lines.append(loaders.file_override_line(file, self._flags(), self.target))
+        return tuple(lines)
 
     def _flags(self) -> str:
         """What makes llama-server read a GGUF of the base so; "" where nothing but a copy does."""

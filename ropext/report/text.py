@@ -96,10 +96,14 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _site_facts(site: Site, model: Model, extended: str = "") -> list[tuple[str, str]]:
     rope = site.rope
-    dim = f"{rope.dim} of {model.head_dim} channels" if model.head_dim else str(rope.dim)
+    dim = f"{rope.dim} channels"
+    if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
+        dim = f"{rope.dim} of {model.head_dim} channels"
     layout = "interleaved" if model.interleaved else "half and half"
+    pairs, turning = rope.dim // 2, sum(1 for turn in rope.spectrum.inv_freq if turn)
+    count = f"{pairs} pairs" if turning == pairs else f"{turning} of {pairs} pairs turn"
     facts = [
-        ("rotary dim", f"{dim} ({rope.dim // 2} pairs, {layout})"),
+        ("rotary dim", f"{dim} ({count}, {layout})"),
         ("theta", number(rope.theta)),
         ("scaling", scaling_line(site, extended)),
     ]

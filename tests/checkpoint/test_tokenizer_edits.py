@@ -194,3 +194,12 @@ def test_a_file_of_35_megabytes_takes_little_memory(tmp_path: Path):
     assert (tmp_path / "out.json").read_bytes() == before[:start] + b"null" + before[end:]
     print(f"{megabytes} MB")
     assert megabytes < 100
+
+
+@pytest.mark.parametrize(("longest", "cleared"), [(8191, True), (8192, False), (2000000, False)])
+def test_a_truncation_that_cuts_nothing_stays(tmp_path, snapshot, longest, cleared):
+    stored = {"truncation": {"max_length": longest, "strategy": "LongestFirst"}, "model": {}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    here = replace(snapshot, directory=tmp_path, files={"tokenizer.json": 1})
+    edits, _ = length_edits(here, 2048, 8192)
+    assert any(edit.key == "truncation" for edit in edits) is cleared

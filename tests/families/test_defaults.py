@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
+from transformers import __version__ as transformers_version
 
 from ropext.families import config
 from ropext.families.table import MROPE
@@ -31,6 +33,25 @@ def test_defaults_are_what_the_script_makes(tmp_path):
     stored = (ROOT / "ropext" / "families" / "defaults.json").read_text()
     assert json.loads(made.read_text()) == json.loads(stored)
     assert sorted(config.census()) == sorted(types)
+
+
+def test_each_type_is_loaded_by_the_class_that_lists_it():
+    from transformers.models.auto import modeling_auto
+
+    if transformers_version != config.version():
+        pytest.skip(f"the data is of transformers {config.version()}")
+    listed = {
+        "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForMaskedLM": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "AutoModelForImageTextToText": modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        "AutoModelForMultimodalLM": modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModel": modeling_auto.MODEL_MAPPING_NAMES,
+    }
+    for model_type in filter(tiny.text_part, config.census()):
+        first = next((name for name, types in listed.items() if model_type in types), "")
+        assert config.auto_class(model_type) == first, model_type
+    assert config.auto_class("qwen3_vl") == "AutoModelForImageTextToText"
 
 
 def test_every_refusal_has_its_sentence():

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import transformers
 from configs import DEEPSEEK_V3
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from published import CONFIGS, LLAMA, config
 
 from ropext import families
 from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext.families import config as config_room
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -627,3 +629,12 @@ def test_a_renamed_stock_class_is_read_as_that_class():
     whole = families.read({"model_type": "kimi_k25", "text_config": kimi})
     assert (whole.model_type, whole.text_type) == ("kimi_k25", "deepseek_v3")
     assert whole.sites[0].rope == model.sites[0].rope
+
+
+def test_an_unknown_type_names_both_versions():
+    """The census's and the installed one's, which may know what the census does not."""
+    with pytest.raises(InputError) as caught:
+        families.read(BASE | {"model_type": "lama"})
+    said = str(caught.value)
+    assert f"those of transformers {config_room.version()}" in said
+    assert f"(installed is {transformers.__version__})" in said

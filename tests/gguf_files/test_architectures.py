@@ -339,3 +339,17 @@ def test_the_plan_says_how_large_the_copies_are(tmp_path):
     assert "the copy has 1.1 GB; `ollama create` makes a second one as large" in said
     small = inspecting.plan(str(making.write(tmp_path / "s.gguf")), factor=4.0)
     assert not any("the copy" in warning for warning in small.warnings)
+
+
+def test_a_refused_file_does_not_lead_to_a_refused_directory(tmp_path):
+    """EXAONE 4 32B and Granite 4 H, as their configs say it, are refused as directories too."""
+    windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG", "num_hidden_layers": 64}
+    windows |= {"layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16}
+    assert families.read({"model_type": "exaone4", **windows}).obstacles
+    nope = {"model_type": "granitemoehybrid", "position_embedding_type": "nope"}
+    with pytest.raises(UnsupportedModel, match="nothing to scale"):
+        families.read(nope)
+    for arch, said in (("exaone4", "helps the 32B"), ("granitehybrid", "nothing to scale")):
+        path = made(tmp_path / f"{arch}.gguf", arch, {})
+        with pytest.raises(UnsupportedModel, match=said):
+            inspecting.plan(str(path), factor=2.0)

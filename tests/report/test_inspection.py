@@ -1,0 +1,21 @@
+"""What `inspect` prints of an embedding in which some pairs stand still."""
+
+import json
+
+import configs
+
+from ropext import inspecting
+from ropext.report import text
+
+
+def shown(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    return text.inspection(inspecting.inspect(str(tmp_path)))
+
+
+def test_pairs_that_turn_are_counted(tmp_path):
+    """A full layer of Gemma 4 has heads of 512 channels, of which a quarter turns: 64 pairs."""
+    gemma = shown(tmp_path, configs.GEMMA4)
+    assert "rotary dim   512 channels (64 of 256 pairs turn, half and half)" in gemma
+    assert "rotary dim   256 of 256 channels (128 pairs, half and half)" in gemma
+    assert "rotary dim   128 of 128 channels (64 pairs, half" in shown(tmp_path, configs.LLAMA)
