@@ -1,9 +1,11 @@
 """Each method for a model: which stock rope dict carries what it asks for, and which method to take
 where none is named."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UsageError, listed
@@ -15,6 +17,7 @@ from ropext.planning.plan import (
     MethodRow,
     PlannedSite,
     Recommendation,
+    Way,
     by_options,
     nearest_form,
     newest,
@@ -279,6 +282,73 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Exte
 
 
 LENGTH_ONLY = "length-only"  # what stands in the place of a method
+# The method whose own form a scaling has; of another's pair factors nobody has the file.
+ITS_METHOD = {"yarn": "yarn", "llama3": "llama3", "linear": "pi", "dynamic": "dynamic"}
+
+
+def ways_of(model: Model, recipe: Extend, method: str, target: int) -> tuple[Way, ...]:
+    """Both ways to extend a model that is scaled already: on from what it turns now, or in one step
+    from before its scaling. Which is right, only its owner knows."""
+    if recipe.length_only or not any(site.rope.is_scaled for site in model.scaled_sites):
+        return ()
+    on = recipe.changed(from_original=False)
+    first = on if recipe.from_original else recipe
+    name = "by-parts" if recipe.from_original else method
+    row = method_row(model, name, method, target, first)
+    again = "its weights were trained since that scaling, or nobody knows"
+    ways = [_way(f"--target {target} --method {name}", again, row)]
+    if model.asks_original:
+        return tuple(ways)
+    options, row = _in_one_step(model, recipe, target)
+    condition = "its weights were not trained since that scaling"
+    if model.scaled_sites[0].params["rope_type"] == "longrope":
+        condition += "; its own pair factors are dropped"
+    ways.append(_way(options, condition, row))
+    return tuple(ways)
+
+
+def _way(options: str, condition: str, row: MethodRow) -> Way:
+    return Way(options, f"where {condition}", row.form, row.read_by, row.misread_by)
+
+
+def _in_one_step(model: Model, recipe: Extend, target: int) -> tuple[str, MethodRow]:
+    """The options that scale the model from its original context, with every key of its own
+    scaling, and what they give."""
+    params = model.scaled_sites[0].params
+    own = ITS_METHOD.get(params["rope_type"], "yarn")
+    plain: dict[str, Any] = dict.fromkeys((*KNOBS, "attention_factor", "temperature"))
+    for name in dict.fromkeys((own, "yarn", "by-parts")):
+        kept = _kept(params) if name == own else {}
+        wish = plain | kept | {"method": name, "from_original": True, "factor": None}
+        row = method_row(model, name, name, target, recipe.changed(**wish, target=target))
+        if row.form is not None:
+            break
+    options = f"--from-original --target {target} --method {name}"
+    for key, value in kept.items():
+        options += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"
+    return options, row
+
+
+def _kept(params: forms.Params) -> dict[str, Any]:
+    """The options that say the keys of a scaling which are not the default ones."""
+    kind = params["rope_type"]
+    if kind not in ITS_METHOD:
+        return {}
+    method = scaling.find(ITS_METHOD[kind])
+    defaults = method.knobs()
+    kept: dict[str, Any] = {}
+    for name in method.knob_names():
+        value = params.get(name)
+        if value is not None and value != getattr(defaults, name):
+            kept[name] = value
+    attention = params.get("attention_factor")
+    if kind == "yarn" and attention is not None:
+        usual = forms.default_attention({**params, "attention_factor": None})
+        if not math.isclose(attention, usual, rel_tol=forms.EXACT):
+            kept["attention_factor"] = attention
+    return kept
+
+
 # Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
 # dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
-from ropext.errors import RopextError, UnsupportedModel, UsageError
+from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.options.extend import Extend
 from ropext.rope import Explanation, Rope, Spectrum
@@ -37,6 +37,25 @@ class MethodRow:
     attention_factor: float = 1.0
     read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
     misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the two ways to extend a model that is scaled already."""
+
+    options: str  # as one types them
+    condition: str  # where it is the right one
+    form: str | None  # the rope type that carries it, None where nothing can
+    read_by: tuple[str, ...]
+    misread_by: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """The options, their condition, and who reads the result."""
+        if self.form is None:
+            return f"{self.options}: {self.condition}; cannot be written exactly"
+        said = f"{self.options}: {self.condition}; written as {_form(self.form)}"
+        said += f", read as planned by {listed(self.read_by)}" if self.read_by else ""
+        return said + (f", not by {listed(self.misread_by)}" if self.misread_by else "")
 
 
 @dataclass(frozen=True)
@@ -153,6 +172,7 @@ class Plan(ExtensionPlan):
     model: Model
     methods: tuple[MethodRow, ...]
     recommendation: Recommendation
+    ways: tuple[Way, ...] = ()  # of a model that is scaled already
 
     @property
     def form(self) -> str:
@@ -190,6 +210,10 @@ class Plan(ExtensionPlan):
             ("written as", ", ".join(written)),
             ("attention", attention),
             ("recommended", f"{advice}: {chosen.reason}"),
+            *(
+                ("or" if place else "scaled again", way.sentence())
+                for place, way in enumerate(self.ways)
+            ),
         ]
 
     def compared(self) -> Table:
@@ -328,6 +352,7 @@ class Plan(ExtensionPlan):
             "sites": [_site_json(site) for site in self.sites],
             "methods": [asdict(row) for row in self.methods],
             "recommendation": asdict(self.recommendation),
+            "ways": [asdict(way) for way in self.ways],
             "refused": None if self.refusal is None else str(self.refusal),
             "edits": [edit.to_json() for edit in self.edits],
             "notes": list(self.notes),

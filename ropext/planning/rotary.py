@@ -1,6 +1,6 @@
 """The plan for rotary embeddings, in the order in which it is made."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ropext.planning.methods import (
     recommend,
     require_lasting,
     require_motion,
+    ways_of,
 )
 from ropext.planning.plan import (
     WRONG,
@@ -27,6 +28,7 @@ from ropext.planning.plan import (
     MethodRow,
     Plan,
     PlannedSite,
+    Way,
     newest,
     readings_of,
     too_far,
@@ -49,12 +51,7 @@ EVEN_SO = (
 
 
 def composed(
-    model: Model,
-    recipe: Extend,
-    main: PlannedSite,
-    method: str,
-    target: int,
-    readings: Iterable[LoaderReading],
+    recipe: Extend, main: PlannedSite, readings: Iterable[LoaderReading], ways: Sequence[Way]
 ) -> Iterator[str]:
     """That two scalings together become a longrope, who does not read that, and the one-step way.
 
@@ -68,16 +65,8 @@ def composed(
         "[composed] the model is scaled already, and both scalings together are written as a "
         f"longrope, which not every loader reads as planned: {', '.join(others)}"
     )
-    request = recipe.changed(from_original=True, factor=None, target=target)
-    for name in (method, "yarn"):
-        row = method_row(model, name, method, target, request)
-        if row.form not in (None, "longrope"):
-            length = " --original-context N" if model.asks_original else ""
-            sentence += (
-                f"; in one step, where its weights were not trained since that scaling: "
-                f"--from-original{length} --target {target} --method {name}"
-            )
-            break
+    if len(ways) == 2 and ways[1].form not in (None, "longrope"):
+        sentence += f"; in one step, {ways[1].condition}: {ways[1].options}"
     yield sentence
 
 
@@ -238,6 +227,7 @@ def make_plan(
     first, table = others.changed(from_original=True), rows(others, method)
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
+    ways = ways_of(model, recipe, method, target)
     warnings = warnings_of(model, recipe, sites, context, target)
     authors, notes = families.recipe_of(model), tuple[str, ...]()
     if authors is not None and not recipe.length_only:
@@ -259,9 +249,10 @@ def make_plan(
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
         recommendation=recommend(model, others, table, lambda: rows(first)),
-        warnings=(*warnings, *composed(model, recipe, main, method, target, readings)),
+        warnings=(*warnings, *composed(recipe, main, readings, ways)),
         notes=notes,
         readings=readings,
+        ways=ways,
         **_of_model(model, target),
     )
 

@@ -1,0 +1,83 @@
+"""A model that is scaled already: both ways are shown, each with its condition and its readers."""
+
+import configs
+import published
+import pytest
+
+from ropext import families, forms
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+from ropext.report import text
+
+TRAINED = "where its weights were trained since that scaling, or nobody knows"
+NOT_TRAINED = "where its weights were not trained since that scaling"
+MODELS = {
+    "DeepSeek V3": (published.config("DeepSeek-V3"), "yarn"),
+    "gpt-oss": (published.config("gpt-oss"), "yarn"),
+    "Ministral 3": (published.config("Ministral 3 by class default"), "yarn"),
+    "Phi-4-mini": (published.RECIPES["Phi-4-mini"][0], "yarn"),
+    "Llama 3.1": (configs.LLAMA31, "llama3"),
+    "Gemma 3": (published.config("Gemma 3 4B"), "pi"),
+}
+
+
+def planned(config, **options):
+    before = families.read(config)
+    return make_plan(config, Extend(target=2 * before.context, **options), "model")
+
+
+@pytest.mark.parametrize(("config", "method"), MODELS.values(), ids=MODELS)
+def test_both_ways_are_shown(config, method):
+    made = planned(config)
+    on, one = made.ways
+    assert on.condition == TRAINED
+    assert on.options == f"--target {made.target} --method {made.method}"
+    assert on.form == made.main.params["rope_type"]
+    newest = {}
+    for reading in made.readings:
+        newest.setdefault(reading.loader, reading.verdict)
+    assert set(on.read_by) == {name for name, verdict in newest.items() if verdict == "same"}
+    shown = text.plan(made)
+    assert "scaled again" in shown
+    assert made.to_json()["ways"][0]["options"] == on.options
+    pairs = "; its own pair factors are dropped" * (made.model.text_type == "phi3")
+    assert one.condition == NOT_TRAINED + pairs
+    assert one.options.startswith(f"--from-original --target {made.target} --method {method}")
+    # Default, method, length and number of loaders stay what they were.
+    assert made.method == "by-parts"
+
+
+def test_the_step_from_the_original_keeps_every_key_of_the_scaling():
+    """gpt-oss has a ramp without rounding, which is another spectrum than one with it."""
+    gpt_oss = published.config("gpt-oss")
+    one = planned(gpt_oss).ways[1]
+    assert one.options.endswith("--method yarn --no-truncate")
+    assert any(one.options in warning for warning in planned(gpt_oss).warnings)
+    taken = planned(gpt_oss, from_original=True, method="yarn", truncate=False)
+    assert taken.main.params["truncate"] is False
+    assert taken.ways[1].form == one.form == "yarn"
+    own = gpt_oss["rope_scaling"] | {"beta_fast": 16.0, "attention_factor": 1.1}
+    kept = planned(gpt_oss | {"rope_scaling": own}).ways[1].options
+    assert kept.endswith("--method yarn --beta-fast 16 --no-truncate --attention-factor 1.1")
+    # At the length that it has, those options give what it has.
+    same = make_plan(
+        gpt_oss | {"rope_scaling": own},
+        Extend(
+            factor=32.0,
+            from_original=True,
+            method="yarn",
+            beta_fast=16.0,
+            truncate=False,
+            attention_factor=1.1,
+        ),
+    )
+    before = families.read(gpt_oss | {"rope_scaling": own}).scaled_sites[0].rope.spectrum
+    assert forms.same(same.main.wanted, before)
+    low = configs.LLAMA31["rope_scaling"] | {"low_freq_factor": 2.0}
+    llama = planned(configs.LLAMA31 | {"rope_scaling": low}).ways[1].options
+    assert llama.endswith("--method llama3 --low-freq-factor 2")
+
+
+def test_a_model_without_a_scaling_has_one_way():
+    assert planned(configs.LLAMA).ways == ()
+    assert planned(configs.LLAMA31, length_only=True).ways == ()
