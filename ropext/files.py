@@ -471,6 +471,23 @@ def limit_memory(most: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+def user_cache() -> Path | None:
+    """Where what can be found out again may be kept, by the custom of the system; None where the
+    user has no home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named) / "ropext"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "ropext"
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "ropext"
+    return home / ".cache" / "ropext"
+
+
 def peak_memory() -> int:
     """Bytes that this process held at its highest."""
     if sys.platform == "win32":

@@ -19,9 +19,10 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ropext import families, guard
 from ropext.checkpoint.asked import check_asked
+from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
-from ropext.checkpoint.weights import Count, WeightFile, weigh
+from ropext.checkpoint.weights import Count, WeightFile
 from ropext.errors import InputError
 from ropext.families import Model
 from ropext.files import dump, is_plain_name, read_object
@@ -32,7 +33,6 @@ from ropext.scaling.tables import Growth, growth
 from ropext.version import __version__
 
 NAME = guard.RECORD
-SAMPLES, SAMPLE_BYTES = 64, 65536  # blocks of a weight file that are hashed to know it again
 SCHEMA = 1
 SPECTRA = ("base", "spectrum")  # fields of a SiteRecord
 READ_FROM = "read_from"  # section of a record that was read from a config
@@ -217,36 +217,26 @@ def digest(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity(snapshot: Snapshot) -> dict[str, Any]:
-    """What tells a checkpoint from another without reading all of its weights."""
-    return {
+def identity(
+    snapshot: Snapshot, digests: Digests, trust_remote_code: bool = False
+) -> dict[str, Any]:
+    """What tells a checkpoint from another: its config, every byte of its weights, and its Python
+    files where they are run."""
+    code = [name for name in snapshot.files if name.endswith(".py")] if trust_remote_code else []
+    named: dict[str, Any] = {
         "hub_id": snapshot.hub_id,
         "commit": snapshot.commit,
         "config_sha256": digest(snapshot.config),
-        "weights_sha256": weights_digest(snapshot),
-        "weights": f"sizes, headers, and {SAMPLES} blocks of {SAMPLE_BYTES} bytes of each file",
+        "weights_sha256": weights_digest(snapshot, digests),
     }
+    if code:
+        named["code_sha256"] = digest({name: digests.of(snapshot.path(name)) for name in code})
+    return named
 
 
-def weights_digest(snapshot: Snapshot) -> str:
-    """The digest of sizes, headers and samples of the weight files."""
-    return digest(
-        {
-            name: [asdict(weigh(snapshot.path(name))), sample(snapshot.path(name))]
-            for name in snapshot.weight_files
-        }
-    )
-
-
-def sample(path: Path) -> str:
-    """SHA-256 of blocks spread over a file: weights that were trained again have other bytes
-    nearly everywhere, while the whole of a large model takes minutes."""
-    sha256, size = hashlib.sha256(), path.stat().st_size
-    with path.open("rb") as stream:
-        for number in range(SAMPLES):
-            stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
-            sha256.update(stream.read(SAMPLE_BYTES))
-    return sha256.hexdigest()
+def weights_digest(snapshot: Snapshot, digests: Digests) -> str:
+    """The digest of the whole weight files, each by its name."""
+    return digest({name: digests.of(snapshot.path(name)) for name in snapshot.weight_files})
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.provenance import digest, installed
 from ropext.errors import InputError, RopextError, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,47 @@ def check(tasks: Sequence[str]) -> None:
             )
 
 
+def decided_by(tasks: Sequence[Any]) -> dict[str, Any]:
+    """What else decides the harness's numbers: its version, that of the library that reads the
+    questions, and the files of the tasks, which are edited in their place."""
+    from lm_eval.tasks import TaskManager
+
+    named = [task for task in tasks if isinstance(task, str)]
+    index: Mapping[str, Any] = TaskManager().task_index if named else {}
+    folders: set[Path] = set()
+    for task in named:
+        folders |= _folders(task, index)
+    files = {folder.name: _folder_digest(folder) for folder in sorted(folders)}
+    return {"versions": installed(("lm-eval", "datasets")), "tasks": files}
+
+
+def _folders(task: str, index: Mapping[str, Any]) -> set[Path]:
+    """Where a task lies, or each of those that a tag stands for."""
+    if (path := _told(index.get(task), "yaml_path")) is not None:
+        return {path.parent}
+    tagged = [name for name, entry in index.items() if task in (_told(entry, "tags") or ())]
+    listed = _told(index.get(task), "task") or tagged
+    paths = [_told(index.get(name), "yaml_path") for name in listed if isinstance(name, str)]
+    return {path.parent for path in paths if path is not None}
+
+
+def _told(entry: Any, name: str) -> Any:
+    """What the harness's list says of a task: in a dict up to 0.4.9, in an object later."""
+    value = entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
+    if name != "yaml_path":
+        return value
+    return Path(value) if isinstance(value, str | Path) else None  # -1 of a tag
+
+
+def _folder_digest(folder: Path) -> str:
+    """The digest of the files beside a task's own, which it includes and imports."""
+    texts = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.suffix in ("", ".yaml", ".yml", ".py"):
+            texts[file.name] = file.read_text("utf-8")
+    return digest(texts)
+
+
 def run_tasks(
     computing: "Computing",
     tokenizer: Any,
@@ -49,11 +91,12 @@ def run_tasks(
     more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
     """
     results: dict[str, Any] = {}
+    decided = decided_by(options.lm_eval)
     for variant in variants:
         if variant.reads_short:
             continue
         asked = [options.lm_eval, options.seed, length, options.chat, options.template_args]
-        name = digest([*asked, options.lm_eval_limit])[:16]
+        name = digest([*asked, options.lm_eval_limit, decided])[:16]
         store, file = stores[variant.label], f"lm-eval/{name}.json"
         if not store.has(file):
             with computing(variant) as model:

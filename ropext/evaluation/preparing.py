@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import provenance
+from ropext.checkpoint.digests import Digests
 from ropext.corpus import (
     Corpus,
     DocumentEncoder,
@@ -26,6 +27,7 @@ from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
+from ropext.narration import Show, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import EXTENDED
@@ -79,8 +81,9 @@ class Evaluation:
     def frame(self) -> Frame:
         return self.reads.frame
 
-    def workdir(self, output: Path, command: Sequence[str] = ()) -> Workdir:
-        """Where it is kept, and what exactly is run: what must be equal for it to go on there."""
+    def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
+        """Where it is kept, and what exactly is run: what must be equal for it to go on there.
+        Weights that are not remembered are read for it, which is shown."""
         lineup, options, reads = self.lineup, self.options, self.reads
         items = [asdict(item) for group in reads.questions for item in group]
         tokenizer = self.encoder.tokenizer
@@ -93,7 +96,7 @@ class Evaluation:
             "settings": options.deciding(NUMBERS),
             "context": lineup.context,
             "lengths": list(self.frame.lengths),
-            "variants": {variant.label: variant.content for variant in lineup.variants},
+            "variants": lineup.contents(Digests(show), self.trust_remote_code),
             "tokens_sha256": list(reads.hashes),
             "questions_sha256": provenance.digest(items),
             "tokenizer_sha256": provenance.digest([vocabulary, template]),
@@ -118,10 +121,12 @@ class Evaluation:
         rest |= {key: place.decides["settings"][key] for key in ("dtype", "attn_implementation")}
         if "masking" in rest:
             rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
-        return {
-            variant.label: f"{variant.label}-{provenance.digest([variant.key(), rest])[:16]}"
-            for variant in self.lineup.variants
-        }
+        contents = place.decides["variants"]
+        names = {}
+        for variant in self.lineup.variants:
+            key = provenance.digest([contents[variant.label], variant.config, rest])
+            names[variant.label] = f"{variant.label}-{key[:16]}"
+        return names
 
 
 def prepare(

@@ -18,7 +18,7 @@ from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.evaluation.sharing import processes, wait_for_everyone
 from ropext.evaluation.variants import Lineup, Variant, fetched
 from ropext.files import values_json, write_json, write_text
-from ropext.narration import SILENT, Hooks, unseen
+from ropext.narration import SILENT, Hooks, told_of_files, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement, Store
@@ -74,7 +74,7 @@ def evaluate(
             ),
             "run",
         )
-        place = evaluation.workdir(Path(room), command)
+        place = evaluation.workdir(Path(room), command, told_of_files(hooks.say))
         stack.enter_context(place.claimed(force, rank, world, hooks.say))
         stack.enter_context(loading.silenced())
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)

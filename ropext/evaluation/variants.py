@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.adapter import read_lora
+from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import (
     READ_FROM,
     SAVED,
     Record,
-    digest,
     growth_of,
     identity,
     read_record,
@@ -67,20 +66,10 @@ class Variant:
         """Whether it reads through the short window, and answers no questions."""
         return self.kind in SHORT
 
-    @cached_property
-    def content(self) -> dict[str, Any]:
-        """What tells it from other models: of what kind, with which weights and spectrum."""
+    def content(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """What tells it from other variants: its kind, its model's identity, its spectrum."""
         adapter = None if self.adapter is None else _adapter_digest(self.adapter)
-        return {
-            "kind": self.kind,
-            "model": identity(self.snapshot),
-            "adapter_sha256": adapter,
-            **self.info,
-        }
-
-    def key(self) -> str:
-        """Return the digest of its content, which names its folder in a store of readings."""
-        return digest([self.content, self.config])
+        return {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
 
     def passes(self, frame: Frame) -> tuple[int, ...]:
         """Return the pass lengths that serve all lengths of a frame, by the spectra that the config
@@ -123,6 +112,17 @@ class Lineup:
     most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
     warnings: tuple[str, ...] = ()
     masked: bool = False  # they fill in masked tokens, where others predict the next
+
+    def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Any]]:
+        """What tells each variant from others, by its label; a model is hashed once."""
+        models: dict[Path, dict[str, Any]] = {}
+        contents = {}
+        for variant in self.variants:
+            place = variant.snapshot.directory
+            if place not in models:
+                models[place] = identity(variant.snapshot, digests, trust_remote_code)
+            contents[variant.label] = variant.content(models[place])
+        return contents
 
 
 def _regime(site: families.Site, length: int) -> Any:

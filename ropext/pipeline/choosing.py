@@ -35,7 +35,7 @@ from ropext.evaluation.sharing import processes
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
-from ropext.narration import Hooks
+from ropext.narration import Hooks, told_of_files
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.extend import TRAINED_COST, Writing, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
@@ -253,7 +253,8 @@ def choose(
     words = {"words": list(provenance.clean_command(command))} if command else {}
     place = Workdir(output, "run", {}, words)
     folder, ledger = place.folder / "choice", Ledger(place.folder / "stages", provenance.versions())
-    hashes, path = Hashes(place.folder / ".hashes.json"), folder / "choice.json"
+    hashes = Hashes(told_of_files(hooks.say))
+    path = folder / "choice.json"
     step = Step(
         "choose",
         1,
@@ -268,7 +269,6 @@ def choose(
         beforehand = prospect(recipe)
         with place.claimed(force):
             once(ledger, step)
-            hashes.save()
     else:
         hooks.say("choose: done before, skipped")
     return recipe.chosen(read_json(path))

@@ -119,17 +119,13 @@ def check_free(work: Work) -> None:
 def owner(output: Path) -> Path | None:
     """The note of the run that left an output as it is now."""
     note = beside(output) / "stages" / OWNED
-    is_owned = note.is_file() and _hashes(note).of_tree(output) in read_json(note)
+    is_owned = note.is_file() and Hashes().of_tree(output) in read_json(note)
     return note if is_owned else None
 
 
 def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
-    write_json(note, [*read_json(note), _hashes(note).of_tree(output)])
-
-
-def _hashes(note: Path) -> Hashes:
-    return Hashes(note.parents[1] / ".hashes.json")
+    write_json(note, [*read_json(note), Hashes().of_tree(output)])
 
 
 def write_output(work: Work, evidence: Evidence) -> None:

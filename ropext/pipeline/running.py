@@ -119,7 +119,6 @@ class WholeRun:
                 return self._all(work)
             finally:
                 if self.rank == 0:
-                    work.hashes.save()
                     work.note("end")
 
     def check(self) -> None:
@@ -176,8 +175,6 @@ class WholeRun:
         begun = time.monotonic()
         step.make()
         self.work.note(f"{step.name}: took {time.monotonic() - begun:.1f} s")
-        if self.rank == 0:
-            self.work.hashes.save()
 
 
 def count(

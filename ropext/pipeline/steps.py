@@ -44,6 +44,7 @@ from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.overlap import both, from_json, trained_in
+from ropext.scaling import is_function
 from ropext.workdir import MANIFEST, Flat, Ledger, Step, beside, release, remove
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
@@ -90,7 +91,7 @@ class Work:
 
     @cached_property
     def hashes(self) -> Hashes:
-        return Hashes(self.folder / ".hashes.json", told_of_files(self.tell))
+        return Hashes(told_of_files(self.tell))
 
     def say(self, sentence: str) -> None:
         """Tell the user, and write it to the log with its time."""
@@ -230,6 +231,9 @@ class Work:
         def key() -> Flat:
             wish = Extend(**self.job.request).model_dump(exclude_none=True)
             values = {f"extend.{name}": value for name, value in wish.items()}
+            if is_function(str(wish.get("method"))):  # what it computes now
+                spectra = [site.wanted.digest() for site in self.plan.sites]
+                values["extend.method.spectra"] = digest(spectra)
             return {"config": digest(self.base.config)} | values
 
         def make() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ropext.bundled import SCHEME
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.card import Figure
+from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import Record, identity, read_record
 from ropext.errors import InputError
 from ropext.options.fields import DOCUMENTS, TABLES
@@ -76,7 +77,7 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     """The variant that read this directory's own config and weights."""
-    content = identity(open_snapshot(str(directory)))
+    content = identity(open_snapshot(str(directory)), Digests())
     keys = ("config_sha256", "weights_sha256")
     labels = [
         str(label)

@@ -230,8 +230,10 @@ def _base(run: Measurement) -> Any:
     if label is None:
         return None
     identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
-    weights = identity and (identity["model"]["weights_sha256"], identity["adapter_sha256"])
-    return weights, identity and identity.get("inv_freq"), run.frame.context
+    model = identity and identity["model"]
+    weights = model and (model["weights_sha256"], model.get("code_sha256"))
+    adapter = identity and identity["adapter_sha256"]
+    return weights, adapter, identity and identity.get("inv_freq"), run.frame.context
 
 
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:

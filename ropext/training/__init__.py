@@ -7,16 +7,16 @@ The parts, from the bottom: `defaults`, `rows` (what a model reads) and `data` (
 and the two objectives, `finetune` and `fit`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import guard
-from ropext.narration import Say, silent
+from ropext.narration import Say, silent, told_of_files
 from ropext.options.fields import FIT, Texts, TextsOrPlace, as_place, reads
 from ropext.options.training import Finetune, Fit
-from ropext.workdir import Workdir, beside, release
+from ropext.workdir import Workdir, beside, differences, read, release
 
 if TYPE_CHECKING:
     from ropext.training.objective import Objective
@@ -74,24 +74,29 @@ def train(
             objective = finetune.prepare(place, source, given)
         if output is None or counts_only:
             if output is not None:
-                _workdir(objective, Path(output), force).check(force)
+                _workdir(objective, Path(output), force, say).check(force)
             objective.count()
             return objective
-        work = _workdir(objective, Path(output), force, recovers=is_main())
+        work = _workdir(objective, Path(output), force, say, recovers=is_main())
         objective.count()
         with work.claimed(force, *processes(), say):
             say = say if is_main() else silent
             return objective.run(work.folder, Path(output), force, command, say)
 
 
-def _workdir(objective: "Objective", output: Path, force: bool, recovers: bool = False) -> Workdir:
+def _workdir(
+    objective: "Objective", output: Path, force: bool, say: Say, recovers: bool = False
+) -> Workdir:
     """Where a run keeps what is not finished, beside an output that may be written. `recovers`
     first clears away what a kill left, which may have come when all was written."""
-    from ropext.checkpoint.provenance import read_record
+    from ropext.checkpoint.provenance import read_record, versions
     from ropext.checkpoint.staging import check_output, check_space, settle_output
     from ropext.training.writing import room_for
 
-    place = Workdir(output, objective.command, objective.manifest())
+    manifest, now = objective.manifest(told_of_files(say)), versions()
+    place = Workdir(output, objective.command, manifest, {"versions": now})
+    if place.has_begun():
+        _say_versions(place.folder, now, say)
     settle, snapshot = settle_output if recovers else check_output, objective.snapshot
     record = read_record(snapshot.directory)
     base = [str(record.base.get("name") or "")] if record else []
@@ -102,3 +107,15 @@ def _workdir(objective: "Objective", output: Path, force: bool, recovers: bool =
         if recovers:
             release(place.folder, output)
     return place
+
+
+def _say_versions(folder: Path, now: Mapping[str, str], say: Say) -> None:
+    """Say which libraries are others than those that a run was begun with."""
+    before = (read(folder) or {}).get("versions")
+    if not isinstance(before, dict):
+        return
+    changed = differences(before, now)
+    then = ", ".join(f"{name} {before.get(name, 'absent')}" for name in changed)
+    here = ", ".join(f"{name} {now.get(name, 'absent')}" for name in changed)
+    if changed:
+        say(f"{folder} was begun with {then}, and goes on with {here}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation import sharing
@@ -27,6 +28,7 @@ from ropext.narration import (
     pausing,
     told,
     told_of_files,
+    unseen,
 )
 from ropext.options.fields import NUMBERS
 from ropext.planning import Plan
@@ -95,12 +97,13 @@ class Objective(ABC):
         """What is trained of a model without weights: names, parameters and their bytes. What the
         device, or the launch, cannot do is refused."""
 
-    def manifest(self) -> dict[str, Any]:
-        """What decides the numbers."""
+    def manifest(self, show: Show = unseen) -> dict[str, Any]:
+        """What decides the numbers. Weights that are not remembered are read for it, which is
+        shown."""
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
         return {
             "config": digest(self.snapshot.config),
-            "weights": weights_digest(self.snapshot),
+            "weights": weights_digest(self.snapshot, Digests(show)),
             "data": self.training.data.digest(),
             "judging": [document.key for document in self.judge.documents] if self.judge else [],
             **self.facts,

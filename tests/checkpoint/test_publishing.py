@@ -18,6 +18,7 @@ from sample_checkpoint import card, make_model, record, tree, write_json
 
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import Figure, render
+from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.push import Head, _keep_card
 from ropext.checkpoint.staging import check_output
 from ropext.errors import InputError
@@ -184,7 +185,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
 
 
 def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp_path):
-    own = provenance.identity(open_snapshot(str(output)))
+    own = provenance.identity(open_snapshot(str(output)), Digests())
     variants = {
         "base": {"kind": "base", "model": own},
         "yarn-4x": {"kind": "extended", "model": own | {"config_sha256": "0"}},

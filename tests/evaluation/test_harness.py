@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import sys
 from contextlib import nullcontext
 from functools import partialmethod
 from types import SimpleNamespace
@@ -164,3 +165,28 @@ def test_the_string_match_of_ruler_tasks_is_theirs():
         one = ruler.string_match_part([said], [references[:1]])
         assert match(said, tuple(references[:1]), True) == one
         assert match(said, tuple(references), True) == float(theirs > 0)
+
+
+def test_an_edited_task_and_another_version_give_no_old_numbers(tmp_path, monkeypatch):
+    """Of either list that the harness has had, without it."""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.yaml").write_text("metric: acc")
+
+    def entry(name, kind):
+        given = {"yaml_path": tmp_path / name / "task.yaml", "tags": {"both"}}
+        return given | {"yaml_path": str(given["yaml_path"])} if kind is dict else kind(**given)
+
+    tag = {dict: {"yaml_path": -1, "task": ["one", "two"]}, SimpleNamespace: SimpleNamespace()}
+    for kind in (dict, SimpleNamespace):
+        index = {name: entry(name, kind) for name in ("one", "two")} | {"both": tag[kind]}
+        tasks = SimpleNamespace(TaskManager=lambda index=index: SimpleNamespace(task_index=index))
+        monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, "lm_eval.tasks", tasks)
+        before = [harness.decided_by([name]) for name in ("one", "both", "two")]
+        (tmp_path / "one" / "task.yaml").write_text(f"metric: {kind}")
+        after = [harness.decided_by([name]) for name in ("one", "both", "two")]
+        assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
+        monkeypatch.setattr(harness, "installed", lambda names: {"lm-eval": "9"})
+        assert harness.decided_by(["two"]) != after[2]
+        monkeypatch.undo()

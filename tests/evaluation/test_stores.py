@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
+from ropext.checkpoint.digests import Digests
 from ropext.evaluation.preparing import Evaluation
 from ropext.evaluation.variants import line_up
 from ropext.options.evaluate import Evaluate
@@ -30,7 +31,8 @@ def decides(**changes):
 
 def names(tmp, model="model", options=(), **changes):
     lineup = line_up(str(tmp / model), None, Evaluate(data="any", **dict(options)))
-    place = Workdir(Path("out"), "eval", decides(**changes))
+    variants = lineup.contents(Digests(), trust_remote_code=False)
+    place = Workdir(Path("out"), "eval", decides(variants=variants, **changes))
     return Evaluation.stores(SimpleNamespace(lineup=lineup), place)
 
 
@@ -76,3 +78,17 @@ def test_a_run_with_other_settings_reads_what_is_new_and_leaves_nothing_else(pla
     arrays = {p for p in second if p.suffix == ".npy" and "ntk" not in p.parts[-3]}
     assert same == arrays
     assert (len(arrays), again.resumed, fresh.resumed) == (3 * 9, 3 * 9, 0)
+
+
+def test_a_run_is_of_the_code_that_was_run(tmp_path):
+    """Where a model's own code is trusted; else none of it has a part in the numbers."""
+    write_checkpoint(tmp_path / "model")
+    code = tmp_path / "model" / "modeling_mine.py"
+    found = []
+    for text in ("SCALE = 1.0", "SCALE = 0.1"):
+        code.write_text(text)
+        lineup = line_up(str(tmp_path / "model"), None, Evaluate(data="any"))
+        found.append([lineup.contents(Digests(), trusted) for trusted in (True, False)])
+    (before, plain), (after, still_plain) = found
+    assert before["base"]["model"]["code_sha256"] != after["base"]["model"]["code_sha256"]
+    assert plain == still_plain

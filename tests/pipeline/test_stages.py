@@ -2,13 +2,15 @@
 
 import json
 import os
-import time
+import shutil
 from dataclasses import replace
 
 import pytest
 from marked import at_work, checkpoint
 
 import ropext
+from ropext.bundled import MODELS
+from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
@@ -45,7 +47,7 @@ def test_a_second_run_does_nothing(tmp_path):
     assert set(again.stages.values()) == {"skipped"}
     assert said == [f"{name}: done before, skipped" for name in ("plan", "extend", "report")]
     changed = {p.name for p, t in before.items() if os.stat(p).st_mtime_ns != t}
-    assert changed <= {"log.txt", "run.json", ".hashes.json"}
+    assert changed <= {"log.txt", "run.json"}
 
 
 def test_the_output_is_the_checkpoint_with_the_evidence_of_the_run(tmp_path):
@@ -71,9 +73,7 @@ def test_the_same_recipe_gives_the_same_bytes_anywhere(tmp_path, monkeypatch):
         go()
         out = bytes_of(tmp_path / name / "out")
         run = bytes_of(tmp_path / name / "out.run")
-        found.append(
-            (out, {k: v for k, v in run.items() if k.name not in ("log.txt", ".hashes.json")})
-        )
+        found.append((out, {k: v for k, v in run.items() if k.name not in ("log.txt")}))
     assert found[0] == found[1]
 
 
@@ -82,7 +82,7 @@ def test_a_log_is_no_content_of_a_folder(tmp_path):
     for text in ("one", "two"):
         (tmp_path / "used.log").write_text(text)
         (tmp_path / "weights").write_text("the same")
-        found.add(hashes.Hashes(tmp_path.with_name("hashes.json")).of_tree(tmp_path))
+        found.add(hashes.Hashes().of_tree(tmp_path))
     assert len(found) == 1
 
 
@@ -425,17 +425,16 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     assert inputs(data=str(content[0]))["evaluate.data"] == content[1]
 
 
-def test_a_hash_is_remembered_but_not_within_the_clocks_grain(tmp_path):
-    known, file = hashes.Hashes(tmp_path / "hashes.json"), tmp_path / "file"
-
-    def hashed(content, at):
-        file.write_bytes(content)
-        os.utime(file, ns=(at, at))
-        return known.of(file)
-
-    now, old = time.time_ns(), time.time_ns() - 3600 * 10**9
-    assert hashed(b"one", now) != hashed(b"two", now)
-    assert hashed(b"one", old) == hashed(b"two", old)  # not read again
+def test_a_model_in_the_hubs_cache_is_read_for_its_key(tmp_path):
+    """Its folder is called by a commit, and may have been edited all the same."""
+    place = tmp_path / "models--me--m" / "snapshots" / ("0123456789" * 4)
+    shutil.copytree(MODELS["ropext://demo"], place)
+    first = hashes.Hashes().of_model(open_snapshot(str(place)))
+    weights = place / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert hashes.Hashes().of_model(open_snapshot(str(place))) != first
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def tree(directory):
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in ("log.txt", "used.log", ".hashes.json")
+        if path.is_file() and path.name not in ("log.txt", "used.log")
     }
 
 

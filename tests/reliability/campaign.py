@@ -36,7 +36,7 @@ PHASES = ("before any write", "between writes", "during a write", "between write
 OUT, RUN = "out", "out.run"  # the output, and what a run keeps beside it on its way
 # Of no byte comparison: the log, which holds the time stamps; when the run hashed which file; which
 # outputs it ever wrote under this name.
-HISTORY = (f"{RUN}/log.txt", f"{RUN}/.hashes.json", f"{RUN}/stages/output.json")
+HISTORY = (f"{RUN}/log.txt", f"{RUN}/stages/output.json")
 
 
 # Bytes of the largest file that may be written: below a config, a report, the weights.

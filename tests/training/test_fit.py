@@ -13,7 +13,7 @@ from command_line import Forked, in_two_processes
 from safetensors.torch import load_file, save_file
 
 import ropext
-from ropext import verifying
+from ropext import guard, verifying
 from ropext.errors import (
     InputError,
     NotExpressible,
@@ -516,12 +516,13 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
     with pytest.raises(Stopped, match=r"saved after step 3 of 8; run the same command to resume"):
         train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     monkeypatch.undo()
-    assert train("fit", base, str(stories), tmp_path / "out", **RANDOM).judgements.keys() == {
-        2,
-        4,
-        6,
-        8,
-    }
+    manifest = json.loads((tmp_path / "out.run" / "run.json").read_text())
+    manifest["versions"]["torch"] = "1.0"
+    (tmp_path / "out.run" / "run.json").write_text(json.dumps(guard.seal(manifest)))
+    said = []
+    again = train("fit", base, str(stories), tmp_path / "out", say=said.append, **RANDOM)
+    assert again.judgements.keys() == {2, 4, 6, 8}
+    assert any("was begun with torch 1.0, and goes on with torch 2" in each for each in said)
 
 
 def test_an_interrupt_while_documents_are_read_keeps_what_was_read(

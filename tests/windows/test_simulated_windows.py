@@ -94,7 +94,7 @@ def contents(folder):
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix != ".log" and not path.name.startswith("said-")
-        and path.name not in ("log.txt", ".hashes.json")
+        and path.name not in ("log.txt")
         and ".cache" not in path.parts
     }  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""SHA-256 of whole files. Those of large ones are remembered in the user's cache, so that weights
+are read once: by what tells that a file is as it was, never by its name.
+"""
+
+import json
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ropext.checkpoint.weights import content_digest
+from ropext.errors import InputError
+from ropext.files import user_cache, write_json
+from ropext.narration import Show, unseen
+
+# Nanoseconds. What is written again within the coarsest clock of a file system, also where another
+# file was deleted, can have the number, size and times of before.
+CLOCK_GRAIN = 2 * 10**9
+LARGE = 16 << 20  # bytes of a file that is remembered; smaller ones take milliseconds
+MOST = 10_000  # files remembered, the newest ones
+SHA256 = re.compile("[0-9a-f]{64}")
+
+# Of each file, by "device:inode": size, time of modification, time of change, SHA-256. The time of
+# change is set by the system alone (`cp -p`, `touch` and archives set the other one); Windows has
+# the time of creation in its place.
+Known = dict[str, list[int | str]]
+
+
+class Digests:
+    """The digests of files; `place` is the file that remembers them."""
+
+    def __init__(self, show: Show = unseen, place: Path | None = None) -> None:
+        self.show = show
+        folder = user_cache()
+        self.place = place or (folder and folder / "digests.json")
+        self.known = self._read()
+
+    def of(self, file: Path) -> str:
+        """Hash one file's content; one that changes meanwhile is refused."""
+        status = os.stat(file)
+        key = f"{status.st_dev}:{status.st_ino}"
+        entry = self.known.get(key)
+        if entry is not None and status.st_size >= LARGE and entry[:-1] == _state(status):
+            return str(entry[-1])
+        begun = time.time_ns()
+        digest = content_digest(file, self.show)
+        if _state(os.stat(file)) != _state(status):
+            raise InputError(f"{file} was changed while it was read; try again when it is whole")
+        is_settled = begun - max(status.st_mtime_ns, status.st_ctime_ns) > CLOCK_GRAIN
+        if is_settled and status.st_size >= LARGE:
+            self._keep(key, [*_state(status), digest])
+        return digest
+
+    def _read(self) -> Known:
+        """What is remembered; nothing where that was damaged."""
+        try:
+            content = json.loads(self.place.read_text("utf-8")) if self.place else {}
+            entries = content.items()
+            return {key: entry for key, entry in entries if SHA256.fullmatch(entry[3])}
+        except (OSError, ValueError, AttributeError, TypeError, LookupError):
+            return {}
+
+    def _keep(self, key: str, entry: list[int | str]) -> None:
+        """Remember one more, beside what other commands have kept since."""
+        known = self._read()
+        known.pop(key, None)
+        known[key] = entry
+        self.known = dict(list(known.items())[-MOST:])
+        if self.place is not None:
+            with suppress(InputError):  # a home that cannot be written: hashed again the next time
+                write_json(self.place, self.known)
+
+
+def _state(status: os.stat_result) -> list[int | str]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

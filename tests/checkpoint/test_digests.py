@@ -1,0 +1,161 @@
+"""Whole digests of files, remembered by what no copy and no archive can set."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+
+import pytest
+from sample_checkpoint import make_model, safetensors
+
+from ropext.checkpoint import digests, open_snapshot, weights
+from ropext.checkpoint.digests import Digests
+from ropext.checkpoint.provenance import identity
+from ropext.errors import InputError
+
+HOUR = 3600 * 10**9
+
+
+@pytest.fixture
+def reads(monkeypatch, tmp_path):
+    """The names of the files that are read, in order; small ones are remembered too, and a file
+    was changed long ago."""
+    read = []
+
+    def noting(path, show):
+        read.append(path.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "content_digest", noting)
+    monkeypatch.setattr(digests, "LARGE", 0)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + HOUR)
+    return read
+
+
+def sha256(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_file_is_read_once_and_remembered_for_other_commands(reads, tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    assert [Digests().of(file) for _ in range(3)] == [sha256(file)] * 3
+    assert reads == ["weights"]
+    kept = tmp_path / "cache" / "ropext" / "digests.json"
+    assert [entry[3] for entry in json.loads(kept.read_text()).values()] == [sha256(file)]
+    (tmp_path / "other").write_bytes(b"three")
+    one, other = Digests(), Digests()  # each keeps what the other has kept
+    one.of(tmp_path / "other")
+    os.link(file, tmp_path / "second name")
+    assert other.of(tmp_path / "second name") == sha256(file)
+    assert len(json.loads(kept.read_text())) == 2
+
+
+@pytest.mark.parametrize("kind", ["in place", "cp -p", "anew"])
+def test_other_content_of_the_same_size_and_time_is_read(reads, tmp_path, kind):
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    os.utime(file, ns=(HOUR, HOUR))
+    before = Digests().of(file)
+    other = tmp_path / "other"
+    other.write_bytes(b"two")
+    os.utime(other, ns=(HOUR, HOUR))
+    if kind == "anew":
+        file.unlink()
+    if kind == "in place":
+        file.write_bytes(b"two")
+        os.utime(file, ns=(HOUR, HOUR))
+    else:
+        shutil.copy2(other, file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (3, HOUR)
+    assert Digests().of(file) == sha256(file) != before
+
+
+def test_what_was_just_written_is_read_again(reads, tmp_path, monkeypatch):
+    """Within the grain of a clock it may be written again with the same times."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    changed = file.stat().st_ctime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: changed + digests.CLOCK_GRAIN)
+    one = Digests()
+    assert [one.of(file), one.of(file)] == [sha256(file)] * 2
+    assert reads == ["weights"] * 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"1:2": 3}', b'{"1:2": [1, 2, 3, "x"]}', b'{"1:2": [null]}']
+)
+def test_a_damaged_memory_is_none(reads, tmp_path, content):
+    file, place = tmp_path / "weights", tmp_path / "memory"
+    file.write_bytes(b"one")
+    place.write_bytes(content)
+    assert Digests(place=place).of(file) == sha256(file)
+    assert Digests(place=place).of(file) == sha256(file)
+    assert reads == ["weights"]
+
+
+def test_the_oldest_are_forgotten_and_a_home_need_not_be_writable(reads, tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "MOST", 2)
+    known = Digests()
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+        known.of(tmp_path / name)
+    assert [entry[3] for entry in known.known.values()] == [sha256(tmp_path / n) for n in "bc"]
+    (tmp_path / "file").write_text("no folder")
+    assert Digests(place=tmp_path / "file" / "x").of(tmp_path / "a") == sha256(tmp_path / "a")
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, monkeypatch):
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+
+    def changing(path, show):
+        path.write_bytes(b"longer")
+        return "0" * 64
+
+    monkeypatch.setattr(digests, "content_digest", changing)
+    with pytest.raises(InputError, match="changed while it was read"):
+        Digests().of(file)
+
+
+def test_one_byte_anywhere_is_another_model(tmp_path):
+    """Also between the blocks that a sample would take of a large file."""
+    model = make_model(tmp_path / "base", shards=1)
+    (model / "model.safetensors.index.json").unlink()
+    (file,) = model.glob("*.safetensors")
+    file.write_bytes(safetensors({"a": ("U8", [8 << 20], bytes(8 << 20))}))
+    snapshot = open_snapshot(str(model))
+    known = identity(snapshot, Digests())
+    with open(file, "r+b") as stream:
+        stream.seek(100_000)
+        stream.write(b"x")
+    changed = identity(snapshot, Digests())
+    assert changed["weights_sha256"] != known["weights_sha256"]
+    assert changed["config_sha256"] == known["config_sha256"]
+
+
+def test_code_that_is_run_is_part_of_a_model(tmp_path):
+    model = make_model(tmp_path / "base")
+    (model / "modeling_mine.py").write_text("SCALE = 1.0")
+    snapshot = open_snapshot(str(model))
+    before, plain = (identity(snapshot, Digests(), trusted) for trusted in (True, False))
+    (model / "modeling_mine.py").write_text("SCALE = 0.1")
+    assert identity(snapshot, Digests(), True) != before
+    assert identity(snapshot, Digests()) == plain
+
+
+def test_an_extension_hashes_nothing_that_it_does_not_copy(tmp_path, monkeypatch):
+    import ropext
+
+    read = []
+    monkeypatch.setattr(weights, "content_digest", lambda *a, **k: read.append(a) or "0" * 64)
+    monkeypatch.setattr(digests, "content_digest", lambda *a, **k: read.append(a) or "0" * 64)
+    model = make_model(tmp_path / "base")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    (model / "config.json").write_text(json.dumps(config))
+    ropext.extend(model, tmp_path / "out", factor=2.0, no_verify=True, link="symlink")
+    assert not read
