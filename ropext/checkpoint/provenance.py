@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ropext import families, guard
 from ropext.checkpoint.asked import check_asked
-from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile
@@ -31,6 +30,9 @@ from ropext.rope import Spectrum
 from ropext.scaling import tables
 from ropext.scaling.tables import Growth, growth
 from ropext.version import __version__
+
+if TYPE_CHECKING:
+    from ropext.checkpoint.digests import Digests
 
 NAME = guard.RECORD
 SCHEMA = 1
@@ -218,7 +220,7 @@ def digest(data: Any) -> str:
 
 
 def identity(
-    snapshot: Snapshot, digests: Digests, trust_remote_code: bool = False
+    snapshot: Snapshot, digests: "Digests", trust_remote_code: bool = False
 ) -> dict[str, Any]:
     """What tells a checkpoint from another: its config, every byte of its weights, and its Python
     files where they are run."""
@@ -234,7 +236,7 @@ def identity(
     return named
 
 
-def weights_digest(snapshot: Snapshot, digests: Digests) -> str:
+def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
     """The digest of the whole weight files, each by its name."""
     return digest({name: digests.of(snapshot.path(name)) for name in snapshot.weight_files})
 
