@@ -50,17 +50,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 60,
-    "plan ropext://demo --factor 4": 73,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 80,
+    "inspect ropext://demo": 61,
+    "plan ropext://demo --factor 4": 74,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 81,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 80,
-    "verify out": 63,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 109,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 130,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 129,
-    "run recipe.yaml -o ran": 120,
+    "extend ropext://demo --factor 4 -o out": 81,
+    "verify out": 64,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 111,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 132,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 131,
+    "run recipe.yaml -o ran": 122,
 }
 RECIPE = """\
 model: ropext://demo
