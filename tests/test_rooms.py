@@ -49,6 +49,7 @@ BELOW_THE_LINE = (
     "verifying",
     "corpus",
     "evaluation",
+    "serving",
     "training",
     "pipeline",
     "demo",

@@ -34,6 +34,7 @@ COMMANDS = {
     "eval": "Measure a model at its long lengths.",
     "compare": "Compare evaluations on the same tokens.",
     "push": "Upload an output to the hub.",
+    "serve": "Answer OpenAI's API from a model in memory.",
     "methods": "List the scaling methods, or show one.",
     "demo": "Show it all on a small bundled model.",
 }

@@ -20,7 +20,7 @@ from ropext.report.text import size
 if TYPE_CHECKING:
     import torch
 
-    from ropext.options.evaluate import Evaluate
+    from ropext.options.evaluate import DocumentOptions
     from ropext.options.training import TrainingOptions
 
 # How the names of classes end that predict masked tokens.
@@ -33,7 +33,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def device_of(options: "Evaluate | TrainingOptions") -> str:
+def device_of(options: "DocumentOptions | TrainingOptions") -> str:
     """The device name; under several processes each takes its own GPU."""
     import torch
 
@@ -146,7 +146,7 @@ def skeleton(
 
 
 def load_model(
-    snapshot: Snapshot, options: "Evaluate", trust_remote_code: bool, masked: bool = False
+    snapshot: Snapshot, options: "DocumentOptions", trust_remote_code: bool, masked: bool = False
 ) -> Any:
     """The causal or masked language model, in evaluation mode."""
     import torch

@@ -88,9 +88,7 @@ class Variant:
         try:
             sites = families.read(config).sites
         except UnsupportedModel:  # no rotary embeddings, or those of an unknown family
-            named = str([config.get(key) for key in ("rope_scaling", "rope_parameters")])
-            depends = any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
-            return frame.read_lengths if depends else (frame.longest,)
+            return frame.read_lengths if _names_length(config) else (frame.longest,)
         spectra = [[_regime(site, length) for site in sites] for length in frame.read_lengths]
         pairs = zip(frame.read_lengths, spectra, [*spectra[1:], None], strict=True)
         return tuple(length for length, here, next_one in pairs if here != next_one)
@@ -123,6 +121,21 @@ class Lineup:
                 models[place] = identity(variant.snapshot, digests, trust_remote_code)
             contents[variant.label] = variant.content(models[place])
         return contents
+
+
+def follows_length(config: dict[str, Any], longest: int) -> bool:
+    """Whether stock rotates a text of the longest length by another spectrum than a short one."""
+    try:
+        sites = families.read(config).sites
+    except UnsupportedModel:
+        return _names_length(config)
+    return any(_regime(site, 1) != _regime(site, longest) for site in sites)
+
+
+def _names_length(config: dict[str, Any]) -> bool:
+    """Whether the config of an unknown family names a spectrum that follows the length."""
+    named = str([config.get(key) for key in ("rope_scaling", "rope_parameters")])
+    return any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
 
 
 def _regime(site: families.Site, length: int) -> Any:
@@ -165,7 +178,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     snapshot = open_snapshot(model, revision=revision)
     if name:
         snapshot = replace(snapshot, name=name, hub_id=None)
-    context, limit, masked = _context(snapshot, options.context)
+    context, limit, masked = context_of(snapshot, options.context)
     bounded = _is_bounded(snapshot)
     if options.method:
         return replace(_in_memory(snapshot, options, context), masked=masked)
@@ -320,7 +333,7 @@ def _base(
     """The base, its context, and a warning where there is none."""
     if options.base is not None:
         named = open_snapshot(options.base)
-        return _short(named), _context(named, options.context)[0], ""
+        return _short(named), context_of(named, options.context)[0], ""
     if record is None:
         return _short(snapshot), context, ""
     if record.more.get(READ_FROM):
@@ -373,7 +386,7 @@ def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
     return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None
 
 
-def _context(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
+def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
     """(trained context, longest length the config is made for, whether it fills in masks)."""
     try:
         model = families.read(snapshot.config, context=stated)

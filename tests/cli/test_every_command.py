@@ -37,6 +37,7 @@ SHADOWS = ("warnings", "contextlib", "torch", "transformers", "json", "numpy", "
 ELSEWHERE = {
     "push": "tests/checkpoint/test_publishing.py, which has a hub",
     "demo": "tests/demo, for its length",
+    "serve": "tests/serving, which asks it",
 }
 SMOKE = """\
 model: ropext://demo

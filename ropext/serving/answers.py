@@ -1,0 +1,111 @@
+"""What a client gets: OpenAI's objects, whole or as events."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
+
+from ropext.serving.questions import Question, Refusal
+from ropext.serving.turns import Item, TurnStreamer
+
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass
+class Answer:
+    """An answer, as far as it has come."""
+
+    name: str  # of the model
+    question: Question
+    streamer: TurnStreamer
+    created: int = field(default_factory=lambda: int(time.time()))
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, item: Item) -> dict[str, Any]:
+        """Take the next piece; return it as the delta of a chat."""
+        if isinstance(item, _StreamError):
+            raise Refusal(item.msg, 500)
+        if isinstance(item, ToolCall):
+            function = {"name": item.name, "arguments": item.arguments}
+            number = len(self.calls)
+            call = {"id": f"{self.question.id}-{number}", "type": "function", "function": function}
+            self.calls.append(call)
+            return {"tool_calls": [{"index": number} | call]}
+        if isinstance(item, ReasoningText):
+            self.thoughts.append(str(item))
+            return {"reasoning_content": str(item)}
+        self.texts.append(str(item))
+        return {"content": str(item)}
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in one object."""
+        text = "".join(self.texts)
+        if not self.question.is_chat:
+            return self._object("text_completion", {"text": text, "logprobs": None}, self._reason())
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return self._object("chat.completion", {"message": message}, self._reason())
+
+    async def events(self, items: AsyncIterator[Item]) -> AsyncIterator[str]:
+        """The answer piece by piece; an error in the middle is an event too."""
+        try:
+            if self.question.is_chat:
+                yield self._event({"role": "assistant", "content": ""}, None)
+            async for item in items:
+                yield self._event(self.add(item), None)
+            yield self._event({}, self._reason())
+            if self.question.with_usage:
+                yield _line(self._head(self._kind) | {"choices": [], "usage": self._usage()})
+        except Refusal as error:
+            yield _line(error.body)
+        yield DONE
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.question.is_chat else "text_completion"
+
+    def _event(self, delta: dict[str, Any], reason: str | None) -> str:
+        choice: dict[str, Any] = {"delta": delta}
+        if not self.question.is_chat:
+            choice = {"text": delta.get("content", ""), "logprobs": None}
+        choice |= {"index": 0, "finish_reason": reason}
+        return _line(self._head(self._kind) | {"choices": [choice]})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        name = self.question.id
+        return {"id": name, "object": kind, "created": self.created, "model": self.name}
+
+    def _object(self, kind: str, choice: dict[str, Any], reason: str) -> dict[str, Any]:
+        choice = {"index": 0, **choice, "finish_reason": reason}
+        return self._head(kind) | {"choices": [choice], "usage": self._usage()}
+
+    def _reason(self) -> str:
+        if self.calls:
+            return "tool_calls"
+        written, end = self.streamer.ids, self.question.settings.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        full = len(written) >= self.question.most
+        return (
+            "length" if full and not self.streamer.stopped and written[-1] not in ends else "stop"
+        )
+
+    def _usage(self) -> dict[str, Any]:
+        asked, written = len(self.question.ids), len(self.streamer.ids)
+        return {
+            "prompt_tokens": asked,
+            "completion_tokens": written,
+            "total_tokens": asked + written,
+            "prompt_tokens_details": {"cached_tokens": self.streamer.kept},
+        }
+
+
+def _line(event: dict[str, Any]) -> str:
+    return f"data: {json.dumps(event)}\n\n"

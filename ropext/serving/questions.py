@@ -1,0 +1,279 @@
+"""From the body of a request to a question: checked, its prompt in tokens, its length refused where
+model and answer have no room, never cut."""
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transformers.cli.serving.utils import BaseHandler, Modality
+
+from ropext.corpus.sandbox import ask
+from ropext.serving.served import Served
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+Body = Mapping[str, Any]
+DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
+MOST_STOPS = 16  # OpenAI takes four
+LARGEST_SEED = 2**63 - 1
+# Sampling settings that requests may name, beside OpenAI's under the names of transformers.
+RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+# What would change the answer and is not done here -> the values that ask for nothing.
+NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", "none"),
+    "functions": (None, []),
+    "audio": (None,),
+}
+
+
+class Refusal(Exception):
+    """A request that is not answered: status, and the sentence in OpenAI's form."""
+
+    def __init__(self, message: str, status: int = 400, param: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        error = {"message": message, "type": kind, "param": param or None, "code": code or None}
+        self.body = {"error": error}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a client asks."""
+
+    id: str
+    is_chat: bool
+    ids: tuple[int, ...]
+    settings: "GenerationConfig"
+    stop: tuple[str, ...]
+    seed: int | None
+    stream: bool
+    with_usage: bool
+    tools: Any
+
+    @property
+    def most(self) -> int:
+        """Tokens of the answer at most."""
+        return int(self.settings.max_new_tokens or 0)
+
+
+def question_of(served: Served, body: Body, name: str, is_chat: bool) -> Question:
+    """Check a request and turn its prompt into tokens."""
+    check_model(served, body.get("model"))
+    for key, nothing in NOT_DONE.items():
+        if body.get(key) not in nothing:
+            raise Refusal(f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key)
+    ids = prompt_ids(served, body, is_chat)
+    if not ids:
+        raise Refusal("the prompt is empty", 400, "messages" if is_chat else "prompt")
+    settings = _settings(served, body)
+    settings.max_new_tokens = _room(served, body, len(ids), is_chat)
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise Refusal("stream_options must be an object", 400, "stream_options")
+    return Question(
+        id=name,
+        is_chat=is_chat,
+        ids=ids,
+        settings=settings,
+        stop=_stop_words(body.get("stop")),
+        seed=_integer(body, "seed", -LARGEST_SEED, LARGEST_SEED),
+        stream=bool(body.get("stream")),
+        with_usage=bool(options.get("include_usage")),
+        tools=body.get("tools") if is_chat else None,
+    )
+
+
+def check_model(served: Served, name: Any) -> None:
+    """Refuse a request that names another model; no name is the one model."""
+    if name not in (None, served.name):
+        raise Refusal(
+            f"The model {str(name)[:200]!r} does not exist; {served.name!r} is served here",
+            404,
+            "model",
+            "model_not_found",
+        )
+
+
+def prompt_ids(served: Served, body: Body, is_chat: bool) -> tuple[int, ...]:
+    """The tokens of a request's messages, through the chat template, or of its prompt."""
+    if is_chat:
+        text = _rendered(served, body)
+        return tuple(_encoded(served, text, False, "messages"))
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return tuple(_encoded(served, prompt, body.get("add_special_tokens", True), "prompt"))
+    last = served.vocabulary - 1
+    if isinstance(prompt, list) and all(type(t) is int and 0 <= t <= last for t in prompt):
+        return tuple(prompt)
+    raise Refusal(f"prompt must be one text, or token ids from 0 to {last}", 400, "prompt")
+
+
+def _encoded(served: Served, text: str, special: bool, param: str) -> list[int]:
+    if len(text) > served.limit * 256:  # a token holds at most some dozens of characters
+        raise _too_long(served, f"your {param} have {len(text)} characters", param)
+    clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
+    return list(served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"])
+
+
+def _rendered(served: Served, body: Body) -> str:
+    """The messages through the chat template, in a process that can be stopped."""
+    messages, words = body.get("messages"), body.get("chat_template_kwargs") or {}
+    if not isinstance(messages, list) or not messages:
+        raise Refusal("messages must be a list of at least one message", 400, "messages")
+    if not isinstance(words, dict):
+        raise Refusal("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
+    if not served.tokenizer.chat_template:
+        raise Refusal(f"{served.name} has no chat template; use /v1/completions", 400, "messages")
+    try:
+        turns = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise Refusal(
+            "each message must have a role, and a text or parts of type text as its content",
+            400,
+            "messages",
+        ) from None
+    words = {**served.tokenizer.special_tokens_map, **words, "tools": body.get("tools")}
+    opening = bool(body.get("add_generation_prompt", True))
+    try:
+        template = served.tokenizer.get_chat_template(None, body.get("tools"))
+        how = {"words": words, "opening": opening}
+        return str(ask("render", template=template, messages=turns, **how))
+    except (ValueError, TimeoutError) as error:
+        raise Refusal(f"the chat template refuses this: {error}", 400, "messages") from None
+
+
+def _room(served: Served, body: Body, asked: int, is_chat: bool) -> int:
+    """Tokens of the answer; what does not fit is refused in OpenAI's words."""
+    part = "messages" if is_chat else "prompt"
+    wanted = _integer(body, "max_completion_tokens", 1, None)
+    if wanted is None:
+        wanted = _integer(body, "max_tokens", 1, None)
+    if wanted is None:
+        wanted = _generation_config(body).get("max_new_tokens")
+    if wanted is None and not is_chat:
+        wanted = min(DEFAULT_COMPLETION, max(1, served.limit - asked))
+    if asked >= served.limit:
+        raise _too_long(served, f"your {part} resulted in {asked} tokens", part)
+    if wanted is not None and asked + wanted > served.limit:
+        parts = f"{asked} in the {part}, {wanted} in the completion"
+        raise _too_long(served, f"you requested {asked + wanted} tokens ({parts})", part)
+    return served.limit - asked if wanted is None else int(wanted)
+
+
+def _too_long(served: Served, what: str, part: str) -> Refusal:
+    return Refusal(
+        f"This model's maximum context length is {served.limit} tokens. However, {what}. "
+        f"Please reduce the length of the {part} or completion.",
+        400,
+        part,
+        "context_length_exceeded",
+    )
+
+
+def _settings(served: Served, body: Body) -> "GenerationConfig":
+    """How to sample: the model's own settings, then transformers' of the request, then OpenAI's."""
+    settings: GenerationConfig = copy.deepcopy(served.model.generation_config)
+    settings.num_beams = settings.num_return_sequences = 1
+    settings.return_dict_in_generate, settings.use_cache = False, True
+    for name in ("max_length", "min_length", "stop_strings", "cache_implementation", "max_time"):
+        setattr(settings, name, 0 if name == "min_length" else None)
+    stated = _generation_config(body) | dict(body)
+    sampling = stated.get("do_sample")
+    if body.get("temperature") is not None:
+        sampling = body["temperature"] != 0
+    elif body.get("top_p") is not None:
+        sampling = True  # the temperature is then the model's own, or 1
+    for name, (low, high) in RANGES.items():
+        value = _number(stated, name, low, high)
+        if value is not None:
+            setattr(settings, name, value)
+    top_k = _integer(stated, "top_k", -1, None)
+    if top_k is not None:
+        settings.top_k = max(top_k, 0)
+    if sampling is not None:
+        settings.do_sample = bool(sampling)
+    if not settings.do_sample:  # settings of sampling beside it are warned of
+        settings.temperature = settings.top_p = settings.top_k = settings.min_p = None
+    if body.get("logit_bias"):
+        settings.sequence_bias = _bias(served, body["logit_bias"])
+    if settings.pad_token_id is None:
+        end = settings.eos_token_id
+        settings.pad_token_id = end[0] if isinstance(end, list) and end else end
+    return settings
+
+
+def _generation_config(body: Body) -> dict[str, Any]:
+    """What `transformers chat` sends, a GenerationConfig as JSON in a string: what says how to
+    sample, and how much."""
+    text = body.get("generation_config")
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+        names = (*RANGES, "top_k", "do_sample", "max_new_tokens")
+        return {name: given[name] for name in names if given.get(name) is not None}
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        raise Refusal(
+            "generation_config must be a JSON object in a string", 400, "generation_config"
+        ) from None
+
+
+def _bias(served: Served, given: Any) -> dict[tuple[int, ...], float]:
+    """OpenAI's logit_bias, by tokens."""
+    bias: dict[tuple[int, ...], float] = {}
+    try:
+        for token, value in given.items():
+            bias[int(token),] = float(value)
+    except (TypeError, ValueError, AttributeError):
+        bias = {}
+    inside = all(0 <= token < served.vocabulary for (token,) in bias)
+    if not bias or not inside or not all(map(math.isfinite, bias.values())):
+        raise Refusal("logit_bias must be numbers by token ids", 400, "logit_bias")
+    return bias
+
+
+def _stop_words(given: Any) -> tuple[str, ...]:
+    words = [given] if isinstance(given, str) else given or []
+    right = isinstance(words, list) and all(isinstance(word, str) and word for word in words)
+    if not right or len(words) > MOST_STOPS:
+        raise Refusal(f"stop must be a text, or at most {MOST_STOPS} texts", 400, "stop")
+    return tuple(words)
+
+
+def _number(body: Body, name: str, low: float, high: float) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise Refusal(f"{name} must be a number from {low:g} to {high:g}", 400, name)
+    return float(value)
+
+
+def _integer(body: Body, name: str, low: int, high: int | None) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < low or (high is not None and value > high):
+        raise Refusal(f"{name} must be a whole number of at least {low}", 400, name)
+    return value

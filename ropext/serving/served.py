@@ -1,0 +1,142 @@
+"""The one model that is served: loaded, extended in memory, and tried."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.adapter import read_lora
+from ropext.checkpoint.snapshot import with_weights
+from ropext.errors import UnsupportedModel
+from ropext.evaluation import loading
+from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
+from ropext.evaluation.variants import context_of, follows_length
+from ropext.narration import Say, silent
+from ropext.options.evaluate import DocumentOptions
+from ropext.options.extend import Extend
+from ropext.planning import ExtensionPlan, plan_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PROBE = 32  # tokens that are read in two ways, once with a cache that was cut in the middle
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model in memory, under the name that requests give it."""
+
+    name: str
+    model: Any  # of transformers, with `generate`
+    tokenizer: "PreTrainedTokenizerFast"
+    limit: int  # tokens of a prompt and its answer together
+    continues: bool  # whether a cache can be cut and read on from
+    piece: int  # tokens of a prompt that are read at once
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the input embedding."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be served."""
+
+    directory: str
+    name: str
+    extend: Extend | None = None  # in memory; None: the directory as it is
+    adapter: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+
+SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
+
+
+def load(wish: Wish, how: DocumentOptions, say: Say = silent) -> Served:
+    """Load a causal language model and its tokenizer, and extend it in memory where asked."""
+    snapshot = open_snapshot(wish.directory, revision=wish.revision)
+    snapshot = replace(snapshot, name=wish.name)
+    stated = None if wish.extend is None else wish.extend.context
+    _, limit, masked = context_of(snapshot, stated)
+    if masked:
+        raise UnsupportedModel(f"{wish.name} fills in masked tokens; serve needs a causal model")
+    plan = None
+    if wish.extend is not None:
+        plan = plan_config(snapshot.config, wish.extend, wish.name)
+        plan.require_help()
+        limit = plan.target
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
+    if wish.adapter is not None:
+        read_lora(wish.adapter)  # refused before a model is loaded
+    tokenizer = loading.load_tokenizer(snapshot, wish.trust_remote_code)
+    if not tokenizer.is_fast:
+        raise UnsupportedModel(f"serve needs a fast tokenizer, and that of {wish.name} is slow")
+    said = f"out of memory while loading {wish.name}; give --dtype bfloat16, or a smaller model"
+    with loading.memory_errors(said), loading.silenced():
+        say(f"loading {wish.name}")
+        model = loading.load_model(with_weights(snapshot), how, wish.trust_remote_code)
+        if wish.adapter is not None:
+            model = loading.add_adapter(model, wish.adapter)
+        model = _extended(model, plan)
+    config = snapshot.config if plan is None else plan.config
+    piece = SHORTEST_PIECE
+    if plan is not None and plan.fold is not None:
+        piece = max(piece, plan.fold.window)  # the folded attention is fastest in such blocks
+    continues = not follows_length(config, limit) and continues_after_cut(model)
+    if not continues:
+        say("this model's cache cannot be read on from: each question is read from its start")
+    return Served(wish.name, model, tokenizer, limit, continues, piece)
+
+
+def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
+    """The transformers model itself, its LoRA layers inside it, extended by the plan."""
+    from ropext.patching import apply_config, base_model
+
+    if plan is not None:
+        apply_config(model, plan.config, plan.growth, plan.fold)
+    return base_model(model).eval()
+
+
+def continues_after_cut(model: Any) -> bool:
+    """Whether a cache that was cut in the middle, and read on from, gives the logits of one pass;
+    layers with a running state do not."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(0, vocabulary, (1, PROBE), generator=generator).to(model.device)
+    half = PROBE // 2
+    other = torch.cat([ids[:, :half], ids[:, half:].flip(1)], 1)
+    bound = TOLERANCE.get(str(model.dtype), HALF_TOLERANCE)
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        try:
+            cache = new_cache(model)
+            model.base_model(input_ids=other, past_key_values=cache, use_cache=True)
+            cache.crop(half - PROBE)
+            output = model(input_ids=ids[:, half:], past_key_values=cache, use_cache=True)
+        except (TypeError, AttributeError, ValueError, NotImplementedError, RuntimeError):
+            return False  # an architecture whose cache is of another kind
+    difference = (output.logits[0, -1].float() - whole).abs().max()
+    return bool(difference <= bound * whole.abs().max())
+
+
+def new_cache(model: Any) -> Any:
+    """An empty cache of the kind that this model's layers need."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def model_card(served: Served, created: int) -> Mapping[str, Any]:
+    """The entry of /v1/models."""
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "ropext",
+        "max_model_len": served.limit,
+    }

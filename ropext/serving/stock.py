@@ -1,0 +1,41 @@
+"""What is taken from transformers' own server, and one sentence where it is missing or has moved.
+
+Its handlers do not hold a seed until a question's turn comes, leave stop words in the text and load
+what a request names; the parts below them are used: streamer, thread, messages, answer's parser.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from ropext.errors import InputError
+
+OLDEST = "5.16.1"  # of transformers, with which the tests were run
+NEWEST = "5.23.0"
+MODULE = "transformers.cli.serving.utils"
+PARTS = (
+    *("BaseHandler", "DirectStreamer", "InferenceThread", "Modality", "ReasoningText"),
+    *("ToolCall", "_GenerationCancelled", "_StreamError", "build_response_parser"),
+)
+PACKAGES = ("starlette", "uvicorn")
+
+
+def check_parts() -> None:
+    """Refuse to serve without the packages, or with a transformers that has moved its parts."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"ropext serve needs {' and '.join(missing)}, not installed here: "
+            "pip install 'transformers[serving]'"
+        )
+    try:
+        module = import_module(MODULE)
+        moved = [name for name in PARTS if not hasattr(module, name)]
+    except ImportError:
+        moved = [MODULE]
+    if moved:
+        from transformers import __version__
+
+        raise InputError(
+            f"transformers {__version__} has no {moved[0]} where ropext serve takes it from; "
+            f"install one of {OLDEST} to {NEWEST}"
+        )

@@ -1,0 +1,233 @@
+"""Questions wait their turn on one thread; the cache of the last one is kept for the next."""
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+from transformers.cli.serving.utils import (
+    DirectStreamer,
+    InferenceThread,
+    ReasoningText,
+    ToolCall,
+    _GenerationCancelled,
+    _StreamError,
+    build_response_parser,
+)
+
+from ropext.narration import Say
+from ropext.serving.questions import Question, Refusal
+from ropext.serving.served import Served, new_cache
+
+MOST_WAITING = 64  # questions; more are told to come again
+Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
+
+
+class TurnStreamer(DirectStreamer):
+    """Stock's streamer, which also holds back what may begin a stop word, and ends at one."""
+
+    def __init__(self, served: Served, question: Question, queue: "asyncio.Queue[Item]") -> None:
+        prompt = torch.tensor([question.ids])
+        parser = None
+        if question.is_chat:
+            parser = build_response_parser(served.tokenizer, served.model, prompt)
+        self.stop = question.stop
+        self.decoded = ""  # before stop words are looked for
+        self.held = ""
+        self.stopped = False
+        self.ids: list[int] = []  # what was written
+        self.kept = 0  # tokens of the prompt that the kept cache held
+        rust = served.tokenizer.backend_tokenizer
+        super().__init__(rust, asyncio.get_running_loop(), queue, response_parser=parser)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client is gone."""
+        return bool(self._cancelled.is_set())
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the next token, but for those that a GPU made beyond a stop word."""
+        if self.stopped:
+            return
+        is_prompt = self._first
+        super().put(value)
+        if not is_prompt:
+            self.ids.extend(value.tolist())
+
+    def end(self) -> None:
+        """End the answer, with the bytes of a character that the last token left unfinished."""
+        if self._parser is None:
+            text = self._tokenizer.decode(self.ids, skip_special_tokens=True)
+            if text.startswith(self.decoded):
+                self._pass_on(text[len(self.decoded) :])
+        super().end()
+
+    def _enqueue(self, item: Item) -> None:
+        if type(item) is str:
+            self.decoded += item
+            self._pass_on(item)
+            return
+        if self.held and not self.stopped:
+            super()._enqueue(self.held)
+        self.held = ""
+        if item is None or not self.stopped:
+            super()._enqueue(item)
+
+    def _pass_on(self, text: str) -> None:
+        """Give the client what stands before a stop word, and what cannot begin one."""
+        if self.stopped:
+            return
+        text = self.held + text
+        places = [text.find(word) for word in self.stop if word in text]
+        if places:
+            self.stopped = True
+            end = min(places)
+            self.held = ""
+        else:
+            end = len(text) - _beginning(text, self.stop)
+            self.held = text[end:]
+        if end:
+            super()._enqueue(text[:end])
+
+    def fail(self, sentence: str) -> None:
+        """End the answer with an error."""
+        super()._enqueue(_StreamError(sentence))
+
+
+def _beginning(text: str, words: Sequence[str]) -> int:
+    """How many of the last characters of a text are the beginning of one of the words."""
+    most = max((len(word) for word in words), default=1) - 1
+    for count in range(min(most, len(text)), 0, -1):
+        if any(word.startswith(text[-count:]) for word in words):
+            return count
+    return 0
+
+
+class StopWord(StoppingCriteria):
+    """Ends a generation whose streamer has seen a stop word."""
+
+    def __init__(self, streamer: TurnStreamer) -> None:
+        self.streamer = streamer
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **rest: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), self.streamer.stopped, device=input_ids.device)
+
+
+class KeptCache:
+    """The cache of the last question and its answer."""
+
+    def __init__(self) -> None:
+        self.cache: Any = None
+        self.tokens: list[int] = []  # that it holds
+
+    def take(self, model: Any, ids: Sequence[int]) -> tuple[Any, int]:
+        """Return a cache that holds the longest common beginning, and how many tokens that is; at
+        least one token is left to read."""
+        common = 0
+        for old, new in zip(self.tokens, ids[:-1], strict=False):
+            if old != new:
+                break
+            common += 1
+        cache, surplus = self.cache, len(self.tokens) - common
+        self.forget()
+        if cache is None or common == 0:
+            return new_cache(model), 0
+        if surplus:
+            try:
+                cache.crop(-surplus)
+            except (RuntimeError, ValueError):  # a window has dropped what would be needed again
+                return new_cache(model), 0
+        return cache, common
+
+    def keep(self, cache: Any, tokens: list[int]) -> None:
+        """Keep a cache of these tokens, or of the first of them where the last was not read."""
+        self.cache = cache
+        self.tokens = tokens[: cache.get_seq_length()]
+
+    def forget(self) -> None:
+        """Let the memory go."""
+        self.cache = None
+        self.tokens = []
+
+
+class Worker:
+    """Answers one question after the other."""
+
+    def __init__(self, served: Served, say: Say) -> None:
+        self.served = served
+        self.say = say
+        self.thread = InferenceThread()
+        self.kept = KeptCache()
+        self.lock = threading.Lock()
+        self.waiting = 0
+
+    def ask(self, question: Question) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
+        """Give a question its place; its answer comes through the queue."""
+        queue: asyncio.Queue[Item] = asyncio.Queue()
+        streamer = TurnStreamer(self.served, question, queue)
+        with self.lock:
+            before = self.waiting
+            if before < MOST_WAITING:
+                self.waiting += 1
+        if before >= MOST_WAITING:
+            raise Refusal(f"{before} questions are waiting; ask again later", 503)
+        place = f", {before} before it" if before else ""
+        self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
+        self.thread.submit(self._answer, question, streamer)
+        return queue, streamer
+
+    def _answer(self, question: Question, streamer: TurnStreamer) -> None:
+        """Answer on the thread; whatever goes wrong, the next question has its turn."""
+        try:
+            if not streamer.has_left:
+                self._generate(question, streamer)
+        except _GenerationCancelled:
+            pass
+        except Exception as error:  # a bug, or no memory: the log has it whole
+            self.kept.forget()
+            self.say("".join(traceback.format_exception(error)))
+            streamer.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        finally:
+            with self.lock:
+                self.waiting -= 1
+            left = ", its client has gone" if streamer.has_left else ""
+            read = len(question.ids) - streamer.kept
+            self.say(
+                f"{question.id}: {streamer.kept:,} tokens kept, {read:,} read, "
+                f"{len(streamer.ids):,} written{left}"
+            )
+
+    def _generate(self, question: Question, streamer: TurnStreamer) -> None:
+        model = self.served.model
+        ids = torch.tensor([question.ids], device=model.device)
+        if question.seed is not None:
+            torch.manual_seed(question.seed)
+        how: dict[str, Any] = {
+            "attention_mask": torch.ones_like(ids),
+            "generation_config": question.settings,
+            "streamer": streamer,
+            "stopping_criteria": [StopWord(streamer)],
+        }
+        if not self.served.continues:
+            model.generate(ids, **how)
+            return
+        cache, streamer.kept = self.kept.take(model, question.ids)
+        try:
+            self._read(ids, cache, streamer)
+            model.generate(ids, past_key_values=cache, **how)
+        finally:
+            if cache.get_seq_length():
+                self.kept.keep(cache, [*question.ids, *streamer.ids])
+
+    def _read(self, ids: torch.Tensor, cache: Any, streamer: TurnStreamer) -> None:
+        """Read all of a long prompt but its last piece, which `generate` reads."""
+        end, piece = ids.shape[1], self.served.piece
+        with torch.no_grad():
+            for begin in range(streamer.kept, end - piece, piece):
+                if streamer.has_left:
+                    raise _GenerationCancelled
+                part = ids[:, begin : begin + piece]
+                self.served.model.base_model(input_ids=part, past_key_values=cache, use_cache=True)

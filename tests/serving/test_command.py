@@ -1,0 +1,77 @@
+"""`ropext serve` from its words to an answer."""
+
+import threading
+
+import pytest
+from command_line import run
+from serving.conftest import Client
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Questions that are asked while the command is open, and their answers."""
+    pytest.importorskip("uvicorn")
+    from ropext.serving import app
+
+    answers = []
+
+    def stand_in(port, taken):
+        server = app.server_of(port)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
+        thread.start()
+        try:
+            client = Client(taken.getsockname()[1], [])
+            answers.append(client.get("/v1/models")[1]["data"][0])
+            asked = {"prompt": "the fox", "max_tokens": 4, "temperature": 0}
+            answers.append(client.ask("/v1/completions", asked)[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    monkeypatch.setattr(app, "run", stand_in)
+    return answers
+
+
+def test_a_model_is_extended_in_memory_and_served(directory, asked, capsys):
+    words = ("--method", "self-extend", "--factor", "2", "--port", "0", "--device", "cpu")
+    code, said = run("serve", str(directory), *words, capsys=capsys)
+    assert code == 0, said.err
+    assert said.out.startswith("http://127.0.0.1:")
+    assert f"/v1 answers as {directory}, 128 tokens" in said.out
+    assert asked[0]["id"] == str(directory)
+    assert asked[0]["max_model_len"] == 128
+    assert "2 read, 4 written" in said.err.replace("3 read", "2 read")
+    assert "warning" not in said.err
+
+
+def test_a_directory_is_served_as_it_is_and_another_host_is_warned_of(directory, asked, capsys):
+    words = ("--host", "0.0.0.0", "--port", "0", "--device", "cpu", "--json")
+    code, said = run("serve", str(directory), *words, capsys=capsys)
+    assert code == 0, said.err
+    assert '"max_model_len": 64' in said.out
+    assert "warning: [open-port] 0.0.0.0 is reached from other machines" in said.err
+    assert "no key is set (ROPEXT_ENDPOINT_KEY)" in said.err
+
+
+def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked, capsys):
+    for words, sentence in (
+        (("--factor", "2"), "say by which method to extend in memory"),
+        (("--method", "self-extend"), "give --factor 4, or --target 256"),
+        (("--method", "nonsense", "--factor", "2"), "is not a method"),
+    ):
+        code, said = run("serve", str(directory), *words, "--port", "0", capsys=capsys)
+        assert code == 2
+        assert sentence in said.err
+    assert asked == []
+
+
+def test_parts_that_have_moved_are_named(monkeypatch):
+    from ropext.errors import InputError
+    from ropext.serving import stock
+
+    monkeypatch.setattr(stock, "PARTS", (*stock.PARTS, "Elsewhere"))
+    with pytest.raises(InputError, match=r"has no Elsewhere .*install one of 5\.16\.1 to 5\.23\.0"):
+        stock.check_parts()
+    monkeypatch.setattr(stock, "PACKAGES", ("no_such_package",))
+    with pytest.raises(InputError, match=r"needs no_such_package.*transformers\[serving\]"):
+        stock.check_parts()

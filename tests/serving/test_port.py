@@ -1,0 +1,166 @@
+"""Who is answered, what is refused, and how the port is opened."""
+
+import json
+import socket
+
+import pytest
+from serving.conftest import TARGET, opened
+
+ASK = {"prompt": "the fox", "max_tokens": 3}
+
+
+def message(answer):
+    return answer["error"]["message"]
+
+
+def test_one_model_is_served_and_its_length_is_told(client):
+    entry = client.get("/v1/models")[1]["data"]
+    assert [(own["id"], own["max_model_len"]) for own in entry] == [("tiny", TARGET)]
+    status, answer = client.ask("/v1/completions", ASK | {"model": "meta-llama/Llama-3-8B"})
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert client.ask("/load_model", {"model": "other"})[0] == 404
+    assert client.get("/v1/models/other")[0] == 404
+    for path in ("/reset", "/v1/audio/transcriptions", "/v1/responses", "/docs", "/openapi.json"):
+        connection, answer = client.open(path, {})
+        assert answer.status == 404, path
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "words"),
+    [
+        (TARGET, None, "your prompt resulted in 256 tokens"),
+        (TARGET - 2, 3, "you requested 257 tokens (254 in the prompt, 3 in the completion)"),
+    ],
+)
+def test_a_prompt_beyond_the_target_is_refused_and_never_cut(client, tokens, most, words):
+    status, answer = client.ask("/v1/completions", {"prompt": [5] * tokens, "max_tokens": most})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    start = f"This model's maximum context length is {TARGET} tokens. However, {words}."
+    assert message(answer).startswith(start)
+
+
+def test_the_whole_target_can_be_used(client):
+    asked = {"prompt": [5] * (TARGET - 2), "max_tokens": 2, "temperature": 0}
+    status, answer = client.ask("/v1/completions", asked)
+    assert (status, answer["usage"]["total_tokens"]) == (200, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("completions", {"prompt": "x", "n": 2}, "n=2 is not supported"),
+        ("completions", {"prompt": "x", "logprobs": 1}, "logprobs=1 is not supported"),
+        ("completions", {"prompt": [1, 300]}, "token ids from 0 to 299"),
+        ("completions", {"prompt": ["a", "b"]}, "one text"),
+        ("completions", {"prompt": "x", "temperature": "hot"}, "temperature must be a number"),
+        ("completions", {"prompt": "x", "max_tokens": True}, "max_tokens must be a whole"),
+        ("completions", {"prompt": "x", "stop": [""]}, "stop must be a text"),
+        ("completions", {"prompt": "x", "generation_config": "["}, "JSON object in a string"),
+        ("chat/completions", {"messages": "hello"}, "messages must be a list"),
+        ("chat/completions", {"messages": [{"content": "x"}]}, "each message must have a role"),
+        ("chat/completions", {"messages": [7]}, "each message must have a role"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_a_sentence(client, path, body, words):
+    status, answer = client.ask(f"/v1/{path}", body)
+    assert status == 400
+    assert words in message(answer)
+    assert client.lines == []  # nothing was generated
+
+
+def test_bodies_are_bounded_and_must_be_json(client, monkeypatch):
+    from ropext.serving import app
+
+    status, answer = client.ask("/v1/completions", b"[1]")
+    assert (status, "one JSON object" in message(answer) or "object" in message(answer)) == (
+        400,
+        True,
+    )
+    form = {"Content-Type": "text/plain"}  # what a web page may send unasked
+    assert client.ask("/v1/completions", ASK, headers=form)[0] == 415
+    monkeypatch.setattr(app, "MOST_BYTES", 1000)
+    assert client.ask("/v1/completions", {"prompt": "x" * 2000})[0] == 413
+    assert client.ask("/v1/completions", ASK)[0] == 200
+
+
+def test_a_page_under_another_name_is_refused(client):
+    stranger = {"Host": "evil.example:80"}
+    assert client.get("/v1/models", headers=stranger)[0] == 403
+    connection, answer = client.open(
+        "/v1/models", headers={"Origin": "http://evil.example"}, method="GET"
+    )
+    assert not [name for name, _ in answer.getheaders() if name.startswith("access-control")]
+    connection.close()
+
+
+def test_a_key_is_asked_for_where_one_is_set(loaded, monkeypatch):
+    monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", "s3cret")
+    with opened(loaded["yarn"]) as client:
+        assert client.get("/v1/models")[0] == 401
+        assert client.ask("/v1/completions", ASK, headers={"Authorization": "Bearer no"})[0] == 401
+        right = {"Authorization": "Bearer s3cret"}
+        assert client.ask("/v1/completions", ASK, headers=right)[0] == 200
+        assert client.get("/health")[0] == 200
+    assert "s3cret" not in "".join(client.lines)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_its_generation(client, loaded, monkeypatch, stream):
+    """And the next one has its turn; it had waited behind the first, with its place in the log."""
+    served = loaded["self-extend"]
+    monkeypatch.setattr(served.model.generation_config, "eos_token_id", None)
+    asked = {"prompt": "the fox", "max_tokens": 240, "temperature": 0, "stream": stream}
+    slow = served.model.forward
+
+    def forward(*args, **kwargs):
+        import time
+
+        time.sleep(0.02)
+        return slow(*args, **kwargs)
+
+    monkeypatch.setattr(served.model, "forward", forward)
+    connection = socket.create_connection(("127.0.0.1", client.port))
+    data = json.dumps(asked).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + data)
+    client.wait_for("tokens")
+    second, _ = client.open("/v1/completions", ASK | {"stream": True})
+    client.wait_for("1 before it")
+    connection.close()
+    line = client.wait_for("its client has gone")
+    written = int(line.split(" written")[0].split()[-1])
+    assert written < 200
+    second.close()
+    assert client.ask("/v1/completions", ASK)[0] == 200
+
+
+def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(
+    client, loaded, monkeypatch
+):
+    model = loaded["self-extend"].model
+
+    def broken(*args, **kwargs):
+        raise RuntimeError('no memory for "this"')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "forward", broken)
+        status, answer = client.ask("/v1/completions", ASK)
+        events = client.events("/v1/completions", ASK)
+    assert (status, message(answer)) == (500, 'RuntimeError: no memory for "this"')
+    assert events[-1]["error"]["message"] == message(answer)
+    assert "Traceback" in "".join(client.lines)
+    assert client.ask("/v1/completions", ASK)[0] == 200
+
+
+def test_a_port_that_is_in_use_is_refused_before_anything_is_loaded():
+    from ropext.errors import InputError
+    from ropext.serving import app
+
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        number = used.getsockname()[1]
+        with pytest.raises(InputError, match=f"--port {number} cannot be opened"):
+            app.reserve("127.0.0.1", number)
