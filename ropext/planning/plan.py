@@ -10,6 +10,7 @@ from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.options.extend import Extend
 from ropext.rope import Explanation, Rope, Spectrum
+from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 from ropext.table import Table
@@ -165,6 +166,17 @@ class ExtensionPlan:
         return {"model": self.name, **{name: getattr(self, name) for name in names}}
 
 
+def why_unfolded(model: Model) -> str:
+    """Why Self-Extend cannot read a model; "" where it can."""
+    if model.mrope:
+        return "positions of several axes (mRoPE)"
+    if model.obstacles:
+        return "obstacles: " + "; ".join(model.obstacles)
+    kinds = {str(site.params["rope_type"]) for site in model.scaled_sites}
+    changing = sorted(kinds & {"dynamic", "longrope"})
+    return f"a spectrum that follows the length ({listed(changing)})" if changing else ""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with who reads the result how."""
@@ -205,8 +217,7 @@ class Plan(ExtensionPlan):
             advice = "none"
         elif chosen.method == "length-only":
             advice = "--length-only"
-        return [
-            *facts,
+        facts += [
             ("written as", ", ".join(written)),
             ("attention", attention),
             ("recommended", f"{advice}: {chosen.reason}"),
@@ -215,6 +226,11 @@ class Plan(ExtensionPlan):
                 for place, way in enumerate(self.ways)
             ),
         ]
+        if not self.container and not self.recipe.length_only and not why_unfolded(self.model):
+            words = ("--method", self_extend.NAME, "--target", str(self.target))
+            line = pasted("ropext", "serve", self.name, *words)
+            facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
+        return facts
 
     def compared(self) -> Table:
         rows = []

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ropext import families, scaling
-from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError, listed
+from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.forms import same
 from ropext.loaders import LoaderReading
@@ -32,6 +32,7 @@ from ropext.planning.plan import (
     newest,
     readings_of,
     too_far,
+    why_unfolded,
 )
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
@@ -284,12 +285,7 @@ def make_folded_plan(
         )
     model = families.read(dict(config), context=recipe.context)
     spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
-    kinds = {str(site.params["rope_type"]) for site in model.scaled_sites}
-    why = "positions of several axes (mRoPE)" if model.mrope else ""
-    if changing := sorted(kinds & {"dynamic", "longrope"}):
-        why = f"a spectrum that follows the length ({listed(changing)})"
-    if why or model.obstacles:
-        why = why or "obstacles: " + "; ".join(model.obstacles)
+    if why := why_unfolded(model):
         raise UnsupportedModel(f"{self_extend.NAME}: {name} has {why}")
     target = resolve_target(recipe, model.context)
     how = self_extend.fold(model.context, target, options, spectra)

@@ -250,7 +250,7 @@ def in_memory(label: str, behind: Value, lowest: str) -> str:
     sure = f" ({low:+.4f} to {high:+.4f})" if behind.ci95 else ""
     return (
         f"{label}, in memory alone: {behind.value:+.4f} nats a token{sure} against {lowest}; no "
-        "stock checkpoint carries it (ropext.patch)"
+        "stock checkpoint carries it (ropext serve, ropext.patch)"
     )
 
 

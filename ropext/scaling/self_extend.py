@@ -13,9 +13,10 @@ NAME = "self-extend"
 SUMMARY = "near keys keep their distances, far ones share positions"
 SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
-    "no stock checkpoint can hold self-extend. Use ropext.patch(model, method='self-extend', "
-    "factor=N) in memory, or ropext eval MODEL --method self-extend --factor N --data TEXTS to "
-    "measure it. Not -gan and -gaw of llama.cpp (0c1e57098): they turn keys the wrong way"
+    "no stock checkpoint can hold self-extend. Talk to the model in memory: ropext serve MODEL "
+    "--method self-extend --factor N; ropext.patch(model, method='self-extend', factor=N) does it "
+    "in Python, ropext eval MODEL --method self-extend --factor N --data TEXTS measures it. Not "
+    "-gan and -gaw of llama.cpp (0c1e57098): they turn keys the wrong way"
 )
 Positions = TypeVar("Positions", int, "Tensor")
 

@@ -19,11 +19,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ropext.errors import InputError
+from ropext.evaluation.loading import silenced
 from ropext.files import parse_object
 from ropext.narration import Say
 from ropext.serving.answers import Answer
 from ropext.serving.questions import Refusal, check_model, prompt_ids, question_of
-from ropext.serving.served import Served, model_card
+from ropext.serving.served import LiveModel, model_card
 from ropext.serving.turns import Item, TurnStreamer, Worker
 
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the key that requests must bring
@@ -36,7 +37,7 @@ Action = Callable[[Request], Awaitable[Response]]
 class Port:
     """What answers at the paths."""
 
-    def __init__(self, served: Served, say: Say, only_local: bool) -> None:
+    def __init__(self, served: LiveModel, say: Say, only_local: bool) -> None:
         self.served = served
         self.say = say
         self.only_local = only_local
@@ -146,7 +147,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise Refusal(f"the request has more than {MOST_BYTES >> 20} MiB", 413)
         parts.append(part)
     try:
-        return parse_object(b"".join(parts), "the request")
+        return parse_object(b"".join(parts), "the request", MOST_BYTES)  # code is full of brackets
     except InputError as error:
         raise Refusal(str(error)) from None
 
@@ -224,5 +225,5 @@ def has_key() -> bool:
 
 def run(port: Port, taken: socket.socket) -> None:
     """Answer until Ctrl-C, which is how a server ends."""
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), silenced():
         server_of(port).run(sockets=[taken])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.cli.serving.utils import BaseHandler, Modality
 
 from ropext.corpus.sandbox import ask
-from ropext.serving.served import Served
+from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -75,7 +75,7 @@ class Question:
         return int(self.settings.max_new_tokens or 0)
 
 
-def question_of(served: Served, body: Body, name: str, is_chat: bool) -> Question:
+def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Question:
     """Check a request and turn its prompt into tokens."""
     check_model(served, body.get("model"))
     for key, nothing in NOT_DONE.items():
@@ -102,7 +102,7 @@ def question_of(served: Served, body: Body, name: str, is_chat: bool) -> Questio
     )
 
 
-def check_model(served: Served, name: Any) -> None:
+def check_model(served: LiveModel, name: Any) -> None:
     """Refuse a request that names another model; no name is the one model."""
     if name not in (None, served.name):
         raise Refusal(
@@ -113,7 +113,7 @@ def check_model(served: Served, name: Any) -> None:
         )
 
 
-def prompt_ids(served: Served, body: Body, is_chat: bool) -> tuple[int, ...]:
+def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
     """The tokens of a request's messages, through the chat template, or of its prompt."""
     if is_chat:
         text = _rendered(served, body)
@@ -129,14 +129,14 @@ def prompt_ids(served: Served, body: Body, is_chat: bool) -> tuple[int, ...]:
     raise Refusal(f"prompt must be one text, or token ids from 0 to {last}", 400, "prompt")
 
 
-def _encoded(served: Served, text: str, special: bool, param: str) -> list[int]:
+def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[int]:
     if len(text) > served.limit * 256:  # a token holds at most some dozens of characters
         raise _too_long(served, f"your {param} have {len(text)} characters", param)
     clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
     return list(served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"])
 
 
-def _rendered(served: Served, body: Body) -> str:
+def _rendered(served: LiveModel, body: Body) -> str:
     """The messages through the chat template, in a process that can be stopped."""
     messages, words = body.get("messages"), body.get("chat_template_kwargs") or {}
     if not isinstance(messages, list) or not messages:
@@ -163,7 +163,7 @@ def _rendered(served: Served, body: Body) -> str:
         raise Refusal(f"the chat template refuses this: {error}", 400, "messages") from None
 
 
-def _room(served: Served, body: Body, asked: int, is_chat: bool) -> int:
+def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
     """Tokens of the answer; what does not fit is refused in OpenAI's words."""
     part = "messages" if is_chat else "prompt"
     wanted = _integer(body, "max_completion_tokens", 1, None)
@@ -181,7 +181,7 @@ def _room(served: Served, body: Body, asked: int, is_chat: bool) -> int:
     return served.limit - asked if wanted is None else int(wanted)
 
 
-def _too_long(served: Served, what: str, part: str) -> Refusal:
+def _too_long(served: LiveModel, what: str, part: str) -> Refusal:
     return Refusal(
         f"This model's maximum context length is {served.limit} tokens. However, {what}. "
         f"Please reduce the length of the {part} or completion.",
@@ -191,7 +191,7 @@ def _too_long(served: Served, what: str, part: str) -> Refusal:
     )
 
 
-def _settings(served: Served, body: Body) -> "GenerationConfig":
+def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
     """How to sample: the model's own settings, then transformers' of the request, then OpenAI's."""
     settings: GenerationConfig = copy.deepcopy(served.model.generation_config)
     settings.num_beams = settings.num_return_sequences = 1
@@ -239,7 +239,7 @@ def _generation_config(body: Body) -> dict[str, Any]:
         ) from None
 
 
-def _bias(served: Served, given: Any) -> dict[tuple[int, ...], float]:
+def _bias(served: LiveModel, given: Any) -> dict[tuple[int, ...], float]:
     """OpenAI's logit_bias, by tokens."""
     bias: dict[tuple[int, ...], float] = {}
     try:

@@ -23,7 +23,7 @@ PROBE = 32  # tokens that are read in two ways, once with a cache that was cut i
 
 
 @dataclass(frozen=True)
-class Served:
+class LiveModel:
     """A model in memory, under the name that requests give it."""
 
     name: str
@@ -54,7 +54,7 @@ class Wish:
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
 
 
-def load(wish: Wish, how: DocumentOptions, say: Say = silent) -> Served:
+def load(wish: Wish, how: DocumentOptions, say: Say = silent) -> LiveModel:
     """Load a causal language model and its tokenizer, and extend it in memory where asked."""
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
     snapshot = replace(snapshot, name=wish.name)
@@ -88,7 +88,7 @@ def load(wish: Wish, how: DocumentOptions, say: Say = silent) -> Served:
     continues = not follows_length(config, limit) and continues_after_cut(model)
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
-    return Served(wish.name, model, tokenizer, limit, continues, piece)
+    return LiveModel(wish.name, model, tokenizer, limit, continues, piece)
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
@@ -131,7 +131,7 @@ def new_cache(model: Any) -> Any:
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def model_card(served: Served, created: int) -> Mapping[str, Any]:
+def model_card(served: LiveModel, created: int) -> Mapping[str, Any]:
     """The entry of /v1/models."""
     return {
         "id": served.name,

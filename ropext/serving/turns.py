@@ -20,7 +20,7 @@ from transformers.cli.serving.utils import (
 
 from ropext.narration import Say
 from ropext.serving.questions import Question, Refusal
-from ropext.serving.served import Served, new_cache
+from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; more are told to come again
 Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
@@ -29,7 +29,7 @@ Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answ
 class TurnStreamer(DirectStreamer):
     """Stock's streamer, which also holds back what may begin a stop word, and ends at one."""
 
-    def __init__(self, served: Served, question: Question, queue: "asyncio.Queue[Item]") -> None:
+    def __init__(self, served: LiveModel, question: Question, queue: "asyncio.Queue[Item]") -> None:
         prompt = torch.tensor([question.ids])
         parser = None
         if question.is_chat:
@@ -156,7 +156,7 @@ class KeptCache:
 class Worker:
     """Answers one question after the other."""
 
-    def __init__(self, served: Served, say: Say) -> None:
+    def __init__(self, served: LiveModel, say: Say) -> None:
         self.served = served
         self.say = say
         self.thread = InferenceThread()

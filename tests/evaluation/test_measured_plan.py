@@ -88,7 +88,7 @@ def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, f
     said = ranking_text(ranking, found[0].plans, {})
     line = f"self-extend, in memory alone: {beside.behind.value:+.4f} nats a token"
     assert line in " ".join(said.split())
-    assert "no stock checkpoint carries it (ropext.patch)" in " ".join(said.split())
+    assert "no stock checkpoint carries it (ropext serve, ropext.patch)" in " ".join(said.split())
 
 
 def test_a_model_whose_attention_cannot_be_folded_is_ranked_all_the_same(place, tmp_path):

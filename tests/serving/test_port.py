@@ -40,6 +40,22 @@ def test_a_prompt_beyond_the_target_is_refused_and_never_cut(client, tokens, mos
     assert message(answer).startswith(start)
 
 
+def test_tokens_are_counted_as_an_answer_reads_them(client, loaded):
+    tokenizer = loaded["self-extend"].tokenizer
+    messages = [{"role": "user", "content": "the fox"}]
+    ids = tokenizer("<user>the fox\n<assistant>", add_special_tokens=False)["input_ids"]
+    theirs = {"chat_template": "{{ 7 }}"}  # of a request: never rendered
+    for more in ({}, {"chat_template_kwargs": theirs}):
+        status, told = client.ask("/tokenize", {"messages": messages} | more)
+        assert (status, told["tokens"], told["max_model_len"]) == (200, ids, TARGET)
+    told = client.ask("/tokenize", {"prompt": "[" * 2000})[1]  # brackets in a text are no arrays
+    assert told["count"] == 2001
+    assert (
+        client.ask("/tokenize", {"prompt": "the fox"})[1]["tokens"]
+        == tokenizer("the fox").input_ids
+    )
+
+
 def test_the_whole_target_can_be_used(client):
     asked = {"prompt": [5] * (TARGET - 2), "max_tokens": 2, "temperature": 0}
     status, answer = client.ask("/v1/completions", asked)
@@ -73,10 +89,8 @@ def test_bodies_are_bounded_and_must_be_json(client, monkeypatch):
     from ropext.serving import app
 
     status, answer = client.ask("/v1/completions", b"[1]")
-    assert (status, "one JSON object" in message(answer) or "object" in message(answer)) == (
-        400,
-        True,
-    )
+    assert status == 400
+    assert "object" in message(answer)
     form = {"Content-Type": "text/plain"}  # what a web page may send unasked
     assert client.ask("/v1/completions", ASK, headers=form)[0] == 415
     monkeypatch.setattr(app, "MOST_BYTES", 1000)
@@ -157,6 +171,7 @@ def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(
 
 
 def test_a_port_that_is_in_use_is_refused_before_anything_is_loaded():
+    pytest.importorskip("uvicorn")
     from ropext.errors import InputError
     from ropext.serving import app
 
