@@ -77,10 +77,10 @@ def main() -> None:
     served = load(Wish(given.model, "model", wish), DocumentOptions(device="cpu"))
     ids = served.tokenizer(given.texts.read_text("utf-8")[: served.limit * 20])["input_ids"]
     size = served.limit // given.turns - ANSWER - 4  # what an answer becomes when it is read again
-    pieces = [
-        served.tokenizer.decode(ids[turn * size : (turn + 1) * size], skip_special_tokens=True)
-        for turn in range(given.turns)
-    ]
+    pieces = list[str]()
+    for turn in range(given.turns):
+        part = ids[turn * size : (turn + 1) * size]
+        pieces.append(str(served.tokenizer.decode(part, skip_special_tokens=True)))
     kept, anew = converse(served, pieces, True), converse(served, pieces, False)
     print(f"{given.method} at {given.factor:g} times, {served.limit:,} tokens\n")
     print("| turn | sent | read, cache kept | read anew |\n|---|---|---|---|")

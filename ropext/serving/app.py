@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ropext.errors import InputError
 from ropext.evaluation.loading import silenced
 from ropext.files import parse_object
-from ropext.narration import Say
+from ropext.narration import Say, interruptible, silent
 from ropext.serving.answers import Answer
 from ropext.serving.questions import Refusal, check_model, prompt_ids, question_of
 from ropext.serving.served import LiveModel, model_card
@@ -225,5 +225,5 @@ def has_key() -> bool:
 
 def run(port: Port, taken: socket.socket) -> None:
     """Answer until Ctrl-C, which is how a server ends."""
-    with suppress(KeyboardInterrupt), silenced():
+    with suppress(KeyboardInterrupt), interruptible(silent, "", at_once=True), silenced():
         server_of(port).run(sockets=[taken])
