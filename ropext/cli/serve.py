@@ -49,7 +49,7 @@ def command(
     from ropext.serving import app, served
 
     with closing(app.reserve(host, port)) as taken, directory_of(model, out.say) as directory:
-        asked = served.Wish(directory, model, wish, adapter, revision, trust_remote_code)
+        asked = served.ServeOptions(directory, model, wish, adapter, revision, trust_remote_code)
         ready = served.load(asked, how, out.say)
         local = app.is_local(host)
         if not local:
@@ -64,5 +64,5 @@ def command(
             f"{address} answers as {model}, {ready.limit:,} tokens (Ctrl-C ends it)",
             {"url": address, "model": model, "max_model_len": ready.limit},
         )
-        app.run(app.Port(ready, out.say, only_local=local), taken)
+        app.run(app.ModelPort(ready, out.say, only_local=local), taken)
     out.say("the port is closed")

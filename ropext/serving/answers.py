@@ -8,18 +8,18 @@ from typing import Any
 
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
-from ropext.serving.questions import Question, Refusal
+from ropext.serving.questions import Turn, Refusal
 from ropext.serving.turns import Item, TurnStreamer
 
 DONE = "data: [DONE]\n\n"
 
 
 @dataclass
-class Answer:
+class AnswerSoFar:
     """An answer, as far as it has come."""
 
     name: str  # of the model
-    question: Question
+    question: Turn
     streamer: TurnStreamer
     created: int = field(default_factory=lambda: int(time.time()))
     texts: list[str] = field(default_factory=list)

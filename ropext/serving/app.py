@@ -22,7 +22,7 @@ from ropext.errors import InputError
 from ropext.evaluation.loading import silenced
 from ropext.files import parse_object
 from ropext.narration import Say, interruptible, silent
-from ropext.serving.answers import Answer
+from ropext.serving.answers import AnswerSoFar
 from ropext.serving.questions import Refusal, check_model, prompt_ids, question_of
 from ropext.serving.served import LiveModel, model_card
 from ropext.serving.turns import Item, TurnStreamer, Worker
@@ -34,7 +34,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 Action = Callable[[Request], Awaitable[Response]]
 
 
-class Port:
+class ModelPort:
     """What answers at the paths."""
 
     def __init__(self, served: LiveModel, say: Say, only_local: bool) -> None:
@@ -100,7 +100,7 @@ class Port:
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
         question = await asyncio.to_thread(question_of, self.served, body, name, is_chat)
         queue, streamer = self.worker.ask(question)
-        answer = Answer(self.served.name, question, streamer)
+        answer = AnswerSoFar(self.served.name, question, streamer)
         items = _items(queue, streamer, request)
         if question.stream:
             return StreamingResponse(answer.events(items), media_type="text/event-stream")
@@ -206,7 +206,7 @@ def reserve(host: str, port: int) -> socket.socket:
     return taken
 
 
-def server_of(port: Port) -> uvicorn.Server:
+def server_of(port: ModelPort) -> uvicorn.Server:
     """uvicorn with nothing of its own in the log."""
     config = uvicorn.Config(
         port.app(),
@@ -223,7 +223,7 @@ def has_key() -> bool:
     return bool(os.environ.get(KEY))
 
 
-def run(port: Port, taken: socket.socket) -> None:
+def run(port: ModelPort, taken: socket.socket) -> None:
     """Answer until Ctrl-C, which is how a server ends."""
     with suppress(KeyboardInterrupt), interruptible(silent, "", at_once=True), silenced():
         server_of(port).run(sockets=[taken])

@@ -56,8 +56,8 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a client asks."""
+class Turn:
+    """What a client asks, and how it is to be answered."""
 
     id: str
     is_chat: bool
@@ -75,7 +75,7 @@ class Question:
         return int(self.settings.max_new_tokens or 0)
 
 
-def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Question:
+def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn:
     """Check a request and turn its prompt into tokens."""
     check_model(served, body.get("model"))
     for key, nothing in NOT_DONE.items():
@@ -89,7 +89,7 @@ def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Ques
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise Refusal("stream_options must be an object", 400, "stream_options")
-    return Question(
+    return Turn(
         id=name,
         is_chat=is_chat,
         ids=ids,

@@ -40,7 +40,7 @@ class LiveModel:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ServeOptions:
     """What is to be served."""
 
     directory: str
@@ -54,7 +54,7 @@ class Wish:
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
 
 
-def load(wish: Wish, how: DocumentOptions, say: Say = silent) -> LiveModel:
+def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveModel:
     """Load a causal language model and its tokenizer, and extend it in memory where asked."""
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
     snapshot = replace(snapshot, name=wish.name)

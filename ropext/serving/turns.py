@@ -19,7 +19,7 @@ from transformers.cli.serving.utils import (
 )
 
 from ropext.narration import Say
-from ropext.serving.questions import Question, Refusal
+from ropext.serving.questions import Turn, Refusal
 from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; more are told to come again
@@ -29,7 +29,7 @@ Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answ
 class TurnStreamer(DirectStreamer):
     """Stock's streamer, which also holds back what may begin a stop word, and ends at one."""
 
-    def __init__(self, served: LiveModel, question: Question, queue: "asyncio.Queue[Item]") -> None:
+    def __init__(self, served: LiveModel, question: Turn, queue: "asyncio.Queue[Item]") -> None:
         prompt = torch.tensor([question.ids])
         parser = None
         if question.is_chat:
@@ -164,7 +164,7 @@ class Worker:
         self.lock = threading.Lock()
         self.waiting = 0
 
-    def ask(self, question: Question) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
+    def ask(self, question: Turn) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
         """Give a question its place; its answer comes through the queue."""
         queue: asyncio.Queue[Item] = asyncio.Queue()
         streamer = TurnStreamer(self.served, question, queue)
@@ -179,7 +179,7 @@ class Worker:
         self.thread.submit(self._answer, question, streamer)
         return queue, streamer
 
-    def _answer(self, question: Question, streamer: TurnStreamer) -> None:
+    def _answer(self, question: Turn, streamer: TurnStreamer) -> None:
         """Answer on the thread; whatever goes wrong, the next question has its turn."""
         try:
             if not streamer.has_left:
@@ -200,7 +200,7 @@ class Worker:
                 f"{len(streamer.ids):,} written{left}"
             )
 
-    def _generate(self, question: Question, streamer: TurnStreamer) -> None:
+    def _generate(self, question: Turn, streamer: TurnStreamer) -> None:
         model = self.served.model
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:

@@ -52,12 +52,12 @@ def directory(tmp_path_factory):
 def loaded(directory):
     """The model by each of two methods, as `serve` holds it."""
     pytest.importorskip("uvicorn")
-    from ropext.serving.served import Wish, load
+    from ropext.serving.served import ServeOptions, load
 
     methods = ("self-extend", "yarn")
     wishes = {m: parse_extend({"method": m, "target": TARGET}) for m in methods}
     how = DocumentOptions(device="cpu")
-    return {m: load(Wish(str(directory), "tiny", wish), how) for m, wish in wishes.items()}
+    return {m: load(ServeOptions(str(directory), "tiny", wish), how) for m, wish in wishes.items()}
 
 
 class Client:
@@ -108,7 +108,7 @@ def opened(served, only_local=True):
 
     lines = []
     taken = app.reserve("127.0.0.1", 0)
-    server = app.server_of(app.Port(served, lines.append, only_local))
+    server = app.server_of(app.ModelPort(served, lines.append, only_local))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
     taken.listen()
     thread.start()
