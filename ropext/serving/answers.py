@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
-from ropext.serving.questions import Turn, Refusal
+from ropext.serving.questions import Refusal, Turn
 from ropext.serving.turns import Item, TurnStreamer
 
 DONE = "data: [DONE]\n\n"

@@ -19,7 +19,7 @@ from transformers.cli.serving.utils import (
 )
 
 from ropext.narration import Say
-from ropext.serving.questions import Turn, Refusal
+from ropext.serving.questions import Refusal, Turn
 from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; more are told to come again
