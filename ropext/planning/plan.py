@@ -8,6 +8,7 @@ from typing import Any
 from ropext import families, forms, loaders, scaling
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.rope import Explanation, Rope, Spectrum
 from ropext.scaling import self_extend
