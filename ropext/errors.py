@@ -66,6 +66,12 @@ class GateFailed(RopextError):
     exit_code = 3
 
 
+class NotMeasured(RopextError):
+    """A gate on something of which nobody knows the answer."""
+
+    exit_code = 6
+
+
 class Stopped(RopextError):
     """Interrupted, out of memory, or a server lost: what was finished is kept."""
 

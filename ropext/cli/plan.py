@@ -43,7 +43,8 @@ def command(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Show what an extension would do. On an extended directory: how to serve it."""
+    """Show what an extension would do. Of an extended directory or GGUF: how to serve it, and with
+    --for alone: whether these loaders read it as its config means (exit code 0, 3 or 6)."""
     from ropext import inspecting
 
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
@@ -60,6 +61,15 @@ def command(
             from ropext.report import text
 
             out.result(text.served(served), served)
+            return
+    if plot is None and given.keys() == {"for_loaders"}:
+        names = Extend(**given).for_loaders
+        served = inspecting.as_it_stands(model, revision=revision)
+        if served is not None:
+            from ropext.report import text
+
+            out.result(text.served(served), served)
+            inspecting.gate(served, names)
             return
     show(out, inspecting.plan(model, revision=revision, **given), plot)
 

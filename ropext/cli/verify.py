@@ -44,6 +44,15 @@ Endpoint = Annotated[
         help="ask a running server (vLLM, SGLang, llama-server) whether it reads DIR as planned",
     ),
 ]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="LOADERS",
+        help="also whether these read it as its config means: exit code 3 where not, 6 where that "
+        "was not measured",
+    ),
+]
 
 
 def command(
@@ -55,13 +64,16 @@ def command(
     fix: Fix = False,
     trust: Trust = None,
     endpoint: Endpoint = None,
+    for_loaders: For = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
-    from ropext import verifying
+    from ropext import inspecting, loaders, verifying
     from ropext.report import text
+
+    names = loaders.parse_for(for_loaders) if for_loaders is not None else ()
 
     for flag, given in (("--fix", fix), ("--record", record)):
         if given and not Path(directory).is_dir():
@@ -92,3 +104,7 @@ def command(
     out.result(text.verification(result.verdict, checks), result)
     if not result.passed:
         raise ProofFailed(result.verdict)
+    if names and result.served is None:
+        raise UsageError(f"--for is for rotary models, and {directory} rotates nothing")
+    if names and result.served is not None:
+        inspecting.gate(result.served, names)

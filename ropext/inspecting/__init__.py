@@ -12,12 +12,14 @@ from ropext.inspecting.inspection import (
     said_of,
 )
 from ropext.inspecting.plans import plan, plan_of, planned
-from ropext.inspecting.serving import Served, read_again, serving
+from ropext.inspecting.serving import Served, as_it_stands, gate, read_again, serving
 
 __all__ = [
     "Inspection",
     "Served",
     "Unrotated",
+    "as_it_stands",
+    "gate",
     "inspect",
     "open_model",
     "plan",

@@ -1,7 +1,7 @@
 """How each loader reads a model as it stands, and the commands that run it."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,11 +9,12 @@ from typing import Any
 from ropext import families, loaders
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
-from ropext.errors import RopextError
+from ropext.errors import GateFailed, NotMeasured, RopextError, UsageError, listed
 from ropext.families import Model
 from ropext.families.config import text_part
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.planning import readings_of
+from ropext.planning.plan import WRONG
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,47 @@ def _of_two_spellings(
             reading = replace(reading, verdict="not measured", why=why, flag="")
         out.append(reading)
     return tuple(out)
+
+
+def gate(served: Served, names: Sequence[str]) -> None:
+    """Raise where one of these loaders reads the model otherwise than its config means, or where
+    that was not measured; a version is named as in --for."""
+    readings = [reading for name in names for reading in _readings_for(served, name)]
+    wrong = [reading for reading in readings if reading.verdict in WRONG]
+    unknown = [reading for reading in readings if reading.verdict == "not measured"]
+    if wrong:
+        raise GateFailed(f"--for {','.join(names)}: {_told(served, wrong)}")
+    if unknown:
+        raise NotMeasured(f"--for {','.join(names)}: {_told(served, unknown)}")
+
+
+def _readings_for(served: Served, name: str) -> list[loaders.LoaderReading]:
+    """What a loader of --for makes of the model, in each version that the name means."""
+    if served.model.container:
+        loader = loaders.loader_of(name)
+        readings = [reading for reading in served.readings if reading.loader == loader]
+        if not readings:
+            known = listed([reading.loader for reading in served.readings])
+            raise UsageError(f"--for {name}: it runs no GGUF file that was measured; do: {known}")
+        return readings
+    meant = loaders.select(name)
+    pairs = zip(loaders.readers(), served.readings, strict=True)
+    return [reading for reader, reading in pairs if reader in meant]
+
+
+def _told(served: Served, readings: Sequence[loaders.LoaderReading]) -> str:
+    """What these loaders make of it, one after the other."""
+    parts = []
+    for reading in readings:
+        why = f" ({reading.why})" if reading.why else ""
+        parts.append(f"{reading.loader} {reading.versions}: {reading.verdict}{why}")
+    return f"{served.directory} is not known to be read as its config means: {'; '.join(parts)}"
+
+
+def as_it_stands(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads anybody's model; None where it does not rotate."""
+    snapshot = open_model(model, revision=revision)
+    return None if positions_of(snapshot) is not None else read_again(snapshot)
 
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:

@@ -1,0 +1,84 @@
+"""`plan DIR --for LOADERS` and `verify DIR --for LOADERS`: exit codes 0, 3 and 6."""
+
+import json
+
+import configs
+import pytest
+from command_line import run
+from gguf_files import making
+
+from ropext import inspecting, loaders, verifying
+from ropext.errors import GateFailed, NotMeasured, UsageError
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.fixture
+def extended(tmp_path):
+    """Anybody's directory, of which ropext has no record."""
+    (tmp_path / "config.json").write_text(json.dumps(configs.LLAMA | {"rope_scaling": YARN}))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "said"),
+    [
+        ("vllm", 0, ""),
+        ("vllm,llama.cpp", 0, ""),
+        ("exllamav2", 3, "exllamav2 0.3.2: different (takes the full length for the original one"),
+        ("transformers==4.40", 3, "transformers 4.36-4.42: error"),
+        ("transformers==4.57,exllamav2", 3, "exllamav2 0.3.2: different"),
+        ("nobody", 2, "no such loader"),
+    ],
+)
+def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
+    done, shown = run("plan", extended, "--for", names, capsys=capsys)
+    assert done == code
+    assert said in shown.err
+    assert ("what each loader makes of it" in shown.out) is (code != 2)
+
+
+def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
+    known = configs.LLAMA | {"model_type": "olmoe", "rope_scaling": YARN}
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    code, shown = run("plan", str(tmp_path), "--for", "sglang", "--json", capsys=capsys)
+    assert (code, json.loads(shown.out)["target"]) == (6, 4096)
+    assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
+    # What is wrong comes before what is not known.
+    served = inspecting.as_it_stands(str(tmp_path))
+    with pytest.raises(NotMeasured):
+        inspecting.gate(served, ("sglang", "transformers"))
+    assert inspecting.gate(served, ("transformers",)) is None
+
+
+def test_a_base_has_a_gate_too(tmp_path):
+    """A config as transformers 5 saves it, which MLX-LM reads with a theta of its own."""
+    saved = {k: v for k, v in configs.LLAMA.items() if k not in ("rope_theta", "rope_scaling")}
+    saved |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    served = inspecting.as_it_stands(str(tmp_path))
+    inspecting.gate(served, ("vllm", "transformers==5"))
+    with pytest.raises(GateFailed, match=r"mlx MLX-LM 0\.32\.2: different"):
+        inspecting.gate(served, ("vllm", "mlx"))
+
+
+def test_a_file_has_one_too(tmp_path):
+    scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | scaled)
+    served = inspecting.as_it_stands(str(path))
+    inspecting.gate(served, ("llama.cpp", "lm-studio"))
+    with pytest.raises(GateFailed, match=r"mistral\.rs .*: error"):
+        inspecting.gate(served, ("mistral.rs",))
+    with pytest.raises(UsageError, match=r"runs no GGUF file that was measured; do: llama\.cpp"):
+        inspecting.gate(served, ("vllm",))
+    assert {reading.loader for reading in served.readings} == {*loaders.gguf.runners()}
+
+
+@pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
+def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, code, capsys):
+    served = inspecting.as_it_stands(extended)
+    right = verifying.Verification(extended, (verifying.Check("spectrum", True, ""),), served)
+    monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)
+    done, shown = run("verify", extended, "--for", names, capsys=capsys)
+    assert done == code
+    assert "all right (1 checks)" in shown.out
