@@ -345,6 +345,11 @@ def as_text(data: bytes) -> str:
     return data.decode(json.detect_encoding(data), errors="replace")
 
 
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """A path in which `~` is the user's home folder, as it is in MODEL."""
+    return Path(os.path.expanduser(path))
+
+
 def is_path(text: str) -> bool:
     """Whether a text can be nothing but a path; in ID:CONFIG no slash follows the colon."""
     return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))

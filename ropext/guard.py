@@ -9,7 +9,7 @@ holds nor lies inside what is read. Only what bears a mark is replaced or delete
     OUT.run/recipe.yaml   ends with a digest of its lines
     .OUT.ropext-TOKEN/    a folder at work: it is empty, or holds a file of that name
     .OUT.ropext-lock      begins as every lock does
-    *.png, *.parquet      say that ropext made them
+    *.png, *.parquet      hold their own digest (`Sign`)
 """
 
 import hashlib
@@ -21,6 +21,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,29 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 RECORD, FILES, MARK = "ropext.json", "files", "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
-PICTURE, LOSSES = b"tEXtSoftware\0ropext", b"losses by ropext"
 LINKED = 64 << 20  # bytes of a hard link that is hashed; of a larger one its other names answer
 SETTLED = 2_000_000_000  # ns; a file that was written since may change again at the same time stamp
-END = 1 << 16  # bytes at both ends of a file in which its sign is looked for
+END = 1 << 16  # bytes at the end of a file in which its sign is looked for
+PIECE = 4 << 20  # bytes read at once
 MOVE = "move or rename it, or name another place"
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a file of ropext's holds near its end: some bytes, and behind them the SHA-256 of the
+    file in which that digest is zeros, and so many bytes more."""
+
+    begin: bytes
+    more: int = 0
+
+    @property
+    def blank(self) -> bytes:
+        """What stands behind `begin` while the digest is taken."""
+        return b"0" * (64 + self.more)
+
+
+PICTURE = Sign(b"tEXtropext\0SHA-256 ", 4)  # a chunk of a PNG, which ends with a checksum
+LOSSES = Sign(b"losses by ropext, SHA-256 ")  # in the footer of a parquet file
 
 
 def check(reads: Named, writes: Named) -> None:
@@ -297,14 +316,44 @@ def works(real: Path) -> list[Path]:
     ]
 
 
-def check_file(path: Path | None, flag: str, sign: bytes) -> None:
-    """Refuse to replace a file in whose beginning and end ropext's sign is missing."""
+def check_file(path: Path | None, flag: str, sign: Sign) -> None:
+    """Refuse to replace a file that is not as ropext wrote it."""
     if path is None or not os.path.lexists(path):
         return
     if path.is_file() and not path.is_symlink():
-        with path.open("rb") as stream:
-            ends = stream.read(END)
-            stream.seek(max(0, path.stat().st_size - END))
-            if sign in ends + stream.read():
+        start = place_of_sign(path, sign)
+        if start is not None:
+            with path.open("rb") as stream:
+                stream.seek(start)
+                stated = stream.read(64)
+            if blanked_digest(path, start, len(sign.blank)).encode() == stated:
                 return
+            raise OutputExists(
+                f"{path} ({flag}) exists, and was edited since ropext wrote it; {MOVE}"
+            )
     raise OutputExists(f"{path} ({flag}) exists, and ropext did not write it; {MOVE}")
+
+
+def place_of_sign(path: Path, sign: Sign) -> int | None:
+    """Where the digest of a file begins, behind the last sign in its end."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        stream.seek(max(0, size - END))
+        end = stream.read()
+    at = end.rfind(sign.begin)
+    return None if at < 0 else size - len(end) + at + len(sign.begin)
+
+
+def blanked_digest(path: Path, start: int, length: int) -> str:
+    """SHA-256 of a file in which some bytes, those of its own digest, are taken as the digit 0."""
+    digest = hashlib.sha256()
+    with open(open_regular(path), "rb") as stream:
+        left = start
+        while left and (piece := stream.read(min(left, PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+        digest.update(b"0" * length)
+        stream.seek(start + length)
+        while piece := stream.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -9,6 +9,11 @@ It is OUT.run beside the output OUT of fit, finetune and run; of eval the output
 The same command with the same deciding values goes on in it. With other values it begins anew where
 that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
 and a file whose name is none of `OURS` never deleted: a user put it there.
+
+Where the folder is the output itself, the manifest lists what a run wrote, under "files", each with
+its digest. What was edited since, and a result that is not listed, is kept: the command is refused
+until --force. Only while a run writes its results ("writes_results", until it is done) a result
+that is not listed may be its own, from before a kill.
 """
 
 import json
@@ -28,9 +33,12 @@ from ropext.narration import Say, silent
 MANIFEST = "run.json"
 USED = "used.log"  # what first steps took
 STORES = "variants/"  # of an evaluation: what each model read
+UNITS = (STORES, "readings/", "steps/")
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
+UNIT = r"([a-z]+(-\d+)?/[0-9a-f]+\.npy|items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")  # the folder of one, in a folder of OUT.run
 # All names that ropext, transformers and accelerate give to files in the folder of a run.
 OURS = re.compile(
     "|".join(
@@ -38,14 +46,18 @@ OURS = re.compile(
             r"(run|documents|results|choice|budget)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
-            r"(variants|readings|steps)/.+\.(npy|json)",
-            r"[\w-]+/(tmp-)?checkpoint-\d+/(.+/)?"
-            r"(complete|README\.md|[^/]+\.(safetensors|json|pt|pth|bin|distcp|metadata)"
+            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
+            rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
+            r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
+            r"|(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)"
+            r"|trainer_state\.json|training_args\.bin|__\d+_\d+\.distcp|\.metadata"
             r"|\.tmp\w{6})",  # safetensors' own file, when a kill comes in it
             HALF_WRITTEN.pattern,
         )
     )
 )
+RESULTS = "writes_results"  # in a manifest: a run has begun to write them
+LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # of a manifest as it is read
 
 Flat = dict[str, Any]
 
@@ -98,6 +110,44 @@ class Workdir:
                 f"{folder} holds another run of ropext {self.command} (it differs in "
                 f"{_named(names)}); repeat that command to resume it, give another -o{anew}"
             )
+        if not force and (names := self._edited()):
+            anew = "" if force is None else "; --force makes them anew"
+            raise OutputExists(
+                f"{folder} holds files that were added or edited since ropext wrote its own: "
+                f"{guard.shown(names)}; move them away first, or give another -o{anew}"
+            )
+
+    @property
+    def _lists(self) -> bool:
+        """Whether the manifest lists what was written. OUT.run is of use until OUT is there."""
+        return self.command not in BESIDE
+
+    def _edited(self) -> list[str]:
+        """The files of ropext's names that are not as a run of this folder left them."""
+        manifest = _sealed(self.folder)
+        if manifest is None or not self._lists:
+            return []
+        listed, names = manifest.get(guard.FILES, {}), []
+        for name in _results(self.folder):
+            if name in listed:
+                is_ours = guard.is_in_state(self.folder / name, listed[name])
+            else:  # a unit gets its name at any time of a run
+                is_ours = name.startswith(UNITS) or RESULTS in manifest
+            if not is_ours:
+                names.append(name)
+        return names
+
+    def write_results(self) -> None:
+        """Note that from now on the run writes its results."""
+        manifest = _sealed(self.folder)
+        assert manifest is not None
+        self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})
+
+    def _write_manifest(self, files: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+        manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
+        if self._lists:
+            manifest[guard.FILES] = files
+        write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
 
     @contextmanager
     def claimed(
@@ -110,13 +160,19 @@ class Workdir:
             return
         with locked(self.folder.resolve(), self.output):
             self.check(force)
+            for name in self._edited():
+                if name.startswith(STORES):  # what a model read is not taken from an edited file
+                    (self.folder / name).unlink()
+            kept = _sealed(self.folder) or {}
             if not self.has_begun():  # the manifest stays: after a kill it says whose this is
                 # What models read is named by all that decides it: it is as good for another run.
                 stores = STORES if self.command == "eval" else MANIFEST
                 left = remove(self.folder, lambda name: name.startswith((MANIFEST, stores)))
                 self._say_left(left, say)
-            manifest = {"command": self.command, "decides": self.decides, **self.about}
-            write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
+            there = set(guard.listing(self.folder))
+            files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
+            writes = {RESULTS: True} if RESULTS in kept else {}
+            self._write_manifest(files, writes)
             try:
                 yield
             except BaseException:
@@ -126,6 +182,9 @@ class Workdir:
             if self.command not in PASSING:
                 for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
                     (self.folder / name).unlink()
+                written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
+                if self._lists:
+                    self._write_manifest(written, {})
             else:
                 self._say_left(remove(self.folder), say)
 
@@ -148,19 +207,28 @@ def release(folder: Path, output: Path) -> None:
             pass
 
 
+def _results(folder: Path) -> list[str]:
+    """The files in a run's folder that have names of ropext's, but for its manifest and its log."""
+    names = [name for name in guard.listing(folder) if OURS.fullmatch(name)]
+    return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
+
+
 def strangers(folder: Path) -> list[str]:
     """The files in a run's folder that a user put there."""
     return [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
 
 
-def remove(folder: Path, stays: Callable[[str], bool] = lambda name: False) -> list[str]:
+def remove(
+    folder: Path, stays: Callable[[str], bool] = lambda name: False, below: str = "."
+) -> list[str]:
     """Delete what ropext wrote into a run's folder, its manifest last, and the folder where that
-    was all; the names of what a user put there."""
-    names = guard.listing(folder)
+    was all, or of it what lies `below`; the names of what a user put there."""
+    part = folder / below
+    names = [(part / name).relative_to(folder).as_posix() for name in guard.listing(part)]
     for name in sorted(names, key=MANIFEST.__eq__):
         if OURS.fullmatch(name) and not stays(name):
             (folder / name).unlink(missing_ok=True)
-    for place, _, _ in os.walk(folder, topdown=False):
+    for place, _, _ in os.walk(part, topdown=False):
         with suppress(OSError):  # it holds something
             os.rmdir(place)
     return strangers(folder)
@@ -172,7 +240,13 @@ def has_work(folder: Path) -> bool:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder; None where there is none, or none that ropext wrote."""
+    """The manifest of a folder, without its list of files; None where there is none, or none that
+    ropext wrote."""
+    manifest = _sealed(folder)
+    return manifest and {k: v for k, v in manifest.items() if k not in LEFT_OUT}
+
+
+def _sealed(folder: Path) -> dict[str, Any] | None:
     if not (folder / MANIFEST).is_file():
         return None
     check_links(folder)

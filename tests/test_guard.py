@@ -9,12 +9,19 @@ from pathlib import Path
 from typing import get_args
 
 import command_line
+import numpy as np
+import pyarrow.parquet
 import pytest
 from marked import checkpoint, mark
 
+import ropext
 from ropext import guard
 from ropext.cli.app import COMMANDS, command_of
 from ropext.errors import OutputExists, RopextError, UsageError
+from ropext.results import rundir
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.values import Bootstrap
 
 # --- identity ---
 
@@ -225,3 +232,61 @@ def test_a_log_is_known_by_its_name_alone(tmp_path):
     (tmp_path / "ropext.json").write_text(json.dumps({"files": before}))
     (tmp_path / "mine.log").write_text("mine")
     assert guard.recorded(tmp_path) == {"ropext.json", "used.log"}
+
+
+def rewritten(file):
+    """A table with the same values and metadata, written by pyarrow; its own digest is another."""
+    from pyarrow import parquet
+
+    parquet.write_table(parquet.read_table(file), file)
+
+
+DERIVED = {
+    "bytes behind it": lambda file: file.write_bytes(file.read_bytes() + b"mine"),
+    "another byte": lambda file: file.write_bytes(b"\x88" + file.read_bytes()[1:]),
+}
+
+
+@pytest.mark.parametrize("change", DERIVED.values(), ids=DERIVED)
+def test_a_picture_that_was_derived_from_one_of_ropext_s_is_kept(tmp_path, change):
+    file = tmp_path / "x.png"
+    words = ("inspect", "ropext://demo", "--plot", file)
+    assert command_line.run(*words)[0] == 0
+    from PIL import Image
+
+    Image.open(file).verify()  # each chunk has its checksum
+    change(file)
+    before = file.read_bytes()
+    assert (command_line.run(*words)[0], file.read_bytes()) == (2, before)
+
+
+@pytest.mark.parametrize("change", [*DERIVED.values(), rewritten], ids=[*DERIVED, "rewritten"])
+def test_a_table_that_was_derived_from_one_of_ropext_s_is_kept(tmp_path, change):
+    file = tmp_path / "x.parquet"
+    frame = Frame(4, (4,), 2, Bootstrap(0))
+    reading = Reading("base", {4: [np.array([np.nan, 0.5, 0.25, 0.125])]})
+    measured = Measurement(frame, {"base": MeasuredModel("base", reading)})
+    texts = [("a", np.array([7, 8, 9, 10]))]
+    for _ in range(2):
+        rundir.write_losses(file, texts, measured)
+        guard.check_file(file, "--losses", guard.LOSSES)
+    assert pyarrow.parquet.read_table(file).column("loss").to_pylist() == [0.5, 0.25, 0.125]
+    change(file)
+    before = file.read_bytes()
+    with pytest.raises(OutputExists, match=r"\(--losses\) exists, and (ropext did not|was edited)"):
+        guard.check_file(file, "--losses", guard.LOSSES)
+    assert file.read_bytes() == before
+
+
+def test_a_tilde_is_the_home_folder_in_an_output_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    words = ("extend", "ropext://demo", "--factor", "2", "--no-verify", "-o")
+    assert command_line.run(*words, "~/out", capsys=capsys)[0] == 0
+    assert os.listdir(tmp_path) == ["home"]
+    code, said = command_line.run(*words, "~", capsys=capsys)
+    assert (code, os.listdir(tmp_path)) == (2, ["home"])
+    assert f"{tmp_path / 'home'} (--output) exists" in said.err
+    ropext.extend("ropext://demo", "~/out-2", factor=2, no_verify=True)
+    assert sorted(os.listdir(tmp_path / "home")) == ["out", "out-2"]

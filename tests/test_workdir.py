@@ -1,5 +1,6 @@
 """One run's folder is never another's: claimed, gone on with, begun anew, or refused by name."""
 
+import hashlib
 import json
 import shutil
 from contextlib import suppress
@@ -12,6 +13,7 @@ from marked import manifest
 import ropext
 from ropext import workdir
 from ropext.errors import InputError, OutputExists, UsageError
+from ropext.results import rundir
 from ropext.workdir import Ledger, Step, Workdir, once
 
 COMMANDS = ("eval", "fit", "finetune", "run")
@@ -109,6 +111,104 @@ def test_force_keeps_and_names_what_a_user_put_there(tmp_path, command, name):
         assert not (other.folder / KEPT).exists()
         assert said == [f"{other.folder} keeps {name}, which ropext did not write"]
     assert (other.folder / name).read_text() == "mine"
+
+
+MADE = "report.md"
+READ = "variants/base-0123456789abcdef/pass-64/0a.npy"
+LISTING = ("eval", "compare", "demo")
+
+
+def finished(own):
+    """A run to its end: what a model read, and a report."""
+    with own.claimed(False):
+        (own.folder / READ).parent.mkdir(parents=True, exist_ok=True)
+        (own.folder / READ).write_text("read")
+        own.write_results()
+        (own.folder / MADE).write_text("made")
+
+
+def listed(own):
+    return json.loads((own.folder / "run.json").read_text())["files"]
+
+
+@pytest.mark.parametrize("command", LISTING)
+def test_what_a_run_wrote_stands_in_its_manifest(tmp_path, command):
+    own = place(tmp_path, command)
+    finished(own)
+    digests = {MADE: b"made", READ: b"read"}
+    wanted = {name: hashlib.sha256(text).hexdigest() for name, text in digests.items()}
+    assert listed(own) == wanted
+    before = (own.folder / "run.json").read_bytes()
+    finished(own)
+    assert (own.folder / "run.json").read_bytes() == before
+    assert workdir.read(own.folder) == {"command": command, "decides": {}}
+
+
+@pytest.mark.parametrize("command", LISTING)
+@pytest.mark.parametrize("name", [MADE, READ, "plots/tail.png"])
+def test_what_a_user_edited_or_added_is_kept_until_force(tmp_path, command, name):
+    own = place(tmp_path, command)
+    finished(own)
+    (own.folder / name).parent.mkdir(exist_ok=True)
+    (own.folder / name).write_text("mine")
+    for force in (False, None):
+        with (
+            pytest.raises(OutputExists, match=rf"since ropext wrote its own: {name}; move them"),
+            own.claimed(force),
+        ):
+            pytest.fail("it was claimed")
+    assert (own.folder / name).read_text() == "mine"
+    with own.claimed(True):
+        assert (own.folder / READ).exists() == (name != READ)  # it is read again
+
+
+def test_a_report_that_is_not_listed_is_ropext_s_while_a_run_writes_its_results(tmp_path):
+    """After a kill; before that a user put it there."""
+    own = place(tmp_path, "eval")
+    work(own)
+    (own.folder / MADE).write_text("mine")
+    with pytest.raises(OutputExists, match=rf"wrote its own: {MADE}"):
+        own.check(False)
+    (own.folder / MADE).unlink()
+    with suppress(KeyboardInterrupt), own.claimed(False):
+        own.write_results()
+        (own.folder / MADE).write_text("made")
+        raise KeyboardInterrupt
+    own.check(False)
+    finished(own)
+    assert set(listed(own)) == {MADE, READ, KEPT}
+
+
+def test_units_that_another_run_read_go_and_a_user_s_files_stay(tmp_path):
+    own = place(tmp_path, "eval")
+    finished(own)
+    users = [f"{STORE}/mine.npy", f"{STORE}/pass-64/mine.npy", "variants/my.json"]
+    for name in users:
+        (own.folder / name).write_text("mine")
+    rundir.keep_only(own.folder, [])
+    left = {p.relative_to(own.folder).as_posix() for p in own.folder.rglob("*") if p.is_file()}
+    assert left == {"run.json", MADE, *users}
+
+
+STORE = str(Path(READ).parents[1])
+CHECKPOINTS = ("best/checkpoint-6", "tuned/checkpoint-6-keep", "tuned/checkpoint-5-notes")
+
+
+@pytest.mark.parametrize("command", ["fit", "finetune"])
+@pytest.mark.parametrize("folder", CHECKPOINTS)
+def test_a_checkpoint_that_a_user_saved_is_a_user_s(tmp_path, command, folder):
+    own = place(tmp_path, command)
+    work(own)
+    for place_, text in ((folder, "mine"), ("tuned/checkpoint-6", "ropext's")):
+        (own.folder / place_).mkdir(parents=True)
+        for name in ("optimizer.pt", "adapter_model.safetensors", "complete", "notes.txt"):
+            (own.folder / place_ / name).write_text(text)
+    (own.folder / "tuned/checkpoint-6/notes.txt").unlink()
+    with own.claimed(False):
+        pass
+    left = {p.relative_to(own.folder).as_posix() for p in own.folder.rglob("*") if p.is_file()}
+    names = ("optimizer.pt", "adapter_model.safetensors", "complete", "notes.txt")
+    assert left == {f"{folder}/{name}" for name in names}
 
 
 @pytest.mark.parametrize("command", ["fit", "finetune"])

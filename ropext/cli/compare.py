@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ropext import guard
+from ropext.cli.options import at_home
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -14,7 +15,10 @@ Runs = Annotated[
     typer.Argument(metavar="RUN...", help="run directories of ropext eval; RUN:VARIANT names one"),
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="DIR", help="write a report there too")
+    Path | None,
+    typer.Option(
+        "--output", "-o", callback=at_home, metavar="DIR", help="write a report there too"
+    ),
 ]
 FailIf = Annotated[
     list[str] | None,

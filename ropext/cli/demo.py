@@ -5,10 +5,14 @@ from typing import Annotated
 
 import typer
 
+from ropext.cli.options import at_home
 from ropext.cli.output import Bar, Out
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="directory that keeps it all")
+    Path,
+    typer.Option(
+        "--output", "-o", callback=at_home, metavar="DIR", help="directory that keeps it all"
+    ),
 ]
 NoFinetune = Annotated[bool, typer.Option("--no-finetune", help="leave out what is trained")]
 

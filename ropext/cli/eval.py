@@ -29,6 +29,7 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
+        callback=options.at_home,
         metavar="RUN",
         help="directory that keeps it all",
         rich_help_panel=options.BASIC_OUTPUT,

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from ropext import guard
 from ropext.cli.output import Out
+from ropext.files import from_home
 from ropext.lengths import parse_length
 from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
 
@@ -33,6 +34,12 @@ BASIC_FOLLOWS = Heading(Panel.FOLLOWS, basic=True)
 BASIC_OUTPUT = Heading(Panel.OUTPUT, basic=True)
 FURTHER_OUTPUT = Heading(Panel.OUTPUT, basic=False)
 FURTHER_LOADING = Heading(Panel.LOADING, basic=False)
+
+
+def at_home(path: Path | None) -> Path | None:
+    """An output in which `~` is the home folder."""
+    return path and from_home(path)
+
 
 ModelArg = Annotated[
     str,
@@ -73,7 +80,12 @@ Data = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="OUT", help="directory to write", rich_help_panel=BASIC_OUTPUT
+        "--output",
+        "-o",
+        callback=at_home,
+        metavar="OUT",
+        help="directory to write",
+        rich_help_panel=BASIC_OUTPUT,
     ),
 ]
 BeginAnew = Annotated[

@@ -25,7 +25,13 @@ Words = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="OUT", help="directory to write; OUT.run is beside it"),
+    typer.Option(
+        "--output",
+        "-o",
+        callback=options.at_home,
+        metavar="OUT",
+        help="directory to write; OUT.run is beside it",
+    ),
 ]
 From = Annotated[
     str | None,

@@ -99,7 +99,8 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
     )
     commands = tuple(pasted(*call) for call in calls)
     after = f"what is finished is kept in {folder}; run the same command to resume"
-    with Workdir(folder, "demo", {}).claimed(None):
+    place = Workdir(folder, "demo", {})
+    with place.claimed(None):
         with kept_after_interrupt(after):
             say("[1/2] Measure PI, NTK-aware scaling and Self-Extend, beside the base.")
             ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
@@ -111,6 +112,7 @@ def run(folder: Path, finetune: bool = True, say: Say = silent, show: Show = uns
         asked = [gate for gate in map(parse_gate, GATES) if gate.variant in done.models]
         gates, report = rundir.judge(done, asked), folder / REPORT
         demo = Demo(folder, numbers, gates, commands, report, measured, table(numbers))
+        place.write_results()
         _write(demo)
     return demo
 

@@ -133,6 +133,7 @@ def _measure(
         more["lm_eval"] = harness.run_tasks(
             models.computing, tokenizer, options, longest, variants, stores
         )
+    place.write_results()
     assemble(evaluation, path, stores, done, more)
     return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
 

@@ -13,7 +13,7 @@ from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.staging import check_output, check_space, staged
-from ropext.checkpoint.weights import WeightFile, chunks
+from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Copying, Written, place
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
 from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
@@ -131,14 +131,7 @@ def whole_digest(path: Path) -> str:
     """SHA-256 of a file of ropext's, the digest that stands in it taken as zeros: so it covers the
     keys, too."""
     entry = read_gguf(path).entries[WHOLE]
-    digest = hashlib.sha256()
-    with open(open_regular(path), "rb") as file:
-        digest.update(file.read(entry.end - len(UNKNOWN)))
-        digest.update(UNKNOWN)
-        end = os.fstat(file.fileno()).st_size
-        for piece in chunks(file, f"hashing {path.name}", part=(entry.end, end)):
-            digest.update(piece)
-    return digest.hexdigest()
+    return guard.blanked_digest(path, entry.end - len(UNKNOWN), len(UNKNOWN))
 
 
 def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:

@@ -24,6 +24,7 @@ from ropext.checkpoint.staging import staged
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.families import refusal
+from ropext.files import from_home
 from ropext.options.extend import parse_extend
 from ropext.planning import ExtensionPlan, plan_config
 from ropext.scaling.self_extend import UNCARRIED, Fold, FoldOptions
@@ -281,7 +282,7 @@ def write_model(
             f"save wants a transformers model, not a {type(model).__name__}; "
             "merge an adapter first (merge_and_unload)"
         )
-    target = Path(directory)
+    target = from_home(directory)
     if target.exists():
         raise OutputExists(f"{target} is there already; save writes to a new directory")
     with staged(target, inputs=[_name(model)]) as stage:

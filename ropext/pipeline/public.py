@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ropext import bundled, guard
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
+from ropext.files import from_home
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.evaluate import Evaluate
@@ -45,13 +46,14 @@ def extend(
     With method="auto" the method is chosen by measuring on `data`, and all that a run did is
     returned (`Ran.raise_if_failed` turns failed gates into an error).
     """
+    output = from_home(output)
     given = {name: value for name, value in options.items() if value is not None}
     how: dict[str, Any] = {"force": force, "command": command, "say": say}
     how |= {"trust_remote_code": trust_remote_code}
     if not is_run(given):
         from ropext.pipeline import extending
 
-        return extending.extend(str(model), Path(output), given, revision=revision, **how)
+        return extending.extend(str(model), output, given, revision=revision, **how)
     from ropext.pipeline import job, running
 
     with _as_file(given.pop("data", None)) as data:
@@ -84,7 +86,7 @@ def finetune(
     what `training.train` takes beside them."""
     from ropext.training import train
 
-    done: Finetuned = train(FINETUNE, directory, data, output, **options)
+    done: Finetuned = train(FINETUNE, directory, data, from_home(output), **options)
     return done
 
 
@@ -105,19 +107,19 @@ def fit(
     """
     from ropext.training import train
 
+    place = from_home(output)
     common: dict[str, Any] = {"command": command, "say": say}
     gguf = bundled.find_gguf(str(model))
 
     def add_gguf(directory: Path) -> None:
         assert gguf is not None
         name = f"{gguf.stem}-long.gguf"
-        _extend_like(str(model), directory, Path(output), name, common)
-        place = Path(output) / name
-        say(f"{place} is the file with this spectrum; beside it are the weights in float32")
+        _extend_like(str(model), directory, place, name, common)
+        say(f"{place / name} is the file with this spectrum; beside it are the weights in float32")
 
     finish = None if gguf is None else add_gguf
     done: Fitted | None = train(
-        FIT, model, data, output, force=force, finish=finish, **common, **options
+        FIT, model, data, place, force=force, finish=finish, **common, **options
     )
     return done
 
@@ -148,6 +150,7 @@ def evaluate(
     from ropext.evaluation import session
     from ropext.report.evaluation import write_report
 
+    output = None if output is None else from_home(output)
     with _readable(str(model), output, options, hooks.say) as place:
         if place != str(model):
             from ropext.evaluation.variants import line_up
@@ -194,7 +197,9 @@ def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     RUN:VARIANT; with `output` write the report there too."""
     from ropext.report.evaluation import compare_runs
 
-    return compare_runs([str(run) for run in runs], None if output is None else Path(output))[1]
+    return compare_runs([str(run) for run in runs], None if output is None else from_home(output))[
+        1
+    ]
 
 
 def push(

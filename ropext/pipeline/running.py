@@ -22,7 +22,7 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.evaluation.sharing import from_first, processes, wait_for_everyone
-from ropext.files import write_text
+from ropext.files import from_home, write_text
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
@@ -60,19 +60,20 @@ def run(
     """
     chosen = job.read(recipe, overrides)
     chosen = chosen.trusting(trust_remote_code or chosen.source.trust_remote_code)
-    place = output or chosen.output
-    if place is None:
+    given = output or chosen.output
+    if given is None:
         raise UsageError(f"{chosen.source.name} names no output; add output: DIR, or give -o OUT")
-    job.check_places(chosen, Path(place))
-    folder = beside(Path(place))
+    place = from_home(given)
+    job.check_places(chosen, place)
+    folder = beside(place)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     with kept_after_interrupt(remains, Ledger(folder / "stages").has_finished):
         if chosen.is_auto:
             from ropext.pipeline import choosing
 
             hooks = Hooks(say, show)
-            chosen = choosing.choose(chosen, Path(place), force=force, command=command, hooks=hooks)
-        work = Work(chosen, Path(place), folder, say, command=command, force=force, show=show)
+            chosen = choosing.choose(chosen, place, force=force, command=command, hooks=hooks)
+        work = Work(chosen, place, folder, say, command=command, force=force, show=show)
         return WholeRun(work, begin, only).go()
 
 

@@ -192,7 +192,9 @@ def compare_runs(
     opened, parts = rundir.gather(specs)
     compared = compare(parts)
     if output is not None:
-        with Workdir(output, "compare", {}).claimed(None):
+        place = Workdir(output, "compare", {})
+        with place.claimed(None):
+            place.write_results()
             compared.write(output, opened)
     return opened, compared
 

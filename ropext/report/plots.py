@@ -3,16 +3,20 @@
 A method has one colour in all of them. The picture of a scaling (`inspect --plot`) needs no data.
 """
 
+import hashlib
 import io
 import math
 import re
+import struct
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import guard
 from ropext.errors import UsageError
 from ropext.files import replace_whole
 from ropext.inspecting import Inspection, Unrotated
@@ -74,8 +78,8 @@ def plain(name: str) -> str:
 
 
 def png(figure: "Figure") -> bytes:
-    """With ropext's name, by which the file is known, and without a date. What matplotlib warns of,
-    a letter that its font lacks, nobody asked for."""
+    """With ropext's name and its own digest, by which the file is known, and without a date. What
+    matplotlib warns of, a letter that its font lacks, nobody asked for."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
@@ -83,7 +87,18 @@ def png(figure: "Figure") -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(stream, format="png", metadata={"Software": "ropext"})
-    return stream.getvalue()
+    return _signed(stream.getvalue())
+
+
+def _signed(picture: bytes) -> bytes:
+    """A PNG with its digest in a chunk before the last one, which is IEND: length, name, text, and
+    the checksum of name and text."""
+    body, end = picture[:-12], picture[-12:]
+    sign = guard.PICTURE
+    length = struct.pack(">I", len(sign.begin) - 4 + 64)
+    digest = hashlib.sha256(body + length + sign.begin + sign.blank + end).hexdigest().encode()
+    chunk = sign.begin + digest
+    return body + length + chunk + struct.pack(">I", zlib.crc32(chunk)) + end
 
 
 def finished(axis: "Axes") -> bytes:

@@ -62,8 +62,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
             "token": pyarrow.int32(),
             "loss": pyarrow.float32(),
             "variant": names,
-        },
-        {"made": guard.LOSSES},
+        }
     )
     texts = list(texts)
 
@@ -81,8 +80,21 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
                         [label] * len(scored),
                     )
                     writer.write_table(pyarrow.table(list(columns), schema=schema))
+            sign = guard.LOSSES
+            writer.add_key_value_metadata({"made": sign.begin + sign.blank})
+        _fill_in(Path(stream.name), stream)
 
     write_whole(path, write)
+
+
+def _fill_in(path: Path, stream: Any) -> None:
+    """Put the digest of a table, which is written but has no name yet, into the table."""
+    stream.flush()
+    start = guard.place_of_sign(path, guard.LOSSES)
+    assert start is not None
+    digest = guard.blanked_digest(path, start, len(guard.LOSSES.blank))
+    stream.seek(start)
+    stream.write(digest.encode())
 
 
 def store(path: Path, name: str) -> Store:

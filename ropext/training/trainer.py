@@ -24,10 +24,11 @@ from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
 from ropext.training.training import Training
-from ropext.workdir import USED
+from ropext.workdir import CHECKPOINT, USED, remove
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
 WATCHED, TAIL = "eval_held_out", "eval_tail_nll"
+MOST = 3  # checkpoints that are kept
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
 
@@ -211,6 +212,7 @@ class _Watch(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            rotate(self.job.folder, state.best_model_checkpoint)
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,6 @@ def arguments(job: Job) -> transformers.TrainingArguments:
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=job.save_every or max(1, steps // defaults.CHECKPOINTS),
-        save_total_limit=3,
         metric_for_best_model=WATCHED if job.evaluate else None,
         greater_is_better=False if job.evaluate else None,
         eval_strategy="steps" if job.evaluate else "no",
@@ -291,11 +292,27 @@ def arguments(job: Job) -> transformers.TrainingArguments:
 _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": "cosine"}
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The folders of checkpoints by their exact names, in the order of their steps."""
+    named = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in named if path.is_dir()), key=_step)
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The last one that was written to its end."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if (path / COMPLETE).exists()]
-    checkpoints = [path for path in checkpoints if path.name.rpartition("-")[2].isdecimal()]
-    return max(checkpoints, key=_step, default=None)
+    complete = [path for path in checkpoints_in(folder) if (path / COMPLETE).exists()]
+    return complete[-1] if complete else None
+
+
+def rotate(folder: Path, best: str | None) -> None:
+    """Keep the last checkpoints and the best one, MOST together. Of the others what Trainer wrote
+    goes, by its names; its own rotation would delete whatever begins like a checkpoint."""
+    best_name = None if best is None else Path(best).name
+    others = [path for path in checkpoints_in(folder) if path.name != best_name]
+    most = MOST if best is None else MOST - 1
+    for path in others[:-most]:
+        (path / COMPLETE).unlink(missing_ok=True)  # first: half of one is not taken for a whole
+        remove(folder.parent, below=f"{folder.name}/{path.name}")
 
 
 def _step(path: Path) -> int:
