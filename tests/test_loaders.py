@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
+import configs
 import figures
 import kit
 import pytest
@@ -546,3 +548,28 @@ def test_a_major_version_alone_names_all_of_it():
     for unknown in ("transformers==6", "transformers==5.24", "transformers==3"):
         with pytest.raises(UsageError, match="was not measured"):
             table.select(unknown)
+
+
+def test_the_error_and_the_page_list_the_same_names():
+    page = (Path(__file__).parents[1] / "docs/loaders.md").read_text("utf-8")
+    told = page.partition("Names for `--for`:")[2].partition(". A bare name")[0]
+    listed = re.findall(r"`([^`]+)`", told.replace("(as `llama.cpp`)", ""))
+    with pytest.raises(UsageError) as caught:
+        table.select("nobody")
+    assert str(caught.value).endswith(f"known are {', '.join(table.names_for())}")
+    assert sorted(listed) == sorted(table.names_for())
+
+
+def test_a_refusal_says_which_half_is_unknown():
+    """gpt-oss in vLLM: its plain yarn was measured, a ramp without rounding in a Llama alone."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    said = table.unmeasured("vllm", "gpt_oss", rope | {"truncate": False})
+    assert said.startswith("vllm 0.32-0.33: of gpt_oss, yarn with truncate: false was not run")
+    assert "its plain yarn was (same)" in said
+    said = table.unmeasured("vllm", "olmoe", rope)
+    assert said == "vllm 0.32-0.33: olmoe was not run in it, of a llama it is read (same)"
+    config = configs.LLAMA | {"model_type": "gpt_oss", "head_dim": 64}
+    config |= {"rope_scaling": {**rope, "truncate": False}, "max_position_embeddings": 16384}
+    wish = {"from_original": True, "factor": 8.0, "method": "yarn", "truncate": False}
+    with pytest.raises(NotExpressible, match=r"\(vllm .*truncate: false was not run.*; --even-so"):
+        make_plan(config, Extend(**wish, for_loaders=("vllm",)))

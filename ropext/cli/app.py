@@ -71,8 +71,8 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
         grouped = {"cls": Grouped, "context_settings": {"help_option_names": names}}
     app = typer.Typer(
         name="ropext",
-        help="Extend the context window of pretrained Hugging Face models, and prove that it "
-        "works.",
+        help="Extend the context window of pretrained models, Hugging Face directories and GGUF "
+        "files, and prove that it works.",
         epilog="Begin with `ropext demo`, or with `ropext inspect` and `ropext plan` on a model of "
         "yours.",
         no_args_is_help=True,

@@ -34,11 +34,38 @@ def _page(method: Method) -> str:
     return "\n".join(lines)
 
 
+# Self-Extend is no way to write a config, so that it has no place in the list of methods.
+_FOLDING: dict[str, Any] = {
+    "name": self_extend.NAME,
+    "summary": f"{self_extend.SUMMARY[:1].upper()}{self_extend.SUMMARY[1:]}.",
+    "paper": "Self-Extend (Jin et al. 2024, arXiv 2401.01325)",
+    "carried": "in memory alone: ropext serve, ropext.patch, ropext eval",
+    "knobs": [
+        {"flag": "window", "default": None, "help": "how near is near [half of the context]"},
+        {
+            "flag": "group",
+            "default": None,
+            "help": "how many positions far keys share [1.5 times what the target needs]",
+        },
+    ],
+}
+
+
+def _folding_page() -> str:
+    lines = [f"{_FOLDING['name']}: {_FOLDING['summary']}", f"  paper    {_FOLDING['paper']}"]
+    lines.append(f"  carried  {_FOLDING['carried']}")
+    lines += [f"  {knob['flag']:<20} {knob['help']}" for knob in _FOLDING["knobs"]]
+    return "\n".join(lines)
+
+
 def command(
     out: Out,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
 ) -> None:
     """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
+    if name == self_extend.NAME:
+        out.result(_folding_page(), _FOLDING)
+        return
     if name is not None:
         method = scaling.find(name)
         out.result(_page(method), _data(method))

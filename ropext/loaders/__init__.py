@@ -21,6 +21,7 @@ from ropext.loaders.table import (
     readers,
     readings,
     select,
+    unmeasured,
 )
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "readings",
     "select",
     "serving_lines",
+    "unmeasured",
 ]

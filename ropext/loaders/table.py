@@ -347,6 +347,12 @@ def loader_of(name: str) -> str:
     return _ALIASES.get(loader, loader)
 
 
+def names_for() -> list[str]:
+    """The names that --for takes, as its error and docs/loaders.md list them."""
+    loaders = dict.fromkeys(reader.loader for reader in readers())
+    return [*loaders, "transformers4", "lm-studio", *FILE_READERS]
+
+
 def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
     loader, version = loader_of(name), _ALIASES.get(name.lower(), name).partition("==")[2]
@@ -358,12 +364,7 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
         )
     mine = [r for r in readers() if r.loader == loader]
     if not mine:
-        known = [
-            *dict.fromkeys(r.loader for r in readers()),
-            "transformers4",
-            "lm-studio",
-            *FILE_READERS,
-        ]
+        known = names_for()
         meant = did_you_mean(loader, [*known, *_ALIASES], "none has a name like it;")
         raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
     if not version:
@@ -405,6 +406,25 @@ def exact_in(
         for name in names
         for reader in select(name)
     )
+
+
+def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
+    """What of such a dict is not known in a loader, and what is: the kind in another family, and
+    this family with the plain form."""
+    reader = select(name)[0]
+    known = reader.known(family, model_type)
+    cells = reader.families.get(known, {})
+    missing = [kind for kind in kinds_of(params) if kind not in cells]
+    told = [f"{reader.loader} {reader.versions}: {known} was not run in it"]
+    if cells and missing:
+        plain = cells.get(str(params["rope_type"]))
+        told = [f"{reader.loader} {reader.versions}: of {known}, {KINDS[missing[0]]} was not run"]
+        if plain is not None:
+            told.append(f"its plain {params['rope_type']} was ({plain.verdict})")
+    elsewhere = reader.families.get("llama", {}).get(missing[0]) if missing else None
+    if elsewhere is not None and elsewhere.verdict != "not measured":
+        told.append(f"of a llama it is read ({elsewhere.verdict})")
+    return ", ".join(told)
 
 
 def nearest_exact(

@@ -190,10 +190,18 @@ def _why_not(
     trusted = carried(recipe.changed(even_so=True))
     if trusted is not None:
         unsure = [name for name in names if not exact((name,), trusted, False)]
-        return (
+        said = (
             f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
-            f" in {model.model_type} was not measured; --even-so writes it anyway"
+            f" in {model.model_type} was not measured"
         )
+        if not model.container:
+            kind = model.model_type
+            halves = [
+                loaders.unmeasured(name, model.text_type, trusted, model_type=kind)
+                for name in unsure
+            ]
+            said += f" ({'; '.join(halves)})"
+        return f"{said}; --even-so writes it anyway"
     given = {flag(key): getattr(recipe, key) for key in KNOBS}
     knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]
     wish = " ".join([f"--method {method}", *knobs])

@@ -403,7 +403,9 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
     factor = target / context
     if factor <= FARTHEST or recipe.even_so:
         return ""
-    meant = f"is --target {recipe.factor:g} meant" if recipe.factor else "is that meant"
+    meant = "is that meant"
+    if recipe.factor and recipe.factor > context:
+        meant = f"is --target {recipe.factor:g} meant"
     return (
         f"{target:,} tokens are {factor:g} times the {context:,} of the model, and no model was "
         f"ever extended more than {FARTHEST} times: {meant}? (--even-so goes on)"

@@ -268,6 +268,9 @@ def test_a_factor_that_nobody_has_reached_gets_a_question(ropext, refused, llama
         in ropext("plan", llama, "--factor", 1000)[1]
     )
     assert asked in refused("extend", llama, "--factor", 1000, "-o", tmp_path / "out")
+    # Less than the model reads already is no target that anybody meant.
+    few = refused("extend", llama, "--factor", 600.5, "--context", 4096, "-o", tmp_path / "out")
+    assert "is that meant?" in few
     plan = ropext("plan", llama, "--factor", 1000, "--even-so")
     assert "meant?" not in plan[1]
     assert "meant?" not in ropext("plan", llama, "--factor", 512)[1]
