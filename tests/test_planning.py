@@ -133,7 +133,7 @@ def test_a_temperature_is_counted_in_every_row():
 
 def test_a_loader_that_was_not_measured_is_refused_unless_even_so():
     olmoe = configs.LLAMA | {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"]}
-    with pytest.raises(NotExpressible, match="was not measured .*; --even-so"):
+    with pytest.raises(NotExpressible, match=r"was not measured .*; --even-so"):
         plan(olmoe, for_loaders=("vllm",))
     assert plan(olmoe, for_loaders=("vllm",), even_so=True).main.scaled
 
