@@ -1,6 +1,6 @@
 """What `ropext demo` measures, as a dated result, and the README's picture of it.
 
-    python benchmarks/demo.py [--folder DIR] [--picture docs/images/demo.png]
+    python benchmarks/demo.py [--full] [--folder DIR] [--picture docs/images/demo.png]
         > benchmarks/results/demo-DATE.md
 
 A directory that holds a finished demo is read back, and then no time is told.
@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from ropext import demo
+from ropext.report.gates import gate_table
 from ropext.table import as_markdown
 
 
@@ -29,12 +30,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the demo and write down what it found.")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--full", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as spare:
         folder = options.folder or Path(spare) / "demo"
         is_whole = not folder.exists()
         begun = time.monotonic()
-        shown = demo.run(folder, say=told)
+        shown = demo.run(folder, options.full, say=told)
         minutes = (time.monotonic() - begun) / 60
         if options.picture is not None:
             options.picture.parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +49,8 @@ def main() -> None:
         f"thread(s); Python {platform.python_version()}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}.{took}\n"
     )
-    print(as_markdown([shown.table]), "\n")
-    print("\n".join(f"- {gate.sentence}" for gate in shown.gates), "\n")
+    print(as_markdown([demo.table(shown.models), gate_table(shown.gates)]), "\n")
+    print("\n".join(f"- {sentence}" for sentence in shown.sentences), "\n")
     print("## Commands\n")
     print("\n".join(f"    {line.replace(str(folder), 'DIR')}" for line in shown.commands))
 

@@ -73,6 +73,11 @@ def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     return "\n\n".join(parts)
 
 
+def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
+    """Write sentences for a terminal, then the tables that they were made from."""
+    return "\n\n".join(part for part in (as_text((), lines), as_text(tables)) if part)
+
+
 def as_markdown(tables: Iterable[Table]) -> str:
     """Write tables as the sections of a report."""
     parts = [f"## {escape(t.title)}\n\n{escape(t.note)}\n\n{grid(t)}" for t in tables]

@@ -9,21 +9,27 @@ from ropext.cli.options import at_home
 from ropext.cli.output import Bar, Out
 
 Output = Annotated[
-    Path,
+    Path | None,
     typer.Option(
-        "--output", "-o", callback=at_home, metavar="DIR", help="directory that keeps it all"
+        "--output",
+        "-o",
+        callback=at_home,
+        metavar="DIR",
+        help="directory that keeps it all [ropext-demo; with --full ropext-demo-full]",
     ),
 ]
-NoFinetune = Annotated[bool, typer.Option("--no-finetune", help="leave out what is trained")]
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="also PI, NTK, a fitted spectrum, a longer LoRA and its control"),
+]
 
 
-def command(
-    out: Out,
-    output: Output = Path("ropext-demo"),
-    no_finetune: NoFinetune = False,
-) -> None:
-    """Show it all on a small bundled model. Extend, prove, fit, fine-tune, measure; no network."""
+def command(out: Out, output: Output = None, full: Full = False) -> None:
+    """Show it all on a small bundled model. Extend, prove, fine-tune, measure; no network."""
     from ropext import demo
+    from ropext.results import rundir
 
-    shown = demo.run(output, not no_finetune, out.say, Bar(out).show)
+    folder = output or Path("ropext-demo-full" if full else "ropext-demo")
+    shown = demo.run(folder, full, out.say, Bar(out).show)
     out.result(shown.to_text(), shown)
+    rundir.raise_if_failed(shown.gates)

@@ -138,23 +138,23 @@ def command(
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:
     """The result on stdout, the gates, and the exit code that follows from them."""
     from ropext.report import tables
+    from ropext.report.gates import failures, gate_table
     from ropext.results import rundir
-    from ropext.table import as_markdown, as_text
+    from ropext.table import as_markdown, escape, verdict_first, with_rows
 
     outcomes = rundir.judge(done, gates)
-    every = tables.evaluation_tables(done.results)
-    shown = every if full else tables.main_tables(done.results)
-    lines = [*done.results.get("not_measurable", {}).values(), *tables.verdict_lines(done.results)]
-    lines += [outcome.sentence for outcome in outcomes]
-    out.result(
-        as_text(shown, lines),
-        dict(done.results) | {"gates": outcomes},
-    )
+    judged = with_rows([gate_table(outcomes)])
+    every = [*tables.evaluation_tables(done.results), *judged]
+    shown = every if full else [*tables.main_tables(done.results), *judged]
+    lines = [*failures(outcomes), *tables.verdict_lines(done.results)]
+    lines += done.results.get("not_measurable", {}).values()
+    out.result(verdict_first(lines, shown), dict(done.results) | {"gates": outcomes})
     if done.resumed:
         out.say(f"{done.resumed} finished pieces were found and not read again")
     if done.path is not None:
         out.say(f"report: {done.path / 'report.html'}")
-    out.summarise(as_markdown(every) + "\n\n" + "".join(f"- {line}\n" for line in lines))
+    verdicts = "".join(f"- {escape(line)}\n" for line in lines)
+    out.summarise(f"{verdicts}\n{as_markdown(every)}\n")
     rundir.raise_if_failed(outcomes)
 
 

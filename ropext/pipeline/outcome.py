@@ -23,11 +23,12 @@ from ropext.options.recipe import REPORT
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
 from ropext.report import html, tables
+from ropext.report.gates import failures, gate_table
 from ropext.results import BASE, CONTROL, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.table import Table, as_text, with_rows
+from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import Flat, Step, beside
 
 SECTION = "run"  # of ropext.json
@@ -146,11 +147,10 @@ def write_output(work: Work, evidence: Evidence) -> None:
         )
         text = (source / README).read_text(encoding="utf-8")
         sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
-        sentences += map(gate_line, evidence.gates)
-        numbers = list[Table]()
+        numbers = with_rows([gate_table(evidence.gates)])
         if (results := evidence.results) is not None:
-            numbers = [tables.headline(results), tables.summary(results)]
-            numbers = with_rows([*numbers, *tables.retrieval_tables(results)])
+            measured = [tables.headline(results), tables.summary(results)]
+            numbers += with_rows([*measured, *tables.retrieval_tables(results)])
             for label, variant in results["variants"].items():
                 overlap = overlap_in(variant.get("overlap"))
                 if overlap and overlap.sentence:  # trained on what it is measured on
@@ -217,15 +217,11 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def gate_line(gate: Outcome) -> str:
-    return f"gate {'passed' if gate.passed else 'FAILED'}: {gate.gate} ({gate.reason})"
-
-
 def write_report(work: Work, evidence: Evidence) -> None:
     """report.md and report.html; the pictures are those of the stages."""
     plan, verdicts = work.plan, [evidence.verdict.sentence] if evidence.verdict else []
-    verdicts += [gate_line(gate) for gate in evidence.gates]
-    shown, warnings = list[Table](), list(plan.warnings)
+    verdicts = [*failures(evidence.gates), *verdicts]
+    shown, warnings = with_rows([gate_table(evidence.gates)]), list(plan.warnings)
     if evidence.results is not None:
         shown += tables.evaluation_tables(evidence.results)
         verdicts += tables.verdict_lines(evidence.results)
@@ -331,19 +327,19 @@ class Ran:
             ) from None
 
     def to_text(self) -> str:
-        """What became of the stages, what was measured, what to do next."""
-        stages = ", ".join(f"{name} {state}" for name, state in self.stages.items())
-        lines, results = [f"stages: {stages}"], self.evidence.results
-        if results is not None:
-            lines += ["", as_text(tables.main_tables(results)), ""]
-        lines += [gate.sentence for gate in self.evidence.gates]
+        """What was measured, what became of the stages, what to do next."""
+        results, gates = self.evidence.results, self.evidence.gates
+        lines = failures(gates)
         if self.evidence.verdict:
             lines.append(self.evidence.verdict.sentence)
-        if self.output is not None:
-            lines += [f"wrote {self.output}", f"report: {self.folder / 'report.html'}"]
-            lines += [f"next: ropext verify {self.output}"]
+        shown = list[Table]()
         if results is not None:
-            verdicts = [*tables.verdict_lines(results, self.label), *self.evidence.control]
-            if verdicts:
-                lines += ["", *verdicts]
-        return "\n".join(lines)
+            lines += [*tables.verdict_lines(results, self.label), *self.evidence.control]
+            shown = tables.main_tables(results)
+        parts = [verdict_first(lines, with_rows([*shown, gate_table(gates)]))]
+        stages = [f"{name} {state}" for name, state in self.stages.items()]
+        parts.append(f"stages: {', '.join(stages)}")
+        if self.output is not None:
+            parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
+            parts[-1] += f"\nnext: ropext verify {self.output}"
+        return "\n\n".join(part for part in parts if part)

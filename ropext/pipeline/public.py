@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,8 @@ def evaluate(
 
             chosen = {key: value for key, value in options.items() if key in Evaluate.model_fields}
             options["lineup"] = line_up(place, None, Evaluate(**chosen), str(model))
-        return session.evaluate(place, output, hooks=hooks, report=write_report, **options)
+        report = partial(write_report, gates=options.get("gates", ()))
+        return session.evaluate(place, output, hooks=hooks, report=report, **options)
 
 
 def count_evaluation(

@@ -331,7 +331,7 @@ class Work:
                 hooks=Hooks(self.say, self.show),
                 lineup=self.lineup(),
                 gates=self.gates,
-                report=write_report,
+                report=partial(write_report, gates=self.gates),
                 **self.job.evaluation,
             )
 

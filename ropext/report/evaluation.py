@@ -11,9 +11,10 @@ from typing import Any
 from ropext import guard
 from ropext.files import write_bytes
 from ropext.report import html, plots, tables
+from ropext.report.gates import failures, gate_table
 from ropext.report.plots import Curve, Style
 from ropext.results import BASE, rundir
-from ropext.results.gates import split_spec
+from ropext.results.gates import Gate, split_spec
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
@@ -34,18 +35,19 @@ PAIRED = "difference on the same tokens; bands: 95 % over documents"
 WAVELENGTHS = "Wavelength of each rotary pair"
 
 
-def write_report(run: Measurement) -> None:
+def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
     """Write report.md, report.html and plots/*.png of a finished run into its folder."""
     results = run.results
     assert run.path is not None  # it was kept
+    outcomes = rundir.judge(run, gates)
     title = f"ropext eval: {', '.join(dict.fromkeys(run.manifest['names']['models'].values()))}"
     html.write(
         run.path,
         title,
         _subtitle(results),
-        tables.verdict_lines(results),
+        [*failures(outcomes), *tables.verdict_lines(results)],
         results["warnings"],
-        tables.evaluation_tables(results),
+        with_rows([gate_table(outcomes), *tables.evaluation_tables(results)]),
         write_pictures(run.path, draw(run)),
         json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )

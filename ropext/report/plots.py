@@ -10,7 +10,6 @@ import re
 import struct
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +43,8 @@ REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
 LONGEST_NAME = 48  # letters of a name in a legend
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.
 HEADROOM_NATS = 1.5
+# Beside an arrow, in points; and the axis' share of a picture with its legend, at least.
+ARROW_SHIFT, TEXT_WIDTH, AXIS_SHARE = 18, 36, 0.6
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
@@ -217,37 +218,61 @@ def _curves(
     if zero:
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
-    _arrows(axis, curves, styled)
     _positions(axis, context, longest, [place for curve in curves for place in curve.places])
+    _arrows(axis, curves, styled)
 
 
 def _arrows(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
     """At the frame, where a line leaves it: an arrow, with the value that lies furthest outside."""
-    ends = Counter[tuple[float, float]]()
-    for curve in curves:
-        values, places = [value.value for value in curve.values], curve.places
-        for edge, side, far in zip(
-            axis.get_ylim(), (1, -1), (min(values), max(values)), strict=True
-        ):
-            if (edge - far) * side <= 0 or not math.isfinite(far):
-                continue
-            first = next(i for i, value in enumerate(values) if (edge - value) * side > 0)
-            at = places[first or values.index(far)]
-            if first:  # where the line crosses the frame, on a logarithmic axis
-                share = (edge - values[first - 1]) / (values[first] - values[first - 1])
-                at = places[first - 1] * (at / places[first - 1]) ** share
-            ends[at, edge] += 1  # arrows of several lines side by side
-            offset, colour = (36 * ends[at, edge] - 18, 30 * side), styled[curve.label]["color"]
-            arrow = {"arrowstyle": "->", "color": colour}
+    for edge, side in zip(axis.get_ylim(), (1, -1), strict=True):
+        leaving = list[tuple[float, float, str]]()  # where, how far, whose
+        for curve in curves:
+            values = [value.value for value in curve.values]
+            far = min(values) if side == 1 else max(values)
+            if (edge - far) * side > 0 and math.isfinite(far):
+                leaving.append((_crossing(curve.places, values, edge, side), far, curve.label))
+        leaving.sort()
+        shifts = _apart([_points(axis, place) for place, _, _ in leaving])
+        for (place, far, label), shift in zip(leaving, shifts, strict=True):
+            colour = styled[label]["color"]
             look: Style = {
                 "ha": "center",
                 "va": "center",
                 "fontsize": 9,
                 "color": colour,
                 "zorder": 6,
+                "textcoords": "offset points",
+                "arrowprops": {"arrowstyle": "->", "color": colour},
             }
-            look |= {"textcoords": "offset points", "arrowprops": arrow}
-            axis.annotate(f"{far:.3g}", (at, edge), offset, **look)
+            axis.annotate(f"{far:.3g}", (place, edge), (shift, 30 * side), **look)
+
+
+def _crossing(places: Sequence[float], values: Sequence[float], edge: float, side: int) -> float:
+    """Where a line leaves the frame, on a logarithmic axis."""
+    first = next(i for i, value in enumerate(values) if (edge - value) * side > 0)
+    if first == 0:
+        return places[0]
+    share = (edge - values[first - 1]) / (values[first] - values[first - 1])
+    return places[first - 1] * math.pow(places[first] / places[first - 1], share)
+
+
+def _points(axis: "Axes", place: float) -> float:
+    """About where a place lies on a logarithmic axis, in points; the legend is not laid out yet."""
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    low, high = axis.get_xlim()
+    width = 72.0 * figure.get_figwidth() * AXIS_SHARE
+    return width * math.log(place / low) / math.log(high / low)
+
+
+def _apart(centres: Sequence[float]) -> list[float]:
+    """How far each text stands from its place, in order, so that none lies over another."""
+    shifts, last = list[float](), -math.inf
+    for centre in centres:
+        at = max(centre + ARROW_SHIFT, last + TEXT_WIDTH)
+        shifts.append(at - centre)
+        last = at
+    return shifts
 
 
 def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:

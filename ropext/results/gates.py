@@ -76,11 +76,8 @@ class Outcome:
     passed: bool
     looked_at: float | None
     reason: str
-
-    @property
-    def sentence(self) -> str:
-        """The line of a report."""
-        return f"gate {'passed' if self.passed else 'FAILED'}: {self.reason}"
+    value: float | None = None  # itself, where an end of its interval was looked at
+    is_uncertain: bool = False  # the value alone would pass
 
 
 def parse_gate(text: str) -> Gate:
@@ -135,18 +132,15 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         f"the gate fails at {gate.op} {gate.limit:g}"
     )
     distance = abs(value.value - gate.limit)
-    if (
-        failed
-        and distance
-        and math.isfinite(looked_at)
-        and not OPERATORS[gate.op](value.value, gate.limit)
-    ):
+    is_uncertain = failed and math.isfinite(looked_at)
+    is_uncertain = is_uncertain and not OPERATORS[gate.op](value.value, gate.limit)
+    if is_uncertain and distance:
         least = value.deciding(abs(looked_at - value.value), distance)
         reason += (
             f"; the value itself, {value.value:.6g}, does not: about {least} would decide, "
             f"instead of {value.n}"
         )
-    return Outcome(gate.text, variant, not failed, looked_at, reason)
+    return Outcome(gate.text, variant, not failed, looked_at, reason, value.value, is_uncertain)
 
 
 def metric_text(metric: str) -> str:

@@ -335,7 +335,7 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise GateFailed with every gate that did not hold; `Outcome.sentence` says why."""
+    """Raise GateFailed with every gate that did not hold."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:
         gates = "; ".join(dict.fromkeys(outcome.gate for outcome in failed))

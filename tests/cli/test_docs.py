@@ -131,10 +131,10 @@ def test_the_gates_over_several_methods_hold_and_can_fail(tmp_path, monkeypatch,
     (words,) = [own for own in commands("docs/pipeline.md") if own[0] == "eval"]
     code, heard = run(*words, capsys=capsys)
     assert code == 0, heard.err
-    assert heard.out.count("gate passed") == 4  # two gates on each of two methods
+    assert heard.out.count("\npassed  ") == 4  # two gates on each of two methods
     strict = [word.replace("-0.5", "-1") for word in words]
     code, heard = run(*strict, capsys=capsys)
-    assert (code, heard.out.count("gate FAILED")) == (3, 1)
+    assert (code, heard.out.count("\nFAILED  ")) == (3, 1)
     assert heard.err.endswith("error: 1 of 4 gates failed: tail@512 > -1 vs untouched\n")
 
 

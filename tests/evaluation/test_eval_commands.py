@@ -202,8 +202,8 @@ def test_summary_for_github(runs, capsys, tmp_path, monkeypatch):
     (tmp_path / "summary.md").write_text("before\n")
     evaluated(runs, "--fail-if", "tail@256 > 1", capsys=capsys)
     text = (tmp_path / "summary.md").read_text()
-    assert text.startswith("before\n## Tail perplexity")
-    assert "- gate FAILED: yarn-4x: the upper end" in text
+    assert text.startswith("before\n- FAILED tail@256 &gt; 1: ")
+    assert text.index("## Tail perplexity") < text.index("## Gates")
 
 
 def test_dry_run_reads_nothing_and_writes_nothing(runs, capsys, tmp_path):

@@ -111,7 +111,7 @@ def hub():
 EXTEND = ("extend", "ropext://demo", "--factor", "2")
 OTHERS = {
     "push": ("extended", "org/name", "--results", "evaluation"),
-    "demo": ("--no-finetune", "-o", "demo"),
+    "demo": ("-o", "demo"),
 }
 CHEAPER = {"fit": ("--held-out", "2", "--retrieval-items", "0")}
 # What goes wrong, with the exit code.
