@@ -1,6 +1,8 @@
 """`ropext eval MODEL --data DATA`, and of a running server `ropext eval --endpoint URL`."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from ropext.options.evaluate import Evaluate
 if TYPE_CHECKING:
     from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
+    from ropext.table import Table
 
 Model = Annotated[
     str | None,
@@ -136,42 +139,53 @@ def command(
 
 
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:
-    """The result on stdout, the gates, and the exit code that follows from them."""
+    """The result of an evaluation, and the exit code that follows from its gates."""
     from ropext.report import tables
+
+    every = tables.evaluation_tables(done.results)
+    shown = every if full else tables.main_tables(done.results)
+    lines = tables.verdict_lines(done.results)
+    lines += done.results.get("not_measurable", {}).values()
+    told = Told(lines, shown, every, "{} finished pieces were found and not read again")
+    _tell_all(out, done, gates, told)
+
+
+def _tell_port(out: Out, done: "Measurement", gates: "tuple[Gate, ...]") -> None:
+    """A server's answers, and the exit code that follows from the gates."""
+    from ropext.ports import tables
+
+    shown = tables.port_tables(done)
+    lines = [*tables.port_lines(done.results), *done.results["warnings"]]
+    told = Told(lines, shown, shown, "{} questions were answered before and not asked again")
+    _tell_all(out, done, gates, told)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of a measurement: sentences, the tables for a terminal, all of them, and that
+    some of it was done before."""
+
+    lines: Sequence[str]
+    shown: "Sequence[Table]"
+    every: "Sequence[Table]"
+    resumed: str
+
+
+def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: Told) -> None:
+    """The verdict, the numbers and the gates on stdout; where the rest is, on stderr."""
     from ropext.report.gates import failures, gate_table
     from ropext.results import rundir
     from ropext.table import as_markdown, escape, verdict_first, with_rows
 
     outcomes = rundir.judge(done, gates)
     judged = with_rows([gate_table(outcomes)])
-    every = [*tables.evaluation_tables(done.results), *judged]
-    shown = every if full else [*tables.main_tables(done.results), *judged]
-    lines = [*failures(outcomes), *tables.verdict_lines(done.results)]
-    lines += done.results.get("not_measurable", {}).values()
-    out.result(verdict_first(lines, shown), dict(done.results) | {"gates": outcomes})
+    lines = [*failures(outcomes), *told.lines]
+    data = dict(done.results) | {"gates": outcomes}
+    out.result(verdict_first(lines, [*told.shown, *judged]), data)
     if done.resumed:
-        out.say(f"{done.resumed} finished pieces were found and not read again")
+        out.say(told.resumed.format(done.resumed))
     if done.path is not None:
         out.say(f"report: {done.path / 'report.html'}")
     verdicts = "".join(f"- {escape(line)}\n" for line in lines)
-    out.summarise(f"{verdicts}\n{as_markdown(every)}\n")
-    rundir.raise_if_failed(outcomes)
-
-
-def _tell_port(out: Out, done: "Measurement", gates: "tuple[Gate, ...]") -> None:
-    """A server's answers on stdout, the gates, and the exit code that follows from them."""
-    from ropext.ports import tables
-    from ropext.results import rundir
-    from ropext.table import as_markdown, as_text
-
-    outcomes = rundir.judge(done, gates)
-    shown = tables.port_tables(done)
-    lines = [*tables.port_lines(done.results), *done.results["warnings"]]
-    lines += [outcome.sentence for outcome in outcomes]
-    out.result(as_text(shown, lines), dict(done.results) | {"gates": outcomes})
-    if done.resumed:
-        out.say(f"{done.resumed} questions were answered before and not asked again")
-    if done.path is not None:
-        out.say(f"report: {done.path / 'report.html'}")
-    out.summarise(as_markdown(shown) + "\n\n" + "".join(f"- {line}\n" for line in lines))
+    out.summarise(f"{verdicts}\n{as_markdown([*told.every, *judged])}\n")
     rundir.raise_if_failed(outcomes)

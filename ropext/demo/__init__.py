@@ -13,7 +13,7 @@ from typing import Any
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots, tables
-from ropext.report.gates import failures, gate_table
+from ropext.report.gates import failures, gate_table, percent
 from ropext.report.plots import Curve
 from ropext.results import BASE, CONTROL, UNTOUCHED, rundir
 from ropext.results.gates import Outcome, parse_gate
@@ -54,6 +54,7 @@ COLUMNS: tuple[tables.Column, ...] = (
     (f"keys at {CONTEXT}", f"keys@{CONTEXT}", tables.share),
     (f"keys at {TARGET}", f"keys@{TARGET}", tables.share),
 )
+TITLE = "The bundled model, at four times its context"
 NOTE = (
     "perplexity: of the last 64 tokens before 1024, the same tokens in every row; base: the model "
     "before extension, which reads its last 256 tokens; control: the base trained on the same "
@@ -197,28 +198,25 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
     return [line[0].upper() + line[1:] for line in lines]
 
 
+SIDES = {1: "better than", 0: "not surely otherwise than", -1: "worse than"}  # by a gain's sign
+
+
 def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
-    perplexity, keys = tuned[f"tail@{TARGET}"].value, tuned[f"keys@{TARGET}"].value
-    found = f"finds {keys:.0%} of the keys"
-    if perplexity < truncated:
-        return (
-            f"after {name} the model reads {TARGET:,} tokens better than truncated text: "
-            f"perplexity {perplexity:.2f} against {truncated:.2f}, and it {found}."
-        )
+    side, keys = SIDES[tuned[f"gain@{TARGET}"].sign], tuned[f"keys@{TARGET}"].value
     return (
-        f"after {name} the model reads {TARGET:,} tokens no better than truncated text: "
-        f"perplexity {perplexity:.2f} against {truncated:.2f}; it {found}."
+        f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
+        f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "
+        "the keys."
     )
 
 
 def _reading(values: Mapping[str, Value]) -> str:
     """How a model predicts the next word, and how many keys it finds."""
     sign, keys = values[f"gain@{TARGET}"].sign, values[f"keys@{TARGET}"].value
-    side = {-1: "worse than", 0: "not surely different from", 1: "better than"}[sign]
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
     return (
-        f"perplexity {values[f'tail@{TARGET}'].value:.2f}, {side} truncated text for the next "
-        f"word, {turn} it finds {keys:.0%} of the keys"
+        f"perplexity {values[f'tail@{TARGET}'].value:.2f}, {SIDES[sign]} truncated text for the "
+        f"next word, {turn} it finds {percent(keys)} of the keys"
     )
 
 
@@ -241,13 +239,12 @@ def short_table(models: Numbers, rows: Rows) -> Table:
     ]
     note = "keys found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
-    return tables.table_of("", note, named, columns)
+    return tables.table_of(TITLE, note, named, columns)
 
 
 def table(models: Numbers) -> Table:
     """Lay the models side by side, with error bars."""
-    title = "The bundled model, at four times its context"
-    return tables.table_of(title, NOTE, models.items(), COLUMNS)
+    return tables.table_of(TITLE, NOTE, models.items(), COLUMNS)
 
 
 def _write(demo: Demo) -> None:

@@ -81,4 +81,9 @@ def _meaning(gate: Gate, variant: str, value: float) -> str:
         return f"{variant} keeps its quality up to {value:,.0f} tokens"
     if name in TEXT:
         return f"{metric_text(gate.metric)} of {variant} is {value:.4g}"
-    return f"{variant} finds {value:.0%} of what {name} asks for at {at}"
+    return f"{variant} finds {percent(value)} of what {name} asks for at {at}"
+
+
+def percent(share: float) -> str:
+    """Write a share as a sentence does."""
+    return f"{100 * share:.0f} %"
