@@ -198,7 +198,7 @@ def test_a_short_fine_tuning_recovers_the_window(shown):
     assert tuned <= base + 0.05
     assert tuned <= closed - 0.1
     assert number(shown, TUNED, "short_tax") <= 0.07
-    assert number(shown, TUNED, f"keys@{TARGET}") >= 0.85
+    assert number(shown, TUNED, f"keys@{TARGET}") >= 0.75
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_all_were_read_on_the_same_tokens(shown):
 def test_the_outputs_are_proved_and_leave_no_path_of_this_machine(shown):
     place = str(bundled.MODELS["ropext://demo"].parent)
     records = list(shown.output.rglob("ropext.json"))
-    assert len(records) == 6  # three stages and the output, and the base beside two of them
+    assert len(records) == 5  # two stages and the output, and the base beside two of them
     for record in map(json.loads, (path.read_text("utf-8") for path in records)):
         assert record["base"]["name"] == "ropext://demo"
         assert record["proof"]
