@@ -202,7 +202,7 @@ def test_summary_for_github(runs, capsys, tmp_path, monkeypatch):
     (tmp_path / "summary.md").write_text("before\n")
     evaluated(runs, "--fail-if", "tail@256 > 1", capsys=capsys)
     text = (tmp_path / "summary.md").read_text()
-    assert text.startswith("before\n- FAILED tail@256 &gt; 1: ")
+    assert text.startswith("before\n- FAILED tail&#64;256 &gt; 1: ")
     assert text.index("## Tail perplexity") < text.index("## Gates")
 
 
