@@ -68,16 +68,17 @@ class Value:
     def why_not_known(self) -> str:
         """Say how many documents would decide whether this is a gain.
 
-        If the truth is this value, its interval excludes zero or MARGIN once half its width, which
-        shrinks with the square root of the number of documents, is below the distance to it.
+        If the truth is this value, its interval excludes zero or MARGIN once its end there is
+        nearer than that: the distance shrinks with the square root of the number of documents.
         """
         if self.ci95 is None or not self.se:
             return f"{self.n} documents give no interval ({FEWEST_DOCUMENTS} or more do)"
-        least = self.deciding(Z95 * self.se, max(self.value, MARGIN - self.value))
-        half = (self.ci95[1] - self.ci95[0]) / 2
+        low, high = self.ci95
+        above = (self.value - low) / self.value if self.value > 0 else math.inf
+        below = (high - self.value) / (MARGIN - self.value) if self.value < MARGIN else math.inf
         return (
-            f"{self.value:+.3f} ±{half:.3f} nats a token on {self.n} documents; about {least} "
-            "would decide"
+            f"{self.value:+.3f} ({low:+.3f} to {high:+.3f}) nats a token on {self.n} documents; "
+            f"about {self.deciding(min(above, below), 1.0)} would decide"
         )
 
     def deciding(self, reach: float, distance: float) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from ropext.files import values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
-from ropext.report.tables import Column, table_of
+from ropext.report.tables import Column, shown, table_of
 from ropext.report.text import size
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
 from ropext.results.overlap import mark_of, marked
@@ -199,7 +199,8 @@ def _behind(gain: Value | None) -> str:
     """Nats a token above the base on the same tokens, paired by document."""
     if gain is None or gain.ci95 is None:
         return "" if gain is None else f"{-gain.value:+.4f} ({gain.n} documents)"
-    return f"{-gain.value:+.4f} ±{(gain.ci95[1] - gain.ci95[0]) / 2:.4f}"
+    low, high = gain.ci95
+    return shown(replace(gain, value=-gain.value, ci95=(-high, -low)), 4, sign=True)
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
