@@ -115,10 +115,11 @@ def gate(served: Served, names: Sequence[str]) -> None:
     readings = [reading for name in names for reading in _readings_for(served, name)]
     wrong = [reading for reading in readings if reading.verdict in WRONG]
     unknown = [reading for reading in readings if reading.verdict == "not measured"]
+    asked = f"--for {','.join(names)}: {served.directory}"
     if wrong:
-        raise GateFailed(f"--for {','.join(names)}: {_told(served, wrong)}")
+        raise GateFailed(f"{asked} is not read as its config means: {_told(wrong)}")
     if unknown:
-        raise NotMeasured(f"--for {','.join(names)}: {_told(served, unknown)}")
+        raise NotMeasured(f"{asked}: how it is read was not measured: {_told(unknown)}")
 
 
 def _readings_for(served: Served, name: str) -> list[loaders.LoaderReading]:
@@ -135,13 +136,13 @@ def _readings_for(served: Served, name: str) -> list[loaders.LoaderReading]:
     return [reading for reader, reading in pairs if reader in meant]
 
 
-def _told(served: Served, readings: Sequence[loaders.LoaderReading]) -> str:
+def _told(readings: Sequence[loaders.LoaderReading]) -> str:
     """What these loaders make of it, one after the other."""
     parts = []
     for reading in readings:
         why = f" ({reading.why})" if reading.why else ""
         parts.append(f"{reading.loader} {reading.versions}: {reading.verdict}{why}")
-    return f"{served.directory} is not known to be read as its config means: {'; '.join(parts)}"
+    return "; ".join(parts)
 
 
 def as_it_stands(model: str, *, revision: str | None = None) -> Served | None:

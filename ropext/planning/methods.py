@@ -2,7 +2,7 @@
 where none is named."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -248,6 +248,12 @@ def _from_original(model: Model, method: str, target: int, recipe: Extend) -> st
     others = [each for each in able if each != first]
     # A factor would count from the original context there, and mean fewer tokens.
     options = f"--from-original --target {target} --method {first}"
+    params = model.scaled_sites[0].params
+    kept = _kept(params) if ITS_METHOD.get(params["rope_type"]) == first else {}
+    if kept:
+        wish = recipe.changed(method=first, from_original=True, factor=None, target=target, **kept)
+        carried = method_row(model, first, first, target, wish).form is not None
+        options += _as_flags(kept) if carried else f" (without its own{_as_flags(kept)})"
     return f"; {options}{f' (or {listed(others)})' if others else ''} can"
 
 
@@ -331,10 +337,15 @@ def _in_one_step(model: Model, recipe: Extend, target: int) -> tuple[str, Method
         row = method_row(model, name, name, target, recipe.changed(**wish, target=target))
         if row.form is not None:
             break
-    options = f"--from-original --target {target} --method {name}"
-    for key, value in kept.items():
-        options += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"
-    return options, row
+    return f"--from-original --target {target} --method {name}{_as_flags(kept)}", row
+
+
+def _as_flags(options: Mapping[str, Any]) -> str:
+    """Options as one types them after others."""
+    words = ""
+    for key, value in options.items():
+        words += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"
+    return words
 
 
 def _kept(params: forms.Params) -> dict[str, Any]:

@@ -346,7 +346,7 @@ class Plan(ExtensionPlan):
 
     def nearest(self) -> dict[str, str]:
         out: dict[str, str] = {}
-        if self.model.container:
+        if self.model.container or self.refusal is not None:
             return out
         for reading in newest(self.readings):
             if reading.verdict in WRONG:

@@ -35,6 +35,7 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
     done, shown = run("plan", extended, "--for", names, capsys=capsys)
     assert done == code
     assert said in shown.err
+    assert ("is not read as its config means" in shown.err) is (code == 3)
     assert ("what each loader makes of it" in shown.out) is (code != 2)
 
 
@@ -43,6 +44,7 @@ def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(known))
     code, shown = run("plan", str(tmp_path), "--for", "sglang", "--json", capsys=capsys)
     assert (code, json.loads(shown.out)["target"]) == (6, 4096)
+    assert "how it is read was not measured" in shown.err
     assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
     # What is wrong comes before what is not known.
     served = inspecting.as_it_stands(str(tmp_path))

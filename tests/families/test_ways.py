@@ -5,6 +5,7 @@ import published
 import pytest
 
 from ropext import families, forms
+from ropext.errors import NotExpressible
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.report import text
@@ -81,3 +82,16 @@ def test_the_step_from_the_original_keeps_every_key_of_the_scaling():
 def test_a_model_without_a_scaling_has_one_way():
     assert planned(configs.LLAMA).ways == ()
     assert planned(configs.LLAMA31, length_only=True).ways == ()
+
+
+def test_a_refusal_names_the_step_with_those_keys():
+    """Of gpt-oss no ramp without rounding was measured in llama.cpp; a Mistral 4 with betas."""
+    with pytest.raises(NotExpressible) as caught:
+        planned(published.config("gpt-oss"), method="yarn", for_loaders=("llama.cpp",))
+    assert "--method yarn (without its own --no-truncate)" in str(caught.value)
+    rope = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8192}
+    betas = configs.MISTRAL4 | {"max_position_embeddings": 131072}
+    betas |= {"rope_parameters": rope | {"beta_fast": 16.0, "rope_theta": 10000.0}}
+    with pytest.raises(NotExpressible) as caught:
+        planned(betas, method="yarn")
+    assert "--method yarn --beta-fast 16 (or " in str(caught.value)
