@@ -473,7 +473,8 @@ def limit_memory(most: int) -> None:
         import resource
 
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            _, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def user_cache() -> Path | None:

@@ -605,6 +605,8 @@ def _served_plan(path: Path, url: str, loading: Mapping[str, Any], say: Say) -> 
             f"{path}: the config of {snapshot.name} is not the one it was planned from"
         )
     model, loading = families.as_read(plan["config"]), {**loading, "config": plan["config"]}
+    if not loading.get("trust_remote_code"):
+        proof.require_buildable(plan["config"])
     return Verification(str(path), (_endpoint(url, snapshot, model, claim, loading, say),), None)
 
 

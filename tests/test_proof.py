@@ -391,3 +391,33 @@ def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(proof, "CHILD", child)
         with pytest.raises(ProofFailed, match=said):
             proof.build([tmp_path], timeout=2)
+
+
+TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "patch_size": 1}
+TOWER |= {"model_type": "clip_vision_model", "num_attention_heads": 2}
+
+
+def test_what_a_tower_states_is_built_within_limits(tmp_path: Path) -> None:
+    """The square of image_size over patch_size: one and a half billion positions in eight bytes."""
+    text = {"model_type": "llama", "num_key_value_heads": 4, "max_position_embeddings": CONTEXT}
+    config = {"model_type": "llava", "text_config": SIZES | text, "image_token_index": 3}
+    for size, error in ((40_000, "MemoryError: it takes more memory"), (8, None)):
+        tower = TOWER | {"image_size": size}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": tower}))
+        (built,) = proof.build([tmp_path], tensors=False)
+        assert (built["error"] or "").startswith(error or "")
+        assert bool(built["error"]) is bool(error)
+
+
+def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
+    def of(last=0, **stated):
+        (tmp_path / "config.json").write_text(json.dumps(SIZES | stated))
+        return proof._seconds(tmp_path), proof._room(tmp_path, last)
+
+    usual = of()
+    assert usual == (proof.LEAST_SECONDS + 0.1, min(proof.ROOM, usual[1]))
+    assert of(num_hidden_layers=61, n_routed_experts=384)[0] > 2 * usual[0]
+    assert of(num_hidden_layers=1000, n_routed_experts=60_000)[0] == proof.TIMEOUT
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(1 << 40)  # mapped, not held
+    assert of()[1] >= 3 << 40

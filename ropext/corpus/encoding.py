@@ -208,10 +208,10 @@ class DocumentEncoder:
     def converse(self, messages: Messages, opening: bool = False) -> str:
         """Messages through the chat template; `opening` begins the next answer."""
         words = {**self.tokenizer.special_tokens_map, **self.template_args}
-        how = {"words": words, "opening": opening}
+        question = {"messages": messages, "words": words, "opening": opening}
         try:
-            template = self.tokenizer.get_chat_template()
-            return str(ask("render", template=template, messages=messages, **how))
+            question["template"] = self.tokenizer.get_chat_template()
+            return str(ask("render", question))
         except (ValueError, TimeoutError) as error:
             raise InputError(f"the tokenizer's chat template fails: {error}") from None
 

@@ -12,6 +12,7 @@ import signal
 import string
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,20 @@ from ropext.files import limit_memory
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, where the system limits them
+# What transformers makes a tokenizer of takes more for larger files, a converted one most: the
+# 4 MB of Gemma's half a minute, and a hundred bytes for each of tokenizer.json.
+SECONDS_A_MEGABYTE, MEMORY_A_BYTE = 30.0, 200
 MOST_CHARACTERS = 1 << 26  # of a rendered conversation
 MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 _idle: dict[tuple[str, int], "subprocess.Popen[str]"] = {}
 
 
-def ask(kind: str, **question: Any) -> Any:
-    """What a child answers; ValueError says why it does not, TimeoutError that it ended itself."""
+def ask(kind: str, question: Mapping[str, Any], size: int = 0) -> Any:
+    """What a child answers; ValueError says why it does not, TimeoutError that it ended itself. Its
+    limits grow with the size of the files that it reads."""
+    seconds = SECONDS + SECONDS_A_MEGABYTE * size / 1e6
+    memory = MEMORY + MEMORY_A_BYTE * size
     # Taken out while it is asked: one that was left in the middle of an answer is not asked again.
     key = kind, os.getpid()
     child = _idle.pop(key, None) or subprocess.Popen(
@@ -44,13 +51,13 @@ def ask(kind: str, **question: Any) -> Any:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(json.dumps([SECONDS, MEMORY, question], default=str) + "\n")
+        child.stdin.write(json.dumps([seconds, memory, question], default=str) + "\n")
         child.stdin.flush()
         answer = json.loads(child.stdout.readline() or "null")
     except BrokenPipeError:
         answer = None
     if answer is None:
-        raise TimeoutError(f"it takes more than {SECONDS:g} seconds or {MEMORY >> 30} GiB")
+        raise TimeoutError(f"it takes more than {seconds:.0f} seconds or {memory >> 30} GiB")
     if kind == "render":  # many documents are asked for, and a tokenizer once
         _idle[key] = child
     else:
@@ -64,7 +71,7 @@ def ask(kind: str, **question: Any) -> Any:
 def try_tokenizer(file: Path, changed: int) -> None:
     """Refuse a tokenizer.json, `changed` then, that makes too much of a short text."""
     try:
-        characters, tokens = ask("encode", file=str(file.absolute()))
+        characters, tokens = ask("encode", {"file": str(file.absolute())})
     except ValueError:
         return  # transformers says why it cannot be loaded
     except TimeoutError as error:
@@ -73,6 +80,28 @@ def try_tokenizer(file: Path, changed: int) -> None:
         raise InputError(
             f"{file} cannot be used: it makes {tokens:,} tokens of {characters:,} characters"
         )
+
+
+@cache
+def try_class(directory: Path, size: int, changed: int) -> None:
+    """Refuse a tokenizer that transformers cannot make of a directory's files, so many bytes,
+    `changed` then, within the limits."""
+    try:
+        ask("build", {"directory": str(directory.absolute())}, size)
+    except ValueError:
+        return  # it is said where it is loaded
+    except TimeoutError as error:
+        raise InputError(
+            f"the tokenizer in {directory} cannot be used: to make it of its files and of the "
+            f"numbers in tokenizer_config.json {error}"
+        ) from None
+
+
+def build(directory: str) -> int:
+    """Make a tokenizer as it will be loaded; its length."""
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
 
 
 def encode(file: str) -> tuple[int, int]:
@@ -100,9 +129,12 @@ def render(template: str, messages: Any, words: dict[str, Any], opening: bool) -
 def main() -> None:
     """Answer until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    answer_to: Any = {"render": render, "encode": encode}[sys.argv[1]]
+    answer_to: Any = {"render": render, "encode": encode, "build": build}[sys.argv[1]]
+    # What it needs is imported before its time is counted.
     if answer_to is render:
-        render("", [], {}, False)  # imports what it needs before its time is counted
+        render("", [], {}, False)
+    elif answer_to is build:
+        from transformers import AutoTokenizer  # noqa: F401
     for line in sys.stdin:
         seconds, memory, question = json.loads(line)
         limit_memory(memory)

@@ -7,6 +7,7 @@ is its small model, server.py asks a running server.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from ropext import families, forms
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
+from ropext.families.config import Dict, parts
+from ropext.files import dump, read_object
 from ropext.proof.comparing import (
     UNSEEN,
     Expected,
@@ -36,7 +39,11 @@ from ropext.rope import Positions, Spectrum
 __all__ = ["UNSEEN", "Expected", "Proof", "compare"]
 
 CHILD = Path(__file__).with_name("child.py")
-TIMEOUT = 1800.0  # seconds for one child process
+TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
+LEAST_SECONDS = 600.0  # for any; a small model takes some
+EXPERTS_A_SECOND = 20  # built at least, of all layers together, three times over
+ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
+LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def build(
     listen: bool = False,
     tensors: bool = True,
     trust_remote_code: bool = False,
-    timeout: float = TIMEOUT,
+    timeout: float | None = None,
 ) -> list[dict[str, Any]]:
     """Build each directory with stock transformers, in one process for all of them.
 
@@ -123,7 +130,38 @@ def build(
             if (read := wanted[0].read) is not None:
                 entry |= {"base": wanted[0].base, "base_context": read.context}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
-    return _child(job, directories, timeout)
+    job |= {"room": max(_room(path, last) for path in directories)}
+    longest = sum(_seconds(path) for path in directories)
+    return _child(job, directories, longest if timeout is None else timeout)
+
+
+def _stated(directory: Path, pattern: str) -> int:
+    """The largest number under such a key of a config, which is bounded as all that is built."""
+    most = 1
+    if not (directory / "config.json").is_file():
+        return most
+    for part in parts(Dict(read_object(directory / "config.json"))):
+        for key, value in part.values.items():
+            if type(value) is int and re.search(pattern, key):
+                most = max(most, value)
+    return most
+
+
+def _seconds(directory: Path) -> float:
+    """How long a model of such sizes may take to be built."""
+    experts = _stated(directory, "layers?$|depth$") * _stated(directory, "experts$")
+    return min(TIMEOUT, LEAST_SECONDS + experts / EXPERTS_A_SECOND)
+
+
+def _room(directory: Path, last: int) -> int:
+    """How many bytes of addresses its proof may take: files are mapped, once for each reading; a
+    model with a table of `last` positions may keep a mask of their square in each layer."""
+    import psutil  # accelerate needs it
+
+    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    built = ROOM + last**2 * _stated(directory, "layers?$|depth$")
+    here = max(LEAST_ROOM, int(psutil.virtual_memory().available * 0.8))
+    return 3 * weights + min(built, here)
 
 
 def _child(
@@ -164,6 +202,15 @@ def _child(
         raise ProofFailed(f"{where} could not run (exit code {run.returncode:#x}): {final}")
     named = zip(lines, map(str, directories), strict=True)
     return [json.loads(line) | {"directory": name} for line, name in named]
+
+
+def require_buildable(config: Mapping[str, Any]) -> None:
+    """Raise unless stock builds a model of a config, without weights, within the limits of a
+    proof: before one that a stranger may have written is built without them."""
+    with tempfile.TemporaryDirectory(prefix="ropext-plan-") as folder:
+        (Path(folder) / "config.json").write_bytes(dump(dict(config)))
+        (built,) = build([Path(folder)], tensors=False)
+    check_built(built)
 
 
 def prove(

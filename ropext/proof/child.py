@@ -442,8 +442,24 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def limit_memory(room: int) -> None:
+    """Let this process take so many bytes more of addresses than it has now, torch's among them;
+    only Linux tells how many those are, and keeps such a limit for every kind of allocation."""
+    told = Path("/proc/self/statm")
+    if not told.exists():
+        return
+    import resource
+
+    now = int(told.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or now + room < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (now + room, hard))
+
+
 def sentence_of(error: Exception) -> str:
     """The name of an exception, and the last line of what it says."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return "MemoryError: it takes more memory than its proof is given for sizes like these"
     lines = str(error).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[-1].strip()}"
 
@@ -468,6 +484,7 @@ def main() -> None:
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)
+    limit_memory(job["room"])
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         for entry in job["directories"]:
             mark = time.process_time()

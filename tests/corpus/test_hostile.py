@@ -218,6 +218,20 @@ def test_a_tokenizer_that_doubles_a_text(tmp_path, monkeypatch, times, says, let
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_tokenizer_class_that_counts_to_what_it_is_told(tmp_path, monkeypatch, has_file):
+    """Sixty bytes made a list of a thousand million names, in this very process."""
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    monkeypatch.setattr(sandbox, "SECONDS_A_MEGABYTE", 0)
+    if has_file:
+        doubling(0, "a").save_pretrained(tmp_path)
+    told = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 10**9}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(InputError, match=r"the numbers in tokenizer_config\.json it takes more"):
+        load_tokenizer(open_snapshot(tmp_path), False)
+
+
 def test_a_tokenizer_of_the_usual_kind_is_used(tmp_path):
     doubling(2).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
