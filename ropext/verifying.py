@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ropext import bundled, families, forms, loaders, proof
-from ropext.checkpoint import Snapshot, open_snapshot, provenance
-from ropext.checkpoint.asked import check_asked
+from ropext.checkpoint import Snapshot, check_asked, open_snapshot, provenance
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import (
     SAVED,
@@ -38,7 +37,7 @@ from ropext.rope import Positions, Spectrum
 from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
-    from ropext.proof.server import Probe
+    from ropext.proof import server
 
 
 @dataclass(frozen=True)
@@ -617,7 +616,7 @@ def _gguf_endpoint(
     claim: Claim,
     request: Mapping[str, Any],
     say: Say,
-) -> "Probe":
+) -> "server.Probe":
     """Ask a server about a GGUF: its weights by transformers, with its spectrum and the base's."""
     from ropext.dequantising import directory_of, with_rope
     from ropext.proof import server

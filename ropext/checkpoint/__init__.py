@@ -6,6 +6,7 @@ provenance and card (what goes beside the weights), writing (all of it in order;
 reflinked, hard-linked or symlinked), push.
 """
 
+from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, with_weights
 
-__all__ = ["Snapshot", "open_snapshot", "with_weights"]
+__all__ = ["Snapshot", "check_asked", "open_snapshot", "with_weights"]

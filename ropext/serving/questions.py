@@ -157,8 +157,8 @@ def _rendered(served: LiveModel, body: Body) -> str:
     opening = bool(body.get("add_generation_prompt", True))
     try:
         template = served.tokenizer.get_chat_template(None, body.get("tools"))
-        how = {"words": words, "opening": opening}
-        return str(ask("render", template=template, messages=turns, **how))
+        question = {"template": template, "messages": turns, "words": words, "opening": opening}
+        return str(ask("render", question))
     except (ValueError, TimeoutError) as error:
         raise Refusal(f"the chat template refuses this: {error}", 400, "messages") from None
 
