@@ -18,7 +18,9 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ropext.errors import InputError, did_you_mean
 from ropext.files import read_bytes, read_object
@@ -129,6 +131,52 @@ def find_projector(name: str, path: Path) -> Path | None:
 
 def _in_ollama(name: str, kind: str) -> Path | None:
     """The blob that Ollama's manifest of a name lists as its model or projector."""
+    home, manifest = _manifest(name)
+    return _blob(home, manifest, name, kind)
+
+
+@dataclass(frozen=True)
+class KeptByOllama:
+    """What Ollama keeps of a model."""
+
+    layers: tuple[tuple[str, Path], ...]  # kind and blob, in their order
+    missing: tuple[str, ...]  # kinds of layers whose blob is not there
+    config: dict[str, Any]
+
+
+def kept_by_ollama(name: str) -> KeptByOllama | None:
+    """All that Ollama keeps of a model; None for a name that is none of its."""
+    if not name.startswith(OLLAMA):
+        return None
+    home, manifest = _manifest(name)
+    stored = read_object(manifest)
+    listed = stored.get("layers")
+    layers, missing = list[tuple[str, Path]](), list[str]()
+    for layer in listed if isinstance(listed, list) else ():
+        kind = str(layer.get("mediaType") if isinstance(layer, dict) else layer)
+        kind = kind.removeprefix("application/vnd.ollama.image.")
+        blob = _blob_of(home, layer)
+        if blob is None:
+            missing.append(kind)
+        else:
+            layers.append((kind, blob))
+    config = dict[str, Any]()
+    blob = _blob_of(home, stored.get("config"))
+    if blob is not None:
+        with suppress(InputError):
+            config = read_object(blob)
+    return KeptByOllama(tuple(layers), tuple(missing), config)
+
+
+def _blob_of(home: Path, layer: object) -> Path | None:
+    """The file of an entry of a manifest, where it is there."""
+    digest = str(layer.get("digest")) if isinstance(layer, dict) else ""
+    path = home / "blobs" / digest.replace(":", "-")
+    return path if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file() else None
+
+
+def _manifest(name: str) -> tuple[Path, Path]:
+    """Ollama's folder and its manifest of a name."""
     wanted = name.removeprefix(OLLAMA)
     if not _PULLED.fullmatch(wanted):
         raise InputError(f"{name[:80]} is not a model name of Ollama, such as ollama:qwen3:8b")
@@ -141,7 +189,7 @@ def _in_ollama(name: str, kind: str) -> Path | None:
     for home in homes:
         manifest = home.joinpath("manifests", *place)
         if manifest.is_file():
-            return _blob(home, manifest, name, kind)
+            return home, manifest
     pulled = [path for home in homes for path in sorted(home.glob("manifests/*/*/*/*"))]
     known = ["/".join(path.parts[-4:-1]) + f":{path.name}" for path in pulled]
     known = [name.removeprefix("registry.ollama.ai/").removeprefix("library/") for name in known]
@@ -158,10 +206,10 @@ def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
             isinstance(layer, dict)
             and layer.get("mediaType") == f"application/vnd.ollama.image.{kind}"
         ):
-            digest = str(layer.get("digest"))
-            path = home / "blobs" / digest.replace(":", "-")
-            if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file():
+            path = _blob_of(home, layer)
+            if path is not None:
                 return path
+            digest = str(layer.get("digest"))
             raise InputError(
                 f"{manifest} names the {kind} {digest[:80]}, which is not in {home}/blobs"
             )

@@ -277,7 +277,9 @@ def is_sealed(manifest: Any) -> bool:
 
 def signed(text: str) -> str:
     """A text with the line that says that it is as ropext wrote it."""
-    lines = [line for line in text.splitlines() if not line.startswith(SIGNATURE)]
+    # At line feeds alone: other separators belong to what is quoted in a line.
+    given = text.removesuffix("\n").split("\n")
+    lines = [line for line in given if not line.startswith(SIGNATURE)]
     whole = "".join(f"{line}\n" for line in lines)
     return f"{whole}{SIGNATURE}{hashlib.sha256(whole.encode()).hexdigest()}\n"
 

@@ -20,6 +20,7 @@ from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
 from ropext.gguf.file import DIVISORS, RECORD, WHOLE, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
 from ropext.gguf.keys import Values, changes
+from ropext.gguf.modelfile import modelfile as modelfile_of
 from ropext.loaders.gguf import STORED, architecture, farthest
 from ropext.loaders.gguf import read as ggml_read
 from ropext.narration import Show, unseen
@@ -79,7 +80,9 @@ def write_gguf(
     paths = [part.path for part in model.parts]
     with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
         target = stage.directory / (output.name if one else model.file_name)
-        modelfile = _modelfile(target.name, plan.target)
+        modelfile, left_out = modelfile_of(model.name, target.name, plan.target)
+        notes += left_out
+        beside_name = f"{target.name}.Modelfile"
         with os_errors(output):
             digests = dict[str, str]()
             for path in paths[1:]:
@@ -87,28 +90,15 @@ def write_gguf(
                 notes += [f"{path.name}: {placed.note}"] if placed.note else []
                 digests |= {path.name: placed.sha256} if placed.sha256 else {}
             if not one:
-                (stage.directory / modelfile.name).write_bytes(modelfile.text.encode())
+                (stage.directory / beside_name).write_bytes(modelfile.encode())
             beside = guard.states(stage.directory, digests)
             keys = {**keys, **_provenance(full, beside)}
             _write(model.head, target, keys, tensors, show)
         proof = _prove(target, model, plan.main.wanted, plan.target, keys) if prove else None
         if one:
             with os_errors(output):
-                stage.write_beside(modelfile.name, modelfile.text)
+                stage.write_beside(beside_name, modelfile)
     return Written(output, full, (*stage.notes, *notes), {}, proof)
-
-
-@dataclass(frozen=True)
-class _Modelfile:
-    """What Ollama reads beside a GGUF file."""
-
-    name: str
-    text: str
-
-
-def _modelfile(file: str, target: int) -> _Modelfile:
-    text = guard.signed(f"FROM ./{file}\nPARAMETER num_ctx {target}\n")
-    return _Modelfile(f"{file}.Modelfile", text)
 
 
 def written(place: Path) -> set[str] | None:

@@ -1,0 +1,123 @@
+"""The Modelfile beside a GGUF: what `ollama create` reads, with the original's own settings.
+
+By Ollama's parser (parser/parser.go, 00dc3af8) a value in three quotes ends at the first line that
+ends in three quotes. A text that has such a line cannot be written: what follows it would be read
+as commands. It is left out, and that is said.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ropext import bundled, guard
+from ropext.errors import InputError
+from ropext.files import read_bytes
+
+QUOTES = '"""'
+LARGEST = 1 << 20  # bytes of a template, a system prompt, a licence
+TEXTS = {"template": "TEMPLATE", "system": "SYSTEM", "license": "LICENSE"}
+FILES = {"projector": "FROM", "adapter": "ADAPTER"}
+STATED = ("renderer", "parser", "requires")  # of the config
+ROLES = ("system", "user", "assistant")
+LENGTH = "num_ctx"
+NAME = re.compile(r"[A-Za-z0-9_]+")  # of a parameter
+ELSEWHERE = ("model",)  # the weights, which the GGUF itself holds
+
+
+class Modelfile:
+    """The commands of a Modelfile, and what could not be written in one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # of the original
+        self.commands: list[str] = []
+        self.notes: list[str] = []
+
+    def add(self, command: str, value: str) -> None:
+        """Write a command with a quoted value; one that no quotes hold is left out."""
+        why = _why_not(value)
+        if why:
+            self.leave_out(command, why)
+            return
+        self.commands.append(f"{command} {QUOTES}{value}{QUOTES}")
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Name what is not in the Modelfile."""
+        self.notes.append(f"{what} of {self.name} is left out of the Modelfile: {why}")
+
+
+def _why_not(value: str) -> str:
+    """Why a text cannot stand in a Modelfile; "" where it can."""
+    lines = re.split("[\r\n]", value)
+    if any(line.rstrip().endswith(QUOTES) for line in lines[:-1]):
+        return "a line of it ends in three quotes"
+    if any(line.startswith(guard.SIGNATURE) for line in value.split("\n")):
+        return "a line of it looks like the mark of ropext"
+    kept = re.sub("[ \t\r\n]", "", value)
+    return "" if kept.isprintable() else "it has characters that Ollama drops"
+
+
+def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
+    """The text of the Modelfile of an extended GGUF, and notes on what it lacks; `name` is the
+    original's, whose settings are taken over where Ollama holds them."""
+    made = Modelfile(name)
+    kept = bundled.kept_by_ollama(name)
+    if kept is not None:
+        for kind, blob in kept.layers:
+            _add_layer(made, kind, blob)
+        for key in STATED:
+            if isinstance(kept.config.get(key), str) and kept.config[key]:
+                made.add(key.upper(), kept.config[key])
+        for kind in kept.missing:
+            made.leave_out(f"the layer {kind[:80]}", "its file is not there")
+    lines = [f"FROM ./{file}", *made.commands, f"PARAMETER {LENGTH} {target}"]
+    return guard.signed("".join(f"{line}\n" for line in lines)), made.notes
+
+
+def _add_layer(made: Modelfile, kind: str, blob: Path) -> None:
+    if kind in ELSEWHERE:
+        return
+    if kind in FILES:
+        made.add(FILES[kind], str(blob))
+        return
+    if kind not in (*TEXTS, "params", "messages"):
+        made.leave_out(f"the layer {kind[:80]}", "ropext does not know it")
+        return
+    try:
+        text = read_bytes(blob, LARGEST).decode()
+        if kind in TEXTS:
+            made.add(TEXTS[kind], text)
+        elif kind == "params":
+            _add_parameters(made, json.loads(text))
+        else:
+            _add_messages(made, json.loads(text))
+    except (InputError, ValueError, RecursionError) as error:
+        made.leave_out(f"the layer {kind}", f"it cannot be read ({str(error)[:200]})")
+
+
+def _add_parameters(made: Modelfile, given: Any) -> None:
+    if not isinstance(given, dict):
+        raise ValueError("no JSON object")
+    for name, value in given.items():
+        if name == LENGTH:
+            continue  # the target's
+        if not NAME.fullmatch(name):
+            made.leave_out(f"the parameter {name[:80]!r}", "its name is none")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):
+                made.add(f"PARAMETER {name}", str(one).lower())
+            elif isinstance(one, str | int | float):
+                made.add(f"PARAMETER {name}", str(one))
+            else:
+                made.leave_out(f"the parameter {name}", "its value is no text and no number")
+
+
+def _add_messages(made: Modelfile, given: Any) -> None:
+    for message in given if isinstance(given, list) else ():
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        if role in ROLES and isinstance(content, str):
+            made.add(f"MESSAGE {role}", content)
+        else:
+            made.leave_out("a message", "it has no role that Ollama takes, or no text")
