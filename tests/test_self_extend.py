@@ -7,14 +7,17 @@ from itertools import pairwise
 
 import pytest
 import torch
+from command_line import run
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from ropext import evaluate
+from ropext.checkpoint import open_snapshot
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.evaluation.ranking import rivals
 from ropext.options.extend import parse_extend
 from ropext.patching import patch, save, self_extend, unpatch
 from ropext.planning import make_plan, plan_config
-from ropext.scaling.self_extend import Fold
+from ropext.scaling.self_extend import Fold, FoldOptions
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -215,7 +218,7 @@ def test_any_mask_and_any_positions_by_the_literal_rule(seed):
     draw = random.Random(seed)
     torch.manual_seed(seed)
     positions, mask, real = random_case(draw)
-    fold = Fold(24, draw.choice([1, 7, 23]), draw.choice([0, 1, 4]), ())
+    fold = Fold(24, draw.choice([1, 7, 23]), draw.choice([0, 1, 4]), (), draw.random() < 0.3)
     rates = torch.tensor([1.0, 0.3, 0.05])
     count = positions.shape[1]
     q, k, v = (torch.randn(2, heads, count, 8).double() for heads in (4, 2, 2))
@@ -224,7 +227,9 @@ def test_any_mask_and_any_positions_by_the_literal_rule(seed):
     size = fold.group or 10**9
     far_at = positions // size + fold.window - fold.window // size
     distance = positions[:, :, None] - positions[:, None]
-    is_far = (distance >= fold.window) & (positions[:, :, None] >= fold.context)
+    is_far = distance >= fold.window
+    if not fold.literal:
+        is_far &= positions[:, :, None] >= fold.context
     keys, values = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     near = turned(q, at, rates, False) @ turned(keys, at, rates, False).transpose(2, 3)
     grouped = turned(keys, (positions // size)[:, None].double(), rates, False)
@@ -388,3 +393,48 @@ def test_eval_measures_it_with_nothing_paid_inside_the_context():
     mine, base = (found[name]["metrics"] for name in ("self-extend-2x", "untouched"))
     assert mine["tail_nll@256"]["value"] == pytest.approx(base["tail_nll@256"]["value"], abs=1e-6)
     assert mine["tail_nll@512"]["value"] < base["tail_nll@512"]["value"] - 0.5
+
+
+def test_the_papers_rule_is_for_queries_inside_the_context_too(ids):
+    """Below the window nothing is far, so that only there the logits are the base's."""
+    model = tiny("llama")
+    base = logits(model, ids)
+    both = {"method": "self-extend", "factor": 2, "window": WINDOW, "group": GROUP}
+    ours = logits(patch(model, **both), ids)
+    papers = logits(patch(model, literal=True, **both), ids)
+    close = 1e-5 * base.abs().max()
+    assert (papers[:, :WINDOW] - base[:, :WINDOW]).abs().max() < close
+    inside = slice(WINDOW + 1, CONTEXT)
+    assert (papers[:, inside] - base[:, inside]).abs().amax(-1).min() > 1e-3
+    assert torch.equal(ours[:, :CONTEXT], base[:, :CONTEXT])
+    longest = logits(folded(model, WINDOW, GROUP), ids)
+    alone = self_extend.Fold(CONTEXT, WINDOW, GROUP, (tuple(spectrum(model)),), literal=True)
+    self_extend.apply_fold(model, alone)
+    assert (logits(model, ids) - papers).abs().max() < close
+    assert not torch.equal(longest, papers)
+
+
+def test_rows_name_what_was_asked_of_it(capsys):
+    words = ["eval", "ropext://demo", "--data", "ropext://held-out", "--lengths", "256,512"]
+    words += ["--factor", "2", "--max-docs", "1", "--method"]
+    folds = ["--window", "64", "--group", "0", "--literal"]
+    code, heard = run(*words, "self-extend,pi", *folds, "--dry-run", capsys=capsys)
+    assert (code, "self-extend-literal-w64-g0-2x" in heard.out) == (0, True)
+    code, heard = run(*words, "pi", *folds, "--dry-run", capsys=capsys)
+    assert code == 2
+    assert "--window, --group and --literal are of --method self-extend" in heard.err
+    code, heard = run("plan", "ropext://demo", "--factor", "2", "--window", "64", capsys=capsys)
+    assert code == 2
+    assert "--window is of self-extend; add --measure DATA" in heard.err
+
+
+def test_a_measured_plan_reads_it_as_it_was_asked_for():
+    recipe = parse_extend({"factor": 2.0})
+    snapshot = open_snapshot("ropext://demo")
+    (asked,) = rivals(snapshot, recipe, FoldOptions(64, 3, literal=True))
+    assert asked.label == "self-extend-literal-w64-g3"
+    assert (asked.fold.window, asked.fold.group, asked.fold.literal) == (64, 3, True)
+    (plain,) = rivals(snapshot, recipe)
+    assert plain.label == "self-extend"
+    with pytest.raises(UsageError, match="window=256 must be from 1 to 255"):
+        rivals(snapshot, recipe, FoldOptions(window=256))

@@ -9,7 +9,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
-from ropext.options.evaluate import DocumentOptions
+from ropext.options.evaluate import DocumentOptions, Folding
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, reads
 
@@ -33,11 +33,13 @@ Measure = Annotated[
 
 @options.takes("given", Extend)
 @options.takes("reading", DocumentOptions)
+@options.takes("folding", Folding)
 def command(
     out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     reading: dict[str, Any],
+    folding: dict[str, Any],
     measure: Measure = None,
     plot: Plot = None,
     revision: options.Revision = None,
@@ -50,11 +52,14 @@ def command(
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
     if measure is not None:
         how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
+        how["folding"] = folding
         _measure(out, model, measure, plot, **how, **given)
         return
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
         raise UsageError(f"{name} says how documents are read; add --measure DATA")
+    if folding:
+        raise UsageError(f"{flag(next(iter(folding)))} is of self-extend; add --measure DATA")
     if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
         if served is not None:

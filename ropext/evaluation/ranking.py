@@ -20,7 +20,7 @@ from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
-from ropext.options.evaluate import DocumentOptions
+from ropext.options.evaluate import DocumentOptions, Folding
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, plan_config
 from ropext.results import BASE, EXTENDED, rules
@@ -30,6 +30,7 @@ from ropext.results.perplexity import Frame
 from ropext.results.rules import Ranking
 from ropext.results.values import Bootstrap
 from ropext.scaling import self_extend
+from ropext.scaling.self_extend import FoldOptions
 
 
 def frame_of(context: int, target: int, seed: int = 0) -> Frame:
@@ -79,14 +80,18 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     return sorted(plans, key=rank_of)
 
 
-def rivals(snapshot: Snapshot, recipe: Extend) -> list[Variant]:
-    """The model as Self-Extend reads it in memory, where it can: measured, and never taken."""
+def rivals(snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None) -> list[Variant]:
+    """The model as Self-Extend reads it in memory, where it can: measured, and never taken. What
+    was asked of its `folding` is refused where it cannot."""
+    options = folding or FoldOptions()
     wish: dict[str, Any] = dict.fromkeys(KNOBS) | {"method": self_extend.NAME}
     try:
-        made = plan_config(snapshot.config, recipe.changed(**wish), snapshot.name)
+        made = plan_config(snapshot.config, recipe.changed(**wish), snapshot.name, options)
     except RopextError:
+        if folding is not None:
+            raise
         return []
-    return [Variant(self_extend.NAME, EXTENDED, snapshot, made.config, fold=made.fold)]
+    return [Variant(options.name, EXTENDED, snapshot, made.config, fold=made.fold)]
 
 
 def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
@@ -162,15 +167,18 @@ def measure(
     revision: str | None = None,
     trust_remote_code: bool = False,
     reading: Mapping[str, Any] | None = None,
+    folding: Mapping[str, Any] | None = None,
     hooks: Hooks = SILENT,
     **extend: Any,
 ) -> Measured:
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
-    evaluation's Options that say how documents are read (column, max_docs, dtype, device ...)."""
+    evaluation's Options that say how documents are read (column, max_docs, dtype, device ...),
+    `folding` those of its Folding."""
     snapshot = open_snapshot(model, revision=revision)
     recipe = parse_extend(extend, read_text)
     plans, left_out = closed_forms(snapshot, recipe, model)
-    beside, first = rivals(snapshot, recipe), next(iter(plans.values()))
+    asked = Folding(**folding).fold if folding else None
+    beside, first = rivals(snapshot, recipe, asked), next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "

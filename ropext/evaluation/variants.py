@@ -37,6 +37,7 @@ from ropext.results import BASE, CONTROL, EXTENDED, FITTED, SHORT, TUNED, UNTOUC
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import Spectrum
+from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
@@ -286,13 +287,15 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     warnings, plans = list[str](), list[ExtensionPlan]()
     for method, far in itertools.product(options.method, options.factor or (None,)):
         recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
-        plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name))
+        fold = options.fold if method == self_extend.NAME else None
+        plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name, fold))
+        named = method.replace(":", ".") if fold is None else fold.name  # it names a folder
         factor = far or plan.factor
         wanted = [site.wanted for site in plan.sites]
         scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
         info = _info(method, factor, plan.target, wanted, scaled)
         variant = Variant(
-            f"{method.replace(':', '.')}-{factor:g}x",  # a label names a folder
+            f"{named}-{factor:g}x",
             EXTENDED,
             snapshot,
             config=plan.config,

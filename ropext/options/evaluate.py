@@ -33,6 +33,8 @@ from ropext.options.fields import (
     Words,
     wanted,
 )
+from ropext.scaling import self_extend
+from ropext.scaling.self_extend import FoldOptions
 from ropext.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -210,7 +212,32 @@ class Measuring(DocumentOptions):
         return out
 
 
-class Evaluate(Measuring):
+class Folding(Options):
+    """How Self-Extend folds positions, in memory."""
+
+    window: Content[Count | None] = wanted(
+        None,
+        "self-extend: distances below this stay as they are [half of the context]",
+        panel=Panel.KNOBS,
+    )
+    group: Content[Annotated[Whole, Field(ge=0, le=LARGEST)] | None] = wanted(
+        None,
+        "self-extend: positions that far keys share; 0 = all at the window [what the target needs]",
+        panel=Panel.KNOBS,
+    )
+    literal: Content[bool] = wanted(
+        False,
+        "self-extend: the paper's rule, by which queries inside the context see groups too",
+        panel=Panel.KNOBS,
+    )
+
+    @property
+    def fold(self) -> FoldOptions:
+        """The same, for a plan."""
+        return FoldOptions(self.window, self.group, self.literal)
+
+
+class Evaluate(Folding, Measuring):
     """One evaluation."""
 
     method: Words = wanted(
@@ -298,6 +325,8 @@ class Evaluate(Measuring):
             if self.method:
                 given, other = "--method", "--factor 4, or --target N"
             raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
+        if self.fold != FoldOptions() and self_extend.NAME not in self.method:
+            raise UsageError("--window, --group and --literal are of --method self-extend")
         if self.base is not None and self.method:
             raise UsageError(
                 "--base goes with a checkpoint that is extended already; with --method the model "

@@ -308,13 +308,19 @@ def _name(live: Any) -> str:
 
 
 def plan_of(
-    model: Any, *, window: int | None = None, group: int | None = None, **options: Any
+    model: Any,
+    *,
+    window: int | None = None,
+    group: int | None = None,
+    literal: bool = False,
+    **options: Any,
 ) -> ExtensionPlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     name = _name(live) or type(live).__name__
-    fold = FoldOptions(window, group) if (window, group) != (None, None) else None
-    return plan_config(_original(live), parse_extend(options), name, fold)
+    fold = FoldOptions(window, group, literal)
+    given = None if fold == FoldOptions() else fold
+    return plan_config(_original(live), parse_extend(options), name, given)
 
 
 def _original(live: Any) -> dict[str, Any]:
@@ -325,15 +331,21 @@ def _original(live: Any) -> dict[str, Any]:
 
 
 def patch(
-    model: Model, *, window: int | None = None, group: int | None = None, **options: Any
+    model: Model,
+    *,
+    window: int | None = None,
+    group: int | None = None,
+    literal: bool = False,
+    **options: Any,
 ) -> Model:
     """Extend a loaded model in place; `options` are the fields of a Recipe (method, factor, ...).
 
     Its logits then equal those of the checkpoint that `ropext extend` writes with these options.
-    Method `self-extend`, which no checkpoint says, takes `window` and `group`.
+    Method `self-extend`, which no checkpoint says, takes `window`, `group` and `literal` (the
+    paper's rule, by which queries inside the trained context see groups too).
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
-    made = plan_of(model, window=window, group=group, **options)
+    made = plan_of(model, window=window, group=group, literal=literal, **options)
     made.require_help()
     apply_config(model, made.config, made.growth, made.fold)
     setattr(base_model(model), PLANNED, made)

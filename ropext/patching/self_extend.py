@@ -3,8 +3,9 @@
 A query at position p sees the keys nearer than `window` at their distances and the others at
 p // group + window - window // group against k // group; without a group (ReRoPE) all at `window`.
 The rule goes by the query: below the trained context a query sees ordinary positions, so the logits
-there are the base's. Keys come rotated, out of a cache too; a far one is turned on to where its
-group stands, so nothing else of the model is touched.
+there are the base's. (With `literal` every query sees groups, as in the paper.) Keys come rotated,
+out of a cache too; a far one is turned on to where its group stands, so nothing else of the model
+is touched.
 """
 
 import weakref
@@ -39,8 +40,8 @@ class Layout:
     positions: Tensor  # of the queries, a row for each text
     key_positions: Tensor  # of the keys up to the last query's own
     consecutive: bool  # so that tokens are as far apart as their numbers
-    first: int  # the first query that lies beyond the context in any row
-    full: int  # from this query on all lie beyond it, in every row
+    first: int  # the first query that may see a grouped key, in any row
+    full: int  # from this query on all may, in every row
 
     @property
     def is_stock(self) -> bool:
@@ -71,7 +72,7 @@ class Folding:
         if self.layout is not None and [*map(id, held)] == [*map(id, sources)]:
             return self.layout
         here = positions.to(queries.device).expand(len(queries), -1)
-        self.layout = _layout(here, mask, keys, self.fold.context, self.cache())
+        self.layout = _layout(here, mask, keys, self.fold.begins, self.cache())
         self.layout_of = [weakref.ref(source) for source in sources]
         return self.layout
 
@@ -106,7 +107,7 @@ class Rotation:
         return torch.cat([left, turned, right], -1)
 
 
-def _layout(positions: Tensor, mask: Tensor | None, keys: int, context: int, cache: Any) -> Layout:
+def _layout(positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: Any) -> Layout:
     """Find where queries and keys stand, and keep that with the cache for those who go on in it."""
     rows, count = positions.shape
     shown = None if mask is None else _allowed(mask[:, 0])  # the heads share it
@@ -128,7 +129,7 @@ def _layout(positions: Tensor, mask: Tensor | None, keys: int, context: int, cac
     if consecutive := bool((least == most).all()):
         key_positions = numbers + least[:, None]  # of the padding too
         positions = key_positions[:, start:]
-    beyond = positions >= context
+    beyond = positions >= begins
     first = int((~beyond.any(0)).cumprod(0).sum())
     full = count - int(beyond.all(0).flip(0).cumprod(0).sum())
     return Layout(start, positions, key_positions, consecutive, first, full)
@@ -196,7 +197,7 @@ def _attention(
     else:
         folded = _in_scores(heads)
     folded = folded.transpose(1, 2)
-    beyond = (positions >= fold.context)[:, : full - first, None, None]
+    beyond = (positions >= fold.begins)[:, : full - first, None, None]
     mixed = torch.where(beyond, folded[:, : full - first], near[:, first:])
     return torch.cat([near[:, :first], mixed, folded[:, full - first :]], 1), None
 
@@ -226,7 +227,7 @@ class Heads:
         states = self.q, self.k, self.v
         learns = torch.is_grad_enabled() and any(state.requires_grad for state in states)
         fits = self.q.shape[2] >= self.window and self.q.shape[-1] == self.v.shape[-1]
-        return self.q.device.type == "cpu" and not learns and fits and self.start > self.window
+        return self.q.device.type == "cpu" and not learns and fits and self.start >= self.window
 
     def weighed(self, scores: Tensor, rows: slice) -> Tensor:
         """Weigh the values of the first keys by these queries' scores."""
@@ -297,6 +298,8 @@ def _in_blocks(heads: Heads) -> Tensor:
         ]
         pieces = []
         for number, (queries, keys, span, band) in enumerate(spans):
+            if span.start == span.stop:  # nothing comes before the first window
+                continue
             causal = number == 0 and heads.shown is None
             if heads.shown is not None:
                 shown = heads.shown[:, :, rows, span]

@@ -293,7 +293,7 @@ def make_folded_plan(
         name=name,
         recipe=recipe,
         method=self_extend.NAME,
-        knobs={"window": how.window, "group": how.group},
+        knobs=how.knobs,
         context=model.context,
         target=target,
         sites=tuple(

@@ -98,7 +98,7 @@ def plan_config(
     if recipe.method == self_extend.NAME:
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
-        raise UsageError(f"window and group are of method {self_extend.NAME}")
+        raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
     if families.read_positions(dict(config)) is None:
         return make_plan(config, recipe, name)
     return make_table_plan(config, recipe, name, in_memory=True)

@@ -29,6 +29,18 @@ class Fold:
     window: int
     group: int  # 0: every far key stands at the window (ReRoPE)
     spectra: tuple[tuple[float, ...], ...]  # of the layers that see all text, radians a token
+    literal: bool = False  # the paper's rule: queries inside the context see groups too
+
+    @property
+    def begins(self) -> int:
+        """The first position whose query may see a grouped key."""
+        return self.window if self.literal else self.context
+
+    @property
+    def knobs(self) -> dict[str, int]:
+        """What a plan and the results say of it."""
+        rule = {"literal": True} if self.literal else {}
+        return {"window": self.window, "group": self.group} | rule
 
     def key_positions(self, positions: Positions) -> Positions:
         """k // G, of a number or a tensor of them."""
@@ -42,10 +54,24 @@ class Fold:
 
 @dataclass(frozen=True)
 class FoldOptions:
-    """How near is near, and how many positions far keys share; None: what the target needs."""
+    """How near is near, how many positions far keys share, and for which queries; None: what the
+    target needs."""
 
     window: int | None = None
     group: int | None = None
+    literal: bool = False  # the paper's rule, for queries inside the trained context too
+
+    @property
+    def name(self) -> str:
+        """The method with what was asked for: `self-extend-literal-w512-g8`."""
+        parts = [NAME]
+        if self.literal:
+            parts.append("literal")
+        if self.window is not None:
+            parts.append(f"w{self.window}")
+        if self.group is not None:
+            parts.append(f"g{self.group}")
+        return "-".join(parts)
 
 
 def fold(
@@ -62,4 +88,4 @@ def fold(
         group = math.ceil(SPARE * (target - window) / (context - window))
     if group < 0:
         raise UsageError(f"group={group} must be 0 (all far keys at the window) or more")
-    return Fold(context, window, group, spectra)
+    return Fold(context, window, group, spectra, options.literal)

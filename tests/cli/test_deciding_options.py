@@ -95,6 +95,9 @@ DECIDES = {
         "method": "pi --factor 2",
         "factor": "2 --method pi",
         "target": "1024 --method pi",
+        "window": "64 --method self-extend --factor 2",
+        "group": "3 --method self-extend --factor 2",
+        "literal": "--method self-extend --factor 2",
         "base": "ropext://demo",
         "tasks": "mkey",
         "depths": "0.5",
@@ -298,7 +301,7 @@ MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
 MORE["evaluate"] |= {"lm_eval_limit": "3", "chat_args": "a=1 --chat true --tasks vt"}
 MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
 OF_THE_RUN = {
-    "eval": {"method", "factor", "target", "base"},
+    "eval": {"method", "factor", "target", "base", "window", "group", "literal"},
     "fit": {"factor", "target", "context"},
 }
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
