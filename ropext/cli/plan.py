@@ -9,7 +9,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
-from ropext.options.evaluate import DocumentOptions, Folding
+from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, reads
 
@@ -33,7 +33,7 @@ Measure = Annotated[
 
 @options.takes("given", Extend)
 @options.takes("reading", DocumentOptions)
-@options.takes("folding", Folding)
+@options.takes("folding", SelfExtend)
 def command(
     out: Out,
     model: options.ModelArg,

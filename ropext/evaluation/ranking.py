@@ -20,7 +20,7 @@ from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import SILENT, Hooks
-from ropext.options.evaluate import DocumentOptions, Folding
+from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, plan_config
 from ropext.results import BASE, EXTENDED, rules
@@ -173,11 +173,11 @@ def measure(
 ) -> Measured:
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...),
-    `folding` those of its Folding."""
+    `folding` those of its SelfExtend."""
     snapshot = open_snapshot(model, revision=revision)
     recipe = parse_extend(extend, read_text)
     plans, left_out = closed_forms(snapshot, recipe, model)
-    asked = Folding(**folding).fold if folding else None
+    asked = SelfExtend(**folding).fold if folding else None
     beside, first = rivals(snapshot, recipe, asked), next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(

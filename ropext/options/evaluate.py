@@ -212,7 +212,7 @@ class Measuring(DocumentOptions):
         return out
 
 
-class Folding(Options):
+class SelfExtend(Options):
     """How Self-Extend folds positions, in memory."""
 
     window: Content[Count | None] = wanted(
@@ -237,7 +237,7 @@ class Folding(Options):
         return FoldOptions(self.window, self.group, self.literal)
 
 
-class Evaluate(Folding, Measuring):
+class Evaluate(SelfExtend, Measuring):
     """One evaluation."""
 
     method: Words = wanted(
