@@ -31,7 +31,8 @@ from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, 
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
 from ropext.planning.plan import WRONG
-from ropext.ports.server import require_server
+from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
+from ropext.ports.server import require_server, served_model, server_at
 from ropext.proof import Expected
 from ropext.rope import Positions, Spectrum
 from ropext.scaling.tables import METHODS, growth
@@ -85,6 +86,8 @@ def check_directory(
     deep: bool = False,
     record: bool = False,
     endpoint: str | None = None,
+    beside: PlainServer | None = None,
+    tolerance: float | None = None,
     trust_remote_code: bool = False,
     say: Say = silent,
     show: Show = unseen,
@@ -94,15 +97,18 @@ def check_directory(
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
     is asked too; `loading` says how transformers runs beside it. A saved plan in place of the
-    directory is held against a server that runs its base by an override.
+    directory is held against a server that runs its base by an override. With `beside`, the server
+    is held against one of the plain model, and no model is loaded; `tolerance` is in nats.
     """
     loading |= {"trust_remote_code": trust_remote_code}
+    if tolerance is not None:
+        loading |= {"tolerance": tolerance}
     if endpoint is not None:
         require_server(endpoint)
     if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():
         if against is not None or deep:
             raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
-        return _served_plan(Path(directory), endpoint, loading, say)
+        return _served_plan(Path(directory), AskedServer(endpoint, beside), loading, say)
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
@@ -124,7 +130,8 @@ def check_directory(
             *checking.weights(base),
         ]
     if endpoint is not None:
-        checks.append(_endpoint(endpoint, snapshot, model, claim, loading, say))
+        asked = AskedServer(endpoint, beside)
+        checks.append(_endpoint(asked, snapshot, model, claim, loading, say))
     broken = any(check.passed is False for check in checks)
     served = None if broken else read_again(snapshot)
     return Verification(snapshot.name, tuple(checks), served)
@@ -559,8 +566,30 @@ def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
     return missing
 
 
+@dataclass(frozen=True)
+class AskedServer:
+    """A running server, and what it is held against."""
+
+    url: str
+    beside: PlainServer | None = None  # None: what transformers computes
+
+
+def _beside(asked: AskedServer, model: Model, claim: Claim) -> Check:
+    """Hold a server against one of the plain model."""
+    assert asked.beside is not None
+    if model.vocab_size is None:
+        raise InputError("--endpoint: the config does not say the size of its vocabulary")
+    leaves_short = any(site.short_inv_freq for site in claim.sites)
+    at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
+    plain = asked.beside.answers(Prompts(at, model.vocab_size))
+    server = server_at(asked.url)
+    name, _ = served_model(server, asked.url)
+    done = compare_beside(server, name, plain)
+    return Check("endpoint", done.is_on, f"{asked.url} serves {name}; {done.sentence}")
+
+
 def _endpoint(
-    url: str,
+    asked: AskedServer,
     snapshot: Snapshot,
     model: Model,
     claim: Claim,
@@ -569,12 +598,16 @@ def _endpoint(
 ) -> Check:
     from ropext.proof import server  # late: it runs the model
 
+    if asked.beside is not None:
+        return _beside(asked, model, claim)
+    url = asked.url
     lengths = {"context": claim.context, "target": model.context}
     try:
         if snapshot.container:
             probed = _gguf_endpoint(url, snapshot, model, claim, {**lengths, **loading}, say)
         else:
-            probed = server.probe(url, snapshot.directory, **lengths, **loading)
+            before = None if loading["trust_remote_code"] else claim.base
+            probed = server.probe(url, snapshot.directory, before=before, **lengths, **loading)
     except ProofFailed as failed:
         return Check("endpoint", False, str(failed))
     limit = "no stated limit" if probed.limit is None else f"a limit of {probed.limit}"
@@ -582,11 +615,13 @@ def _endpoint(
     gaps = [prompt.difference for prompt in probed.prompts]
     if not snapshot.container:
         within = f"its log-probabilities are within {max(gaps):.1e} of transformers'"
-        return Check("endpoint", True, f"{served}; {within} (tolerance {probed.tolerance:g})")
-    said = (
-        f"{served}; after {len(gaps)} prompts its log-probabilities differ from transformers' on "
-        f"the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance {probed.tolerance:g})"
-    )
+        said = f"{served}; {within} (tolerance {probed.tolerance:g})"
+    else:
+        said = (
+            f"{served}; after {len(gaps)} prompts its log-probabilities differ from transformers' "
+            f"on the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance "
+            f"{probed.tolerance:g})"
+        )
     if probed.lost is None:
         return Check("endpoint", True, said)
     said += f", where a reading without the extension would differ by {probed.lost:.1e}"
@@ -595,7 +630,9 @@ def _endpoint(
     return Check("endpoint", None, f"{said}: too little to tell the two apart on this model")
 
 
-def _served_plan(path: Path, url: str, loading: Mapping[str, Any], say: Say) -> Verification:
+def _served_plan(
+    path: Path, asked: AskedServer, loading: Mapping[str, Any], say: Say
+) -> Verification:
     """Hold a plan against a server that runs its base with the plan's numbers."""
     claim, plan = _planned(path, ""), _read_plan(path)
     snapshot = open_snapshot(str(plan.get("model")), weights=True)
@@ -606,7 +643,7 @@ def _served_plan(path: Path, url: str, loading: Mapping[str, Any], say: Say) -> 
     model, loading = families.as_read(plan["config"]), {**loading, "config": plan["config"]}
     if not loading.get("trust_remote_code"):
         proof.require_buildable(plan["config"])
-    return Verification(str(path), (_endpoint(url, snapshot, model, claim, loading, say),), None)
+    return Verification(str(path), (_endpoint(asked, snapshot, model, claim, loading, say),), None)
 
 
 def _gguf_endpoint(

@@ -36,6 +36,7 @@ COVERED = {
     "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (ENGINES, CHECKPOINTS),
     "gguf": (GGUF,),
+    "port": (),  # its numbers follow from no table
 }
 
 

@@ -208,6 +208,30 @@ def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path,
         probe(url, directory)
 
 
+def test_a_server_of_the_plain_model_is_called_that(directory: Path, unscaled) -> None:
+    """Prompts are taken after which the two readings lie far apart, and the distance is told."""
+    before = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
+    asked: list = []
+    with (
+        serving("vllm", unscaled, requests=asked) as url,
+        pytest.raises(ProofFailed, match="the answers of the model before the extension: the scal"),
+    ):
+        endpoint.probe(url, directory, context=CONTEXT, target=TARGET, before=before)
+
+
+def test_how_far_the_plain_model_lies_is_told(directory: Path, right, unscaled) -> None:
+    before = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
+    with serving("vllm", right) as url:
+        done = endpoint.probe(url, directory, context=CONTEXT, target=TARGET, before=before)
+    drawn = [endpoint.token_ids(80, 96, [1, 2], draw) for draw in range(endpoint.DRAWS)]
+    apart = [max(abs(v - right(ids)[t]) for t, v in best(unscaled(ids), 5)) for ids in drawn]
+    assert done.lost is not None
+    assert done.lost >= max(apart) - 1e-4
+    with serving("vllm", right) as url:
+        done = endpoint.probe(url, directory, context=CONTEXT, target=TARGET, tolerance=1e-4)
+    assert done.tolerance == 1e-4
+
+
 def test_the_prompt_that_differs_is_named(directory: Path, right, unscaled) -> None:
     def mixed(ids: list[int]) -> list[float]:
         return unscaled(ids) if len(ids) > 100 else right(ids)
@@ -231,7 +255,7 @@ def test_what_is_asked(directory: Path, right, monkeypatch) -> None:
         assert not body.get("echo")  # llama-server refuses it
         assert not {1, 2} & set(body["prompt"])  # no begin or end of text inside
     again = endpoint.token_ids(80, 96, [1, 2])
-    assert asked[1][1]["prompt"] == again
+    assert [body["prompt"] for _, body, _ in asked if len(body["prompt"]) == 80] == [again]
 
 
 @pytest.mark.parametrize("kind", SHAPES)

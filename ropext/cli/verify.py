@@ -1,5 +1,6 @@
 """`ropext verify DIR`."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -53,6 +54,29 @@ For = Annotated[
         "was not measured",
     ),
 ]
+Plain = Annotated[
+    str | None,
+    typer.Option(
+        "--plain",
+        metavar="URL",
+        help="hold --endpoint against a server of the unscaled model; no model is loaded",
+    ),
+]
+KeptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--fingerprint",
+        metavar="FILE",
+        help="the unscaled server's answers: written with --plain, read without",
+    ),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        help="nats that log-probabilities may differ by [0.2; of a GGUF 0.15 in the mean]",
+    ),
+]
 
 
 def command(
@@ -65,12 +89,16 @@ def command(
     trust: Trust = None,
     endpoint: Endpoint = None,
     for_loaders: For = None,
+    plain: Plain = None,
+    fingerprint: KeptFile = None,
+    tolerance: Tolerance = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
     from ropext import inspecting, loaders, verifying
+    from ropext.ports.beside import PlainServer
     from ropext.report import text
 
     names = loaders.parse_for(for_loaders) if for_loaders is not None else ()
@@ -78,11 +106,20 @@ def command(
     for flag, given in (("--fix", fix), ("--record", record)):
         if given and not Path(directory).is_dir():
             raise UsageError(f"{flag} writes into {directory}, which is not a local directory")
+    for flag, value in (
+        ("--plain", plain),
+        ("--fingerprint", fingerprint),
+        ("--tolerance", tolerance),
+    ):
+        if value is not None and endpoint is None:
+            raise UsageError(f"{flag} is about a running server: give --endpoint URL too")
+    if tolerance is not None and not 0 < tolerance < math.inf:
+        raise UsageError(f"--tolerance is in nats, finite and above 0, was {tolerance:g}")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
     place = Path(directory)
     written = {"--fix": fix and place / "config.json", "--record": record and place / guard.RECORD}
-    guard.check({"--against": against}, written)
+    guard.check({"--against": against}, written | {"--fingerprint": plain and fingerprint})
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
@@ -94,6 +131,8 @@ def command(
         deep=deep,
         record=record,
         endpoint=endpoint,
+        beside=PlainServer(plain, fingerprint) if plain or fingerprint else None,
+        tolerance=tolerance,
         say=out.say,
         show=told_of_files(out.say),
         trust_remote_code=trust_remote_code,

@@ -20,7 +20,7 @@ from ropext.ports.answers import Answer, answered, lost_its_start, needs_witness
 from ropext.ports.counting import Count, Counting
 from ropext.ports.plan import CUT, PORT, PortPlan
 from ropext.ports.port import Port
-from ropext.ports.questions import Question, build, counts_of, cut
+from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
 from ropext.ports.shares import port_results
 from ropext.results import EXTENDED, rundir
 from ropext.results.measurement import Measurement, Store
@@ -134,7 +134,7 @@ def _rows(
     if plan.window is None or not questions:
         return {PORT: own}
     window = plan.window[0]
-    cuts = [(q, cut(q, counts[q.task], window, plan.wish.api)) for q in questions]
+    cuts = cut_alike(questions, counts, window, plan.wish.api)
     store = kept.store(CUT, plan)
     if plan.plain is not None:
         return {PORT: own, CUT: PortRow(plan.plain, cuts, store, plan.counting)}

@@ -1,7 +1,7 @@
 """Questions in words for a server: the same for every server that counts alike, and the same with
 their text cut to a window."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -125,6 +125,30 @@ def _read(entry: dict[str, Any]) -> Question:
     """A question as it was kept."""
     asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
     return Question(**(entry | {"asked": Asked(**asked)}))
+
+
+def cut_alike(
+    questions: Sequence[Question], counts: Mapping[str, Count], window: int, api: str
+) -> list[tuple[Question, Question]]:
+    """Every question, and as it is put over the end of its text. Questions over one text share what
+    is left of it, so that a server reads it once."""
+    longest = dict[str, Question]()
+    for question in questions:
+        other = longest.setdefault(question.asked.text, question)
+        if question.counted > other.counted:
+            longest[question.asked.text] = question
+    shorter = dict[str, Question]()
+    for text, question in longest.items():
+        shorter[text] = cut(question, counts[question.task], window, api)
+    pairs = list[tuple[Question, Question]]()
+    for question in questions:
+        left = shorter[question.asked.text]
+        if left is longest[question.asked.text]:
+            pairs.append((question, question))
+        else:
+            asked = replace(question.asked, text=left.asked.text)
+            pairs.append((question, replace(question, asked=asked, counted=left.counted)))
+    return pairs
 
 
 def cut(question: Question, count: Count, window: int, api: str) -> Question:

@@ -6,31 +6,34 @@ old context, are compared with what transformers computes from the same director
 dequantised weights of the GGUF that is served.
 """
 
-import http.client
-import json
-import random
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
-from ropext.errors import InputError, ProofFailed, Stopped
+from ropext.errors import ProofFailed
+from ropext.ports.logprobs import (
+    TOP,
+    first_told,
+    next_token,
+    require_logprobs,
+    special_tokens,
+    token_ids,
+    untold,
+)
 from ropext.ports.server import Server, served_model, server_at
 
-TOP = 5  # log-probabilities asked for; the most that every server gives
 TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
 # The same for a GGUF, in the mean: llama.cpp also rounds what it multiplies by quantised weights.
 # Seen alike: 0.03 to 0.1 (Q8_0, Q4_1; single positions 0.8); an attention factor lost alone: 0.3.
 MEAN_TOLERANCE = 0.15
+DRAWS = 2  # prompts of a length, of which one is taken
 ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
-TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token is no whole character
-SPECIAL = ("bos", "eos", "pad")
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
-LOWEST = -1e9  # what a server may write for the logarithm of 0
+Rows = dict[tuple[int, ...], Sequence[float]]  # the same, by the prompt
 
 
 @dataclass(frozen=True)
@@ -55,28 +58,6 @@ class Probe:
     lost: float | None = None
 
 
-def top_logprobs(answer: Any) -> list[tuple[int | None, float]]:
-    """Token id (where given) and log-probability of the first generated token's best candidates."""
-    try:
-        logprobs = answer["choices"][0]["logprobs"]
-        if logprobs.get("content"):  # llama-server: a list of candidates with their ids
-            best = logprobs["content"][0]["top_logprobs"]
-            pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
-        else:  # vLLM and SGLang: a dict from the token's text
-            pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
-        if not all(type(v) in (int, float) and LOWEST <= v <= 1 for _, v in pairs):
-            pairs = []
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        pairs = []
-    return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
-
-
-def _token_id(text: str) -> int | None:
-    """vLLM's `return_tokens_as_token_ids` names a token by its id."""
-    match = re.fullmatch(r"token_id:(\d+)", text)
-    return int(match[1]) if match else None
-
-
 def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
     """The wanted log-probability of each of the server's: by id, else by rank.
 
@@ -99,19 +80,6 @@ def lengths(context: int, target: int) -> tuple[int, int, int]:
     """One prompt inside the old context and two beyond, short enough for transformers to run."""
     first = min((context + target) // 2, context + context // 4)
     return context // 2, first, min(target - 1, 2 * context)
-
-
-def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = ()) -> list[int]:
-    """Fixed pseudo-random ids, in which a block comes round every quarter.
-
-    Repetition makes the next token predictable for a model that can look back by position. Ids are
-    drawn from the lower half of the vocabulary, where no reserved ones stand.
-    """
-    draw = random.Random(length)
-    low, high = min(vocab_size // 16, 1000), max(vocab_size // 2, 2)
-    pool = [token for token in range(low, high) if token not in set(avoid)]
-    block = [draw.choice(pool) for _ in range(max(length // 4, 1))]
-    return [block[i % len(block)] for i in range(length)]
 
 
 def transformers_reference(directory: Path, **loading: Any) -> Reference:
@@ -156,29 +124,6 @@ def transformers_rows(
     return rows
 
 
-def _ask(server: Server, model: str, ids: Sequence[int]) -> list[tuple[int | None, float]]:
-    """What is told of the next token."""
-    url = server.root
-    body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
-    body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
-    try:
-        status, answer = server.call("/v1/completions", body)
-    except (OSError, http.client.HTTPException) as error:
-        raise Stopped(
-            f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
-        ) from None
-    if status >= 400:
-        reason = " ".join(answer[:300].decode(errors="replace").split())
-        raise ProofFailed(
-            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
-        )
-    return top_logprobs(server.parsed("/v1/completions", answer))
-
-
-def _untold(server: Server, some: str = "no log-probabilities") -> InputError:
-    return InputError(f"--endpoint {server.root} returns {some} for /v1/completions")
-
-
 def _check_limit(limit: int | None, context: int, target: int) -> None:
     if limit is not None and limit < target:
         old = ", its context before the extension" if limit == context else ""
@@ -194,29 +139,11 @@ def compare(
     """Ask for each prompt and hold the answer against the reference."""
     out = []
     for ids in prompts:
-        ids, pairs = _first_told(server, model, ids)
+        ids, pairs = first_told(server, model, ids)
         answers = zip(pairs, _matched(pairs, wanted(ids)), strict=True)
         worst = max(abs(value - truth) for (_, value), truth in answers)
         out.append(Prompt(len(ids), len(ids) > context, worst))
     return tuple(out)
-
-
-def _first_told(
-    server: Server, model: str, ids: Sequence[int]
-) -> tuple[Sequence[int], list[tuple[int | None, float]]]:
-    """A prompt and its answer; where nothing is told, a prompt that ends a few tokens earlier."""
-    for end in range(len(ids), max(len(ids) - TRIES, 0), -1):
-        if pairs := _ask(server, model, ids[:end]):
-            return ids[:end], pairs
-    raise _untold(server)
-
-
-def special_tokens(directory: Path) -> list[int]:
-    """Ids that end or pad a text, from the config."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    parts = [config, *(value for value in config.values() if isinstance(value, dict))]
-    tokens = [part.get(f"{name}_token_id") for part in parts for name in SPECIAL]
-    return [token for token in tokens if isinstance(token, int)]
 
 
 def probe(
@@ -226,29 +153,85 @@ def probe(
     context: int,
     target: int,
     tolerance: float = TOLERANCE,
+    before: Mapping[str, Any] | None = None,
     **loading: Any,
 ) -> Probe:
     """Compare a running server with a directory; ProofFailed says which prompt differs.
 
-    `context` is the one before the extension; `loading` goes to transformers_reference.
+    `context` is the one before the extension, and `before` the config: where it is given, prompts
+    are taken after which its reading lies far off. `loading` goes to transformers_rows.
     """
     server = server_at(url)
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
+    require_logprobs(server, model)
+    avoid = special_tokens(directory)
+    plain = Rows()
+    if before is not None:
+        read = transformers_reference(directory, **{**loading, "config": before})
+        for ids in _candidates(context, target, len(read([0])), avoid):
+            plain[tuple(ids)] = read(ids)
+        del read  # the weights once more beside it would not fit
     wanted = transformers_reference(directory, **loading)
-    vocab_size, avoid = len(wanted([0])), special_tokens(directory)
-    prompts = [token_ids(length, vocab_size, avoid) for length in lengths(context, target)]
+    vocab_size = len(wanted([0]))
+    prompts = [
+        _furthest(length, token_ids(length, vocab_size, avoid), plain, wanted)
+        for length in lengths(context, target)
+    ]
     done = compare(server, model, prompts, context, wanted)
+    lost = None
+    if plain:
+        lost = max(_apart(plain[tuple(ids)], wanted(ids)) for ids in prompts)
     for number, prompt in enumerate(done, 1):
         if not prompt.difference <= tolerance:
             where = f"beyond the old {context}" if prompt.beyond else f"inside the old {context}"
+            off = bool(plain) and _answers_alike(server, model, prompts, plain, tolerance)
+            why = (
+                "these are the answers of the model before the extension: the scaling is off"
+                if off
+                else "it does not read the scaling as planned"
+            )
             raise ProofFailed(
                 f"endpoint: after prompt {number} of {len(done)} ({prompt.tokens} tokens, {where}) "
                 f"the server's top log-probabilities differ from transformers' by up to "
-                f"{prompt.difference:.2f} (tolerance {tolerance}): it does not read the scaling as "
-                "planned"
+                f"{prompt.difference:.2f} (tolerance {tolerance:g}): {why}"
             )
-    return Probe(model, limit, tolerance, done)
+    return Probe(model, limit, tolerance, done, lost)
+
+
+def _candidates(
+    context: int, target: int, vocab_size: int, avoid: Sequence[int]
+) -> Iterator[list[int]]:
+    """Some prompts of each length, of which one is taken."""
+    for length in lengths(context, target):
+        for draw in range(DRAWS):
+            yield token_ids(length, vocab_size, avoid, draw)
+
+
+def _furthest(length: int, first: list[int], plain: Rows, wanted: Reference) -> list[int]:
+    """The prompt of a length after which a reading without the extension lies furthest off."""
+    those = [list(ids) for ids in plain if len(ids) == length]
+    if not those:
+        return first
+    return max(those, key=lambda ids: _apart(plain[tuple(ids)], wanted(ids)))
+
+
+def _apart(row: Sequence[float], truth: Sequence[float]) -> float:
+    """Nats between two readings, over the best candidates of the first."""
+    told = sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP]
+    return max(abs(value - truth[token]) for token, value in told)
+
+
+def _answers_alike(
+    server: Server, model: str, prompts: Sequence[Sequence[int]], plain: Rows, tolerance: float
+) -> bool:
+    """Whether a server answers every prompt as the model before the extension does."""
+    for ids in prompts:
+        pairs = next_token(server, model, ids)
+        matched = zip(pairs, _matched(pairs, plain[tuple(ids)]), strict=True)
+        if not pairs or max(abs(value - truth) for (_, value), truth in matched) > tolerance:
+            return False
+    return True
 
 
 def probe_gguf(
@@ -259,6 +242,7 @@ def probe_gguf(
     context: int,
     target: int,
     vocab_size: int,
+    tolerance: float = MEAN_TOLERANCE,
     **loading: Any,
 ) -> Probe:
     """Compare a running server with the dequantised weights of the GGUF that it serves.
@@ -269,6 +253,7 @@ def probe_gguf(
     server = server_at(url)
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
+    require_logprobs(server, model)
     avoid, longest, done = special_tokens(directory), min(target - 1, 2 * context), list[Prompt]()
     texts = {size: token_ids(size, vocab_size, avoid) for size in {min(context, longest), longest}}
     at = {size: beginnings(size, context) for size in texts}
@@ -276,10 +261,10 @@ def probe_gguf(
     wanted = {size: read(text, at[size]) for size, text in texts.items()}
     del read
     for size, text in texts.items():
-        heard = [_ask(server, model, text[:length]) for length in at[size]]
+        heard = [next_token(server, model, text[:length]) for length in at[size]]
         if 2 * sum(map(bool, heard)) < len(heard):
             few = f"log-probabilities after {sum(map(bool, heard))} of {len(heard)} prompts alone"
-            raise _untold(server, few if any(heard) else "no log-probabilities")
+            raise untold(server, few if any(heard) else "no log-probabilities")
         for length, pairs, row in zip(at[size], heard, wanted[size], strict=True):
             if pairs:
                 done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
@@ -291,17 +276,17 @@ def probe_gguf(
         lost = mean(map(_mean_gap, told, wanted[longest]))
     for beyond, where in ((True, "beyond"), (False, "inside")):
         gaps = [prompt.difference for prompt in done if prompt.beyond is beyond]
-        if gaps and not mean(gaps) <= MEAN_TOLERANCE:
+        if gaps and not mean(gaps) <= tolerance:
             said = (
                 "" if lost is None else f"; a reading without the extension differs by {lost:.2f}"
             )
             raise ProofFailed(
                 f"endpoint: after {len(gaps)} prompts {where} the old context of {context} tokens "
                 f"the server's top log-probabilities differ from transformers' by {mean(gaps):.2f} "
-                f"in the mean (tolerance {MEAN_TOLERANCE}{said}): it does not read the file as "
+                f"in the mean (tolerance {tolerance:g}{said}): it does not read the file as "
                 "planned"
             )
-    return Probe(model, limit, MEAN_TOLERANCE, tuple(done), lost)
+    return Probe(model, limit, tolerance, tuple(done), lost)
 
 
 def beginnings(length: int, context: int) -> list[int]:

@@ -15,7 +15,13 @@ from ropext.report.gates import failures, gate_table
 from ropext.report.plots import Curve, Style
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate, split_spec
-from ropext.results.measurement import Measurement, item_differences
+from ropext.results.measurement import (
+    Discordance,
+    Measurement,
+    check_alike,
+    discordances,
+    item_differences,
+)
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.retrieval import heat_map
 from ropext.results.rules import Comparison, compare_text
@@ -160,12 +166,14 @@ class Compared:
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
     asked: str  # the first that was asked any question; the base is asked none
+    split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
 
     @property
     def tables(self) -> list[Table]:
         """What is printed, and stands in the reports."""
         sections = tables.comparison_tables(self.text) if self.text else []
-        return with_rows([*sections, tables.item_table(self.items, self.asked)])
+        of_servers = tables.discordance_table(self.split, self.asked)
+        return with_rows([*sections, tables.item_table(self.items, self.asked), of_servers])
 
     def __repr__(self) -> str:
         return f"<Compared: {', '.join(self.parts)}>"
@@ -207,11 +215,16 @@ def compare(parts: Mapping[str, Measurement]) -> Compared:
     text = compare_text(readers) if len(readers) > 1 else None
     answers = {label: part.models[label].items for label, part in parts.items()}
     first, *others = [label for label, items in answers.items() if items] or [""]
-    items = {
-        label: item_differences(answers[label], answers[first], parts[first].frame.bootstrap)
-        for label in others
-    }
-    return Compared(parts, text, items, first)
+    items = dict[str, Mapping[str, Value]]()
+    split = dict[str, Mapping[tuple[str, int], Discordance]]()
+    for label in others:
+        check_alike(answers[label], answers[first], (label, first))
+        items[label] = item_differences(
+            answers[label], answers[first], parts[first].frame.bootstrap
+        )
+        if any(item.outcome is not None for item in answers[label]):
+            split[label] = discordances(answers[label], answers[first])
+    return Compared(parts, text, items, first, split)
 
 
 def _difference_picture(

@@ -11,8 +11,9 @@ from ropext.lengths import length_text
 from ropext.report.text import extend_command
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import metric_text
+from ropext.results.measurement import Discordance
 from ropext.results.overlap import mark_of, marked
-from ropext.results.retrieval import RULERS
+from ropext.results.retrieval import FOUND, RULERS
 from ropext.results.rules import Comparison, Ranked, Ranking, in_memory
 from ropext.results.values import Value, values_of
 from ropext.table import Table, as_text, with_rows
@@ -301,6 +302,8 @@ def retrieval_tables(results: Results) -> list[Table]:
 def score_text(tasks: Iterable[str]) -> str:
     """What a score of these tasks is."""
     names = list(tasks)
+    if FOUND in names:  # a server was asked, in words
+        return "mean share of what a question asks for that the answer names"
     named = [task for task in names if task == RULER or find_task(task).in_words]
     if not named:
         return "share of questions answered exactly"
@@ -387,6 +390,23 @@ def item_table(runs: Mapping[str, Mapping[str, Value]], reference: str) -> Table
     note = f"difference over the same questions; {scores}"
     columns: list[Column] = [(metric_text(name), name, partial(shown, sign=True)) for name in names]
     return table_of(f"Retrieval, difference to {reference}", note, runs.items(), columns)
+
+
+def discordance_table(
+    runs: Mapping[str, Mapping[tuple[str, int], Discordance]], reference: str
+) -> Table:
+    """How many texts one of two servers reads better, and how likely so uneven a split is."""
+    rows = list[tuple[str, ...]]()
+    for label, places in runs.items():
+        for (task, length), one in places.items():
+            counts = [str(one.more), str(one.fewer), str(one.alike)]
+            rows.append((label, task, length_text(length), *counts, f"{one.p:.3f}"))
+    header = ("", "task", "length", "found more", "found fewer", "as many", "p")
+    note = (
+        "texts, each with its questions together; p: exact sign test (McNemar's, where a text has "
+        "one question)"
+    )
+    return Table(f"Text by text, against {reference}", note, header, tuple(rows))
 
 
 def verdict_lines(results: Results, label: str = "") -> list[str]:

@@ -23,7 +23,15 @@ from ropext.results import BASE, EXTENDED
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values
-from ropext.results.retrieval import FOUND, ItemScore, mean_of, retrieval_values, ruler_means
+from ropext.results.retrieval import (
+    FOUND,
+    ItemScore,
+    haystack_numbers,
+    mean_of,
+    retrieval_values,
+    ruler_means,
+    sign_test,
+)
 from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
 
@@ -205,6 +213,52 @@ def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
 
     other = {key(item): item for item in right if item.is_read}
     return [(item, other[key(item)]) for item in left if item.is_read and key(item) in other]
+
+
+@dataclass(frozen=True)
+class Discordance:
+    """Texts of which one of two models found more than the other; where each text has a question of
+    its own, McNemar's table."""
+
+    more: int
+    fewer: int
+    alike: int
+    p: float  # of the exact sign test
+
+
+def discordances(
+    left: Sequence[ItemScore], right: Sequence[ItemScore]
+) -> dict[tuple[str, int], Discordance]:
+    """By task and length; questions over one text count as one, for they are not independent."""
+    out = dict[tuple[str, int], Discordance]()
+    for place, group in sorted(_by_place(paired(left, right), "task", "length").items()):
+        numbers = haystack_numbers([item for item, _ in group])
+        sums = np.bincount(numbers, _gaps(group))
+        more = int((sums > 0).sum())
+        fewer = int((sums < 0).sum())
+        alike = len(sums) - more - fewer
+        out[place] = Discordance(more, fewer, alike, sign_test(more, fewer))
+    return out
+
+
+def check_alike(
+    left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
+) -> None:
+    """Refuse to compare a server with a model that was asked other texts."""
+    of_server = [any(item.outcome is not None for item in items) for items in (left, right)]
+    if not any(of_server) or not left or not right or paired(left, right):
+        return
+    first, second = ({item.text_hash for item in items} - {""} for items in (left, right))
+    if first & second:
+        return  # the same questions, of which none was read by both
+    reason = "the texts of their questions differ"
+    if not (first and second):
+        reason = "one was asked in token ids, a server is asked in words"
+    raise InputError(
+        f"{names[0]} and {names[1]} cannot be paired: {reason} (no question has the same words). "
+        "Servers of one tokenizer and template get the same questions from the same options; a "
+        "directory gets them with --api completions of the server, and a task in words"
+    )
 
 
 def _gaps(pairs: Sequence[Pair]) -> list[float]:

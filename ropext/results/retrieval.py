@@ -157,7 +157,7 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     return reasons
 
 
-def _haystacks(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
+def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
     """The number of each question's haystack."""
     numbers: dict[tuple[Any, ...], int] = {}
     keys = (
@@ -172,7 +172,7 @@ def share_of(items: Sequence[ItemScore]) -> Value:
     never too narrow, where an answer can be right in part."""
     if not items:
         return wilson(0, 0)
-    haystacks, points = _haystacks(items), [item.points for item in items]
+    haystacks, points = haystack_numbers(items), [item.points for item in items]
     worth = worth_of(np.bincount(haystacks, points), np.bincount(haystacks))
     return wilson(sum(points), len(items), worth)
 
@@ -185,7 +185,7 @@ def mean_of(
     bounded: bool = False,
 ) -> Value:
     """The mean of a number per question, whole haystacks resampled; shares are `bounded`."""
-    haystacks = _haystacks(items)
+    haystacks = haystack_numbers(items)
     sums = np.bincount(haystacks, numbers)
     return bootstrap.ratio(sums, np.bincount(haystacks), bounded=bounded)
 
@@ -244,3 +244,11 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
             cell["answer_nll"] = sum(losses) / len(losses)
         maps.setdefault(task, []).append(cell)
     return maps
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """The exact two-sided probability of so uneven a split, or one more uneven, where both sides
+    are equally likely. Of questions that two models answer differently it is McNemar's test."""
+    n = more + fewer
+    tail = sum(math.comb(n, k) for k in range(min(more, fewer) + 1))
+    return min(1.0, float(2 * tail / 2**n))

@@ -1,0 +1,110 @@
+"""The log-probabilities of the next token, as vLLM, SGLang and llama-server tell them after a
+prompt of token ids."""
+
+import http.client
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError, ProofFailed, Stopped
+from ropext.ports.server import Server
+
+TOP = 5  # log-probabilities asked for; the most that every server gives
+TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token is no whole character
+SPECIAL = ("bos", "eos", "pad")
+LOWEST = -1e9  # what a server may write for the logarithm of 0
+PROBED = (40, 41, 42, 43)  # token ids of a first prompt, which every vocabulary has
+LOG_LINES = "`n_ctx_train`, `rope scaling` and `freq_scale_train`"
+
+Pairs = list[tuple[int | None, float]]  # token id, where it is given, and log-probability
+
+
+def top_logprobs(answer: Any) -> Pairs:
+    """Token id (where given) and log-probability of the first generated token's best candidates."""
+    try:
+        logprobs = answer["choices"][0]["logprobs"]
+        if logprobs.get("content"):  # llama-server: a list of candidates with their ids
+            best = logprobs["content"][0]["top_logprobs"]
+            pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
+        else:  # vLLM and SGLang: a dict from the token's text
+            pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
+        if not all(type(v) in (int, float) and LOWEST <= v <= 1 for _, v in pairs):
+            pairs = []
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        pairs = []
+    return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
+
+
+def _token_id(text: str) -> int | None:
+    """vLLM's `return_tokens_as_token_ids` names a token by its id."""
+    match = re.fullmatch(r"token_id:(\d+)", text)
+    return int(match[1]) if match else None
+
+
+def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
+    """Fixed pseudo-random ids, in which a block comes round every quarter.
+
+    Repetition makes the next token predictable for a model that can look back by position. Ids are
+    drawn from the lower half of the vocabulary, where no reserved ones stand. Another `draw` gives
+    other ids.
+    """
+    rng = random.Random(length + (draw << 40))
+    low, high = min(vocab_size // 16, 1000), max(vocab_size // 2, 2)
+    pool = [token for token in range(low, high) if token not in set(avoid)]
+    block = [rng.choice(pool) for _ in range(max(length // 4, 1))]
+    return [block[i % len(block)] for i in range(length)]
+
+
+def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
+    """What is told of the next token."""
+    url = server.root
+    body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
+    body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
+    try:
+        status, answer = server.call("/v1/completions", body)
+    except (OSError, http.client.HTTPException) as error:
+        raise Stopped(
+            f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
+        ) from None
+    if status >= 400:
+        reason = " ".join(answer[:300].decode(errors="replace").split())
+        raise ProofFailed(
+            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
+        )
+    return top_logprobs(server.parsed("/v1/completions", answer))
+
+
+def untold(server: Server, some: str = "no log-probabilities") -> InputError:
+    """What to do where a server does not tell what is compared."""
+    return InputError(
+        f"--endpoint {server.root} returns {some} for /v1/completions, as LM Studio and Ollama do. "
+        "What remains: `ropext eval --endpoint` asks it in words, and the log of llama.cpp says in "
+        f"{LOG_LINES} whether a scaling is on"
+    )
+
+
+def require_logprobs(server: Server, model: str) -> None:
+    """Refuse a server that tells no log-probabilities, before a model is loaded beside it."""
+    for end in range(len(PROBED), 0, -1):
+        if next_token(server, model, PROBED[:end]):
+            return
+    raise untold(server)
+
+
+def first_told(server: Server, model: str, ids: Sequence[int]) -> tuple[Sequence[int], Pairs]:
+    """A prompt and its answer; where nothing is told, a prompt that ends a few tokens earlier."""
+    for end in range(len(ids), max(len(ids) - TRIES, 0), -1):
+        if pairs := next_token(server, model, ids[:end]):
+            return ids[:end], pairs
+    raise untold(server)
+
+
+def special_tokens(directory: Path) -> list[int]:
+    """Ids that end or pad a text, from the config."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    parts = [config, *(value for value in config.values() if isinstance(value, dict))]
+    tokens = [part.get(f"{name}_token_id") for part in parts for name in SPECIAL]
+    return [token for token in tokens if isinstance(token, int)]

@@ -1,0 +1,105 @@
+"""A server beside one of the plain model: on, off, or not known; its noise decides."""
+
+import json
+import math
+import random
+
+import pytest
+from command_line import run
+from test_endpoint import serving
+
+import ropext
+from ropext.errors import InputError
+from ropext.ports import beside
+
+
+def plain(ids: list[int]) -> list[float]:
+    """Log-probabilities that follow from the prompt alone."""
+    draw = random.Random(str(ids))
+    weights = [draw.random() + 0.01 for _ in range(64)]
+    return [math.log(weight / sum(weights)) for weight in weights]
+
+
+def scaled(ids: list[int]) -> list[float]:
+    """Another model: every candidate is half a nat off."""
+    return [value - 0.5 * (token % 2) for token, value in enumerate(plain(ids))]
+
+
+def noisy(amount: float):
+    """The plain model on an engine whose numbers vary from call to call."""
+    draw = random.Random(5)
+    return lambda ids: [value + draw.uniform(-amount, amount) for value in plain(ids)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    out = tmp_path_factory.mktemp("beside") / "long"
+    ropext.extend("ropext://demo", out, factor=4, no_verify=True)
+    return out
+
+
+def verified(capsys, directory, url: str, *options: object) -> tuple[int, dict, str]:
+    words = ("verify", directory, "--endpoint", url, *options, "--json")
+    code, told = run(*words, capsys=capsys)
+    checks = json.loads(told.out)["checks"] if told.out else []
+    (check,) = [check for check in checks if check["what"] == "endpoint"] or [{}]
+    return code, check, told.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "beside_it", "wanted", "says"),
+    [
+        (scaled, plain, True, "a scaling is on"),
+        (plain, plain, False, "the scaling is off"),
+        (noisy(0.05), noisy(0.05), False, "the scaling is off"),
+        (scaled, noisy(0.4), None, "too little to tell the two apart"),
+    ],
+    ids=["on", "off", "off in noise", "lost in noise"],
+)
+def test_three_ends(asked, beside_it, wanted, says, directory, capsys) -> None:
+    requests: list = []
+    with (
+        serving("vllm", asked, 4096) as url,
+        serving("vllm", beside_it, 256, requests) as other,
+    ):
+        _, check, err = verified(capsys, directory, url, "--plain", other)
+    assert check["passed"] is wanted, err
+    assert says in check["sentence"]
+    assert len(requests) == 12  # twice each
+    assert max(len(body["prompt"]) for _, body, _ in requests) <= 128  # inside the old context
+
+
+def test_kept_answers_stand_in_for_a_plain_server(directory, tmp_path, capsys) -> None:
+    file = tmp_path / "plain.json"
+    with serving("vllm", scaled, 4096) as url:
+        with serving("vllm", plain, 256) as other:
+            verified(capsys, directory, url, "--plain", other, "--fingerprint", file)
+            code, _, err = verified(capsys, directory, url, "--plain", other, "--fingerprint", file)
+            assert code == 2
+            assert "is there already" in err
+        _, check, _ = verified(capsys, directory, url, "--fingerprint", file)
+        assert check["passed"] is True
+    file.write_text("{}")
+    with pytest.raises(InputError, match="holds no kept answers"):
+        beside.read(file)
+
+
+def test_prompts_lie_beyond_where_short_ones_are_left_alone() -> None:
+    inside = beside.prompt_lengths(4096, 16384, beyond=False)
+    beyond = beside.prompt_lengths(4096, 16384, beyond=True)
+    assert max(inside) <= 2048
+    assert 4096 < min(beyond) < max(beyond) <= 8192
+
+
+def test_a_gap_is_over_all_candidates() -> None:
+    left = [(1, -0.5), (2, -1.0), (3, -2.0)]
+    right = [(1, -0.7), (3, -2.4), (9, -2.5)]
+    assert beside.gap(left, right) == pytest.approx((0.2 + 0.4 + 1.5 + 0.0) / 4)
+    nameless = [(None, -0.7), (None, -2.4)]
+    assert beside.gap(left, nameless) == pytest.approx((0.2 + 1.4) / 2)
+
+
+def test_a_tolerance_goes_with_a_server(directory, capsys) -> None:
+    code, told = run("verify", directory, "--tolerance", "0.1", capsys=capsys)
+    assert code == 2
+    assert "give --endpoint URL too" in told.err
