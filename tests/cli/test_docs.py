@@ -22,6 +22,7 @@ WITH_COMMANDS = (
     *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
     *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md", "docs/trainers.md"),
     *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
+    "docs/ports.md",
 )
 
 
