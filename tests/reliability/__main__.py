@@ -22,7 +22,8 @@ from reliability import campaign, commands, guarding
 SHARES = {
     "extend": 0.1,
     "extend --link hard": 0.07,
-    "extend --force": 0.1,
+    "extend --force": 0.07,
+    "extend GGUF": 0.03,
     "extend, proved": 0.005,
     "fit": 0.17,
     "finetune": 0.19,

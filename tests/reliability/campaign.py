@@ -7,6 +7,7 @@ failing call: the same, and the command said why in one sentence and exited with
 
 import hashlib
 import itertools
+import json
 import math
 import os
 import resource
@@ -16,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
@@ -144,15 +145,19 @@ def run(
     wish: Wish | None = None,
     kill_after: float | None = None,
     largest: int | None = None,
+    meanwhile: Callable[[Path], None] | None = None,
 ) -> Ended:
     """One command in a forked child, its file layer counted. `kill_after` seconds it is killed; the
-    kernel lets it write no file beyond `largest` bytes."""
+    kernel lets it write no file beyond `largest` bytes. `meanwhile` is what a user does in its room
+    when the output is made and has no name yet."""
     shared, log = Shared(), room.parent / f"{room.name}.log"
     log.touch()  # the child may be killed before it opens it
     child = os.fork()
     if child == 0:
         if largest is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+        if meanwhile is not None:
+            _disturb(room, meanwhile)
         _child(command, room, shared, wish, log)
     if kill_after is not None:
         time.sleep(kill_after)
@@ -163,6 +168,19 @@ def run(
     log.unlink()
     steps, writing = shared.read()
     return Ended(code, said, steps, writing)
+
+
+def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
+    from ropext.checkpoint import staging
+
+    commit = staging._commit
+
+    def disturbed(work: Path, target: Any) -> None:
+        if target.real == room.resolve() / OUT:
+            meanwhile(room)
+        commit(work, target)
+
+    staging._commit = disturbed
 
 
 def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log: Path) -> None:
@@ -217,7 +235,7 @@ class Campaign:
             seconds = time.perf_counter() - start
             if ended.code != 0:
                 raise Broken(f"{command.name} undisturbed: exit {ended.code}: {ended.said[-2000:]}")
-            if stray := set(os.listdir(room)) - {OUT, *command.beside}:
+            if stray := set(os.listdir(room)) - {command.output, *command.beside}:
                 raise Broken(f"{command.name} undisturbed leaves {stray}")
             self.truths[command.name] = files(room), ended.steps, seconds
             shutil.rmtree(room)
@@ -303,8 +321,12 @@ class Campaign:
         """What is there; anything but these is a broken promise."""
         if tree(self.inputs) != self.before:
             raise Broken("the input was changed")
+        if command.output != OUT:
+            return _state_of_file(command.output, files(room), truth)
         found, wanted = below(OUT, files(room)), below(OUT, truth)
         if command.name == "eval":
+            if (manifest := room / OUT / "run.json").is_file():
+                _check_manifest(manifest)
             return _state_of_run(found, wanted)
         if not (room / OUT).exists():
             return "resumable" if (room / RUN).exists() else "absent"
@@ -332,12 +354,32 @@ class Campaign:
             raise Broken("the second run changed the input")
 
 
+def _state_of_file(output: str, found: dict[str, str], truth: dict[str, str]) -> str:
+    """A file gets its name whole, and what lies beside it after it."""
+    found = {name: digest for name, digest in found.items() if not name.startswith(".")}
+    if not found:
+        return "absent"
+    if found.get(output) != truth[output] or not found.items() <= truth.items():
+        raise Broken(f"{sorted(found)} stand there, and are not those of an undisturbed run")
+    return "complete"
+
+
+def _check_manifest(path: Path) -> None:
+    """It is whole at any time, though it lists more files with time."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    seal = content.pop("ropext")
+    text = f"written by ropext {json.dumps(content, sort_keys=True)}"
+    if seal != hashlib.sha256(text.encode()).hexdigest():
+        raise Broken("run.json does not bear its digest")
+
+
 def _state_of_run(found: dict[str, str], wanted: dict[str, str]) -> str:
     """An evaluation's directory is written piece by piece; each piece is whole or absent."""
     if not found:
         return "absent"
     found = {name: digest for name, digest in found.items() if not name.endswith("-tmp")}
-    if wrong := [name for name, digest in found.items() if wanted.get(name) != digest]:
+    there = [name for name in found if name != "run.json"]
+    if wrong := [name for name in there if wanted.get(name) != found[name]]:
         raise Broken(f"torn or wrong files: {wrong[:4]}")
     return "complete" if found == wanted else "resumable"
 

@@ -28,8 +28,9 @@ class Command:
     name: str
     words: tuple[str, ...]
     proved: bool = False  # the proof in a process of its own, as users have it
-    beside: tuple[str, ...] = ()  # what it leaves beside `out`
+    beside: tuple[str, ...] = ()  # what it leaves beside its output
     old: bool = False  # `out` holds another checkpoint before it
+    output: str = "out"
 
     def argv(self) -> list[str]:
         return ["ropext", *self.words]
@@ -37,6 +38,7 @@ class Command:
 
 def prepare(folder: Path) -> Path:
     """The input: a base, its extension, and documents. Written once, hashed by the campaign."""
+    from gguf_files import making
     from tiny_checkpoints import write_checkpoint, write_documents
 
     import ropext
@@ -44,6 +46,7 @@ def prepare(folder: Path) -> Path:
     inputs = folder / "inputs of the campaign, read only ü"
     inputs.mkdir(parents=True)
     write_checkpoint(inputs / "base")
+    making.write(inputs / "m.gguf")
     ropext.extend(str(inputs / "base"), inputs / "ext", method="yarn", factor=2, no_verify=True)
     write_documents(inputs / "train.jsonl", count=12, words=90, seed=1)
     write_documents(inputs / "eval.jsonl", count=3, words=120)
@@ -68,6 +71,12 @@ def commands(inputs: Path) -> dict[str, Command]:
         Command("extend", (*extend, "--no-verify")),
         Command("extend --link hard", (*extend, "--no-verify", "--link", "hard")),
         Command("extend --force", (*extend, "--no-verify", "--force"), old=True),
+        Command(
+            "extend GGUF",
+            ("extend", str(inputs / "m.gguf"), "--factor", "2", "-o", "out.gguf", "--quiet"),
+            beside=("out.gguf.Modelfile",),
+            output="out.gguf",
+        ),
         Command("extend, proved", extend, proved=True),
         Command("fit", (*learn, *SMALL_FIT)),
         Command("finetune", (*fine, *SMALL_TRAINING)),

@@ -297,12 +297,19 @@ def added(room: Path) -> None:
         (room / "out" / name).write_text("mine")
 
 
+USERS = ("documents-2024/a", "report.docx", "plots/mine")
+LIKE_OURS = (  # names that a pattern would take for ropext's
+    *("variants/my.json", "variants/base-0/mine.npy", "tuned/checkpoint-6-keep/optimizer.pt"),
+    *("best/checkpoint-6/complete", "tuned/checkpoint-5-notes/notes.txt"),
+)
+
+
 def added_to_run(room: Path) -> None:
     """Another run of the same command, to which a user added files."""
     for folder, commands in (("out", ("eval",)), ("out.run", ("fit", "finetune", "run"))):
         for command in commands:
             manifest(room / folder, command, {"seed": 9})
-        for name in ("documents-2024/a", "report.docx", "plots/mine"):
+        for name in (*USERS, *LIKE_OURS):
             (room / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (room / folder / name).write_text("mine")
 
@@ -364,6 +371,35 @@ STANDING: dict[str, Callable[[Path], None]] = {
     "OUT.run as a link": linked_run,
     ANOTHERS: an_old_copy,
 }
+
+
+def new_file(room: Path) -> None:
+    (room / "out/model-f16.gguf").write_text("mine")
+
+
+def new_folder(room: Path) -> None:
+    """What a user does who wants to keep the old one."""
+    os.rename(room / "out", room / "kept")
+    (room / "out").mkdir()
+    (room / "out/work.txt").write_text("mine")
+
+
+def new_link(room: Path) -> None:
+    os.rename(room / "out", room / "kept")
+    (room / "out").symlink_to("kept")
+
+
+def new_edit(room: Path) -> None:
+    (room / "out/config.json").write_text("mine")
+
+
+MEANWHILE: dict[str, Callable[[Path], None]] = {
+    "a file is added to OUT": new_file,
+    "OUT is moved away, and made anew": new_folder,
+    "OUT becomes a link": new_link,
+    "OUT is edited": new_edit,
+}
+REPLACERS = ("extend MODEL", "extend MODEL, by symlink", "fit MODEL", "finetune DIR")
 
 
 COMPARED = re.compile("is the input itself|lies inside|is a link, and")  # what the guard says
@@ -436,6 +472,27 @@ class Guarding:
         # eval begins anew there, and the demo goes on: each replaces its own manifest
         changes = ("out/run.json",) if what in (ADDED, ANOTHERS) else ()
         return self._judged(name, what, room, kind.command(kind.source, "out"), changes)
+
+    def meanwhile(self, name: str, what: str) -> Ended:
+        """A user changes OUT while `--force` makes another one: all of it is there afterwards, and
+        so is what the command made."""
+        kind, room, before = KINDS[name], self.room(), dict[str, str]()
+        prepare(room, self.inputs, self.runs)
+        checkpoint(room / "out", "old")
+        expected = shutil.copytree(room, room.with_name(f"{room.name}, as a user leaves it"))
+        MEANWHILE[what](expected)
+        before = tree(expected)
+        ended = run(kind.command(kind.source, "out"), room, meanwhile=MEANWHILE[what])
+        after = tree(room)
+        lost = [own for own in before if after.get(own) != before[own]]
+        made = room / "out.new/model.safetensors"
+        if ended.code != 2 or lost or not os.path.lexists(made) or "out.new" not in ended.said:
+            said = ended.said[-300:]
+            self.broken.append(f"{name}, {what}: it lost {lost[:3]}, exit {ended.code}: {said}")
+        self.counts[f"{what}, meanwhile", "refused"] += 1
+        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(expected, ignore_errors=True)
+        return ended
 
     def _judged(
         self,
@@ -559,6 +616,13 @@ def outputs(guarding: Guarding) -> None:
             guarding.standing(name, what)
 
 
+def races(guarding: Guarding) -> None:
+    """Everything that a user does to OUT while a command that replaces it is at work."""
+    for name in REPLACERS:
+        for what in MEANWHILE:
+            guarding.meanwhile(name, what)
+
+
 def kills(guarding: Guarding) -> None:
     """Each rename, then each other command; each two renames, then these in turn."""
     for number, steps in enumerate(renames(guarding)):
@@ -573,6 +637,8 @@ def a_part(guarding: Guarding) -> None:
     for number, what in enumerate(STANDING):
         for name in (WRITERS[number % len(WRITERS)], "extend MODEL", "eval MODEL"):
             guarding.standing(name, what)
+    for what in MEANWHILE:
+        guarding.meanwhile("extend MODEL", what)
     for steps in [own for own in renames(guarding) if len(own) == 1]:
         killed(guarding, steps, "extend")
 
@@ -580,6 +646,9 @@ def a_part(guarding: Guarding) -> None:
 def quick(guarding: Guarding) -> None:
     """A few kinds without a training: what shows that the judge sees a guard that is off."""
     relations(guarding, QUICK)
+    for what in MEANWHILE:
+        guarding.meanwhile("extend MODEL", what)
 
 
 PARTS = {"part": a_part, "quick": quick, "inputs": inputs, "outputs": outputs, "kills": kills}
+PARTS |= {"races": races}

@@ -70,6 +70,10 @@ FAULTS = {
     "what was left is never swept up": "staging._recover = lambda *about: None\n",
 }
 UNGUARDED = {
+    "what is replaced is not checked": (
+        "staging._Target.check_taken = lambda *about: None",
+        "a file is added to OUT|OUT is moved away, and made anew|OUT becomes a link|OUT is edited",
+    ),
     "nothing is compared": ("guard.check = lambda *about: None", "is|lies in|holds|links into"),
     "places are compared as text": (
         "guard.identity = lambda path: os.path.exists(path) and os.path.realpath(path) or None",
