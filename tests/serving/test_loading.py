@@ -1,0 +1,79 @@
+"""What is loaded: a LoRA on top, and spectra whose cache cannot be read on from."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from serving.conftest import CONTEXT, TARGET, opened
+
+from ropext.options.evaluate import DocumentOptions
+from ropext.options.extend import parse_extend
+
+HOW = DocumentOptions(device="cpu")
+TEXT = "the quick brown fox jumps over the lazy dog " * 10
+ASK = {"max_tokens": 10, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def needs_the_packages():
+    pytest.importorskip("uvicorn")
+
+
+def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
+    """As its weights merged into those of the base, extended the same."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    from ropext.patching import patch
+    from ropext.serving.served import ServeOptions, load
+
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    tuned = peft.get_peft_model(base, config)
+    tuned.save_pretrained(tmp_path / "lora")
+    merged = patch(tuned.merge_and_unload(), method="self-extend", target=TARGET)
+    wish = parse_extend({"method": "self-extend", "target": TARGET})
+    served = load(ServeOptions(str(directory), "tiny", wish, str(tmp_path / "lora")), HOW)
+    ids = served.tokenizer(TEXT)["input_ids"]
+    out = merged.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=10)
+    expected = served.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
+    with opened(served) as client:
+        answer = client.ask("/v1/completions", ASK | {"prompt": TEXT})[1]
+    assert len(ids) > CONTEXT
+    assert answer["choices"][0]["text"] == expected
+
+
+def test_a_spectrum_that_follows_the_length_is_read_from_its_start(directory, tmp_path):
+    """A cache of a short prompt holds keys that were turned otherwise."""
+    from ropext.serving.served import ServeOptions, load
+
+    shutil.copytree(directory, tmp_path / "two-sets")
+    path = tmp_path / "two-sets/config.json"
+    config = json.loads(path.read_text())
+    scaling = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0}
+    scaling |= {"original_max_position_embeddings": CONTEXT}
+    scaling |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config |= {"rope_parameters": scaling, "max_position_embeddings": TARGET}
+    path.write_text(json.dumps(config))
+    lines = []
+    asked = ServeOptions(str(tmp_path / "two-sets"), "tiny")
+    served = load(asked, HOW, lines.append)
+    assert any("cannot be read on from" in line for line in lines)
+    with opened(served) as client:
+        for text in ("the quick brown fox ", "the quick brown fox jumps "):
+            answer = client.ask("/v1/completions", ASK | {"prompt": text})[1]
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_long_prompt_is_read_in_pieces_as_in_one(loaded, monkeypatch):
+    from dataclasses import replace
+
+    served = loaded["self-extend"]
+    body = ASK | {"prompt": TEXT}
+    with opened(served) as client:
+        whole = client.ask("/v1/completions", body)[1]
+    with opened(replace(served, piece=16)) as client:
+        pieces = client.ask("/v1/completions", body)[1]
+    assert pieces["choices"] == whole["choices"]
