@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropext import bundled
-from ropext.checkpoint import hub
 from ropext.errors import InputError
 from ropext.files import check_link, is_path, open_regular
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
@@ -308,6 +307,8 @@ def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Me
 
 
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
+    from ropext.checkpoint import hub  # late: local texts need neither
+
     name, _, config = source.data.partition(":")
     split, place = source.split or source.default_split, source.place
     if not place.is_dir() and hub.is_out_of_reach(name, source.revision):

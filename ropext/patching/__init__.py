@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropext import proof
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
 from ropext.checkpoint.staging import staged
@@ -371,6 +370,8 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
 
 def _prove(directory: Path, plan: ExtensionPlan, live: Any) -> None:
     """Hold what was written against the plan, by stock transformers in a process of its own."""
+    from ropext import proof  # late: reading a model proves nothing
+
     is_own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
     if plan.growth is None:
         proof.prove_plan(directory, plan, _original(live), trust_remote_code=is_own_code)
