@@ -79,8 +79,7 @@ class AskPort(Measuring):
     @property
     def asked(self) -> tuple[str, ...]:
         """The tasks: those that are named, else several keys in one text."""
-        perplexity_alone = self.data is not None and self.haystack != "text"
-        return self.tasks or (() if perplexity_alone else ("mkey",))
+        return self.tasks or ("mkey",)
 
 
 ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model_fields)
@@ -111,6 +110,11 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
         raise UsageError(f"--lengths go up to {LONGEST_TARGET} tokens")
     if options.haystack == "text" and options.data is None:
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
+    if options.data is not None and options.haystack != "text":
+        raise UsageError(
+            "with --endpoint the texts of --data are what surrounds keys: add --haystack text. The "
+            "perplexity of a server is not measured (ropext eval DIR --data measures a directory's)"
+        )
     if options.haystack == "noise":
         raise UsageError("--haystack noise is made of token ids, and a server takes words")
     if any(not 0 <= depth <= 1 for depth in options.depths) or not options.depths:

@@ -61,7 +61,8 @@ class Fake:
             return 400, {"error": {"message": f"the request has {count} tokens <b>too many</b>"}}
         read = count
         if self.cut is not None and count > self.cut:
-            text = re.match(rf"(?s).*?((?:\S+\s+){{{self.cut - TEMPLATE - 1}}}\S+)$", text)[1]
+            starts = [word.start() for word in re.finditer(r"\S+", text)]
+            text = text[starts[TEMPLATE - self.cut] :]
             read = self.cut
         reply = self.replied(text, question["max_tokens"], chat)
         usage = self.usage(read)

@@ -13,7 +13,7 @@ from fake_server import Fake, serving, words
 
 from ropext.results.rundir import read_run
 
-LENGTHS = ("--lengths", "256,512,1024", "--items", "2")
+LENGTHS = ("--lengths", "256,1024", "--items", "2")
 
 
 def evaluated(capsys, url: str, *options: object) -> tuple[int, dict, str]:
@@ -32,7 +32,6 @@ def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> No
     assert code == 0, err
     assert {length: row["found"] for length, row in counts(told).items()} == {
         256: 10,
-        512: 10,
         1024: 10,
     }
     found = told["variants"]["port"]["metrics"]["found@1024"]
@@ -61,7 +60,7 @@ def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
     longest = max(len(words(body["messages"][0]["content"])) for _, body in fake.asked)
     assert longest > 900
     # At 256 the two rows are one: nothing is asked twice.
-    assert len(fake.asked) == 18 + 12
+    assert len(fake.asked) == 12 + 6
     assert "cut to 256, read by this server" in Path(tmp_path / "o/report.md").read_text("utf-8")
 
 
@@ -71,8 +70,8 @@ def test_a_plain_server_reads_the_cut_text(tmp_path, capsys) -> None:
         options = (*LENGTHS, "--context", "256", "--plain", other)
         code, told, err = evaluated(capsys, url, *options)
     assert code == 0, err
-    assert len(plain.asked) == 30
-    assert len(fake.asked) == 30
+    assert len(plain.asked) == 20
+    assert len(fake.asked) == 20
     assert counts(told, "cut")[1024]["refused"] == 0
 
 
@@ -91,7 +90,7 @@ def test_a_silent_cut_is_seen_by_its_usage(capsys) -> None:
     assert counts(told)[256]["found"] == 10
     assert counts(told)[1024]["truncated"] == 10
     assert counts(told)[1024]["missed"] == 0
-    reason = told["variants"]["port"]["outcomes"][2]["reasons"]["truncated"]
+    reason = told["variants"]["port"]["outcomes"][1]["reasons"]["truncated"]
     assert "num_ctx" in reason
     assert "Context Length" in reason
     assert "-c" in reason
@@ -108,7 +107,7 @@ def test_a_silent_cut_without_usage_is_seen_by_the_first_word(capsys) -> None:
     assert row["missed"] == 0
     assert row["truncated"] > 0
     assert row["found"] > 0
-    assert counts(told)[512]["found"] == 10
+    assert counts(told)[256]["found"] == 10
 
 
 def test_a_model_that_reads_no_start_is_not_called_cut_where_usage_is_whole(capsys) -> None:
@@ -135,7 +134,7 @@ def test_a_refused_prompt_is_never_missed(capsys) -> None:
         "truncated": 0,
         "no answer": 0,
     }
-    assert "too many" in told["variants"]["port"]["outcomes"][2]["reasons"]["refused"]
+    assert "too many" in told["variants"]["port"]["outcomes"][1]["reasons"]["refused"]
 
 
 def test_a_thinking_model_gets_more_tokens_once(capsys) -> None:
@@ -179,7 +178,7 @@ def test_a_prompt_is_counted_by_usage_where_nothing_else_counts(capsys) -> None:
     assert code == 0, err
     assert told["endpoint"]["counted_by"] == "the server's usage of first answers"
     assert counts(told)[1024]["found"] == 10
-    low, high = told["variants"]["port"]["outcomes"][2]["used"]
+    low, high = told["variants"]["port"]["outcomes"][1]["used"]
     assert 0.85 * 992 < low <= high <= 992 * 1.08
 
 
@@ -196,7 +195,7 @@ def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
         code, _, err = evaluated(capsys, url, *options)
         assert code == 0
         assert len(fake.asked) == 7
-        assert "23 questions were answered before" in err
+        assert "13 questions were answered before" in err
         assert (out / "results.json").read_bytes() == before
         code, told = run("eval", "--endpoint", url, "--lengths", "256", "-o", out, capsys=capsys)
     assert code == 2
@@ -264,6 +263,7 @@ def test_an_answer_is_text_and_nothing_else(tmp_path, capsys, monkeypatch) -> No
         (("--dtype", "float16"), "--dtype is about a model that ropext loads"),
         (("--tasks", "copy"), "copy is asked in token ids"),
         (("--haystack", "text"), "--haystack text is made of --data"),
+        (("--data", "ropext://held-out"), "add --haystack text. The perplexity of a server is not"),
     ],
 )
 def test_options_of_a_loaded_model_are_refused(options, says, capsys) -> None:
