@@ -22,10 +22,10 @@ from ropext.version import __version__
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
 COMMANDS = {
-    "inspect": "Say what position scheme a model has.",
-    "plan": "Show what an extension would do.",
-    "extend": "Write an extended checkpoint and prove it.",
-    "verify": "Check a directory against its plan.",
+    "inspect": "Say what position scheme a model or GGUF has.",
+    "plan": "Show what an extension of a model or GGUF would do.",
+    "extend": "Write an extended checkpoint or GGUF and prove it.",
+    "verify": "Check a directory or GGUF against its plan.",
     "fit": "Learn a spectrum from text, weights untouched.",
     "finetune": "Train an extended checkpoint briefly.",
     "run": "Do what a recipe says.",
@@ -71,7 +71,7 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
         grouped = {"cls": Grouped, "context_settings": {"help_option_names": names}}
     app = typer.Typer(
         name="ropext",
-        help="Extend the context window of pretrained models, Hugging Face directories and GGUF "
+        help="Extend the context window of pretrained models, Hugging Face checkpoints and GGUF "
         "files, and prove that it works.",
         epilog="Begin with `ropext demo`, or with `ropext inspect` and `ropext plan` on a model of "
         "yours.",

@@ -96,7 +96,7 @@ def command(
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Check a directory against its plan. Spectrum, spellings, lengths, limits and weights."""
+    """Check a directory or GGUF against its plan. Spectrum, spellings, lengths, limits and weights."""
     from ropext import inspecting, loaders, verifying
     from ropext.ports.beside import PlainServer
     from ropext.report import text

@@ -305,7 +305,8 @@ def environment(params: Params, target: int) -> str:
     if not said or params.get("attention_factor") or params.get("mscale"):
         return ""
     make = f"ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf"
-    why = "(or raise the length alone, and scale every file by Ollama's environment, restarted:)"
+    anew = "in a new terminal" if sys.platform == "win32" else "restarted"
+    why = f"(or raise the length alone, and scale every file by Ollama's environment, {anew}:)"
     return "\n".join(("", why, make, *said))
 
 

@@ -43,6 +43,13 @@ def _function(name: str) -> Callable[[Rope, float], Any]:
     sys.path.append(here)  # last: a folder here called `datasets` is not the library
     try:
         code: Callable[[Rope, float], Any] = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # one that the user's own module wants
+        raise UsageError(
+            f"--method {name}: there is no module {error.name}; looked in this folder ({here}) and "
+            "among the installed ones: go to the folder of its file, or install it"
+        ) from None
     finally:
         sys.path.reverse()
         sys.path.remove(here)
@@ -59,6 +66,8 @@ def _called(name: str, code: Callable[[], Any]) -> Any:
     """Run the user's code; what it raises becomes a sentence with its place."""
     try:
         return code()
+    except UsageError:
+        raise
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         inside = place.filename != __file__ and not place.filename.startswith("<")
