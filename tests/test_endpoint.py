@@ -7,6 +7,7 @@ SGLang and llama-server; `.ci/slow gguf` asks a real llama-server.
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -19,12 +20,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import run
 
 import ropext
 from ropext import bundled
 from ropext.errors import InputError, ProofFailed, Stopped
 from ropext.ports import server as ports
+from ropext.ports.cell import FORM
 from ropext.proof import server as endpoint
 
 CONTEXT, TARGET = 64, 256
@@ -108,7 +111,9 @@ def limit_pages(kind: str, limit: int) -> dict[str, dict]:
         return {"/v1/models": {"data": [entry | {"max_model_len": limit}]}}
     models = {"/v1/models": {"data": [entry]}}
     if kind == "llama.cpp":
-        return models | {"/props": {"default_generation_settings": {"n_ctx": limit}}}
+        return models | {
+            "/props": {"build_info": "b7777", "default_generation_settings": {"n_ctx": limit}}
+        }
     return models | {"/get_server_info": {"context_length": limit}}
 
 
@@ -315,6 +320,27 @@ def test_a_dead_port_is_told_before_anything_is_opened(name, tmp_path, capsys) -
         pass
     code, told = run("verify", tmp_path / name, "--endpoint", url, capsys=capsys)
     assert (code, "no answer from the server" in told.err) == (5, True)
+
+
+def test_a_report_is_the_issue_form_filled_in(directory: Path, right, capsys) -> None:
+    """The headings are the form's own labels, in its order; no path of this machine is told."""
+    template = Path(__file__).parents[1] / ".github/ISSUE_TEMPLATE/loader.yml"
+    labels = [part["attributes"]["label"] for part in yaml.safe_load(template.read_text())["body"]]
+    with serving("llama.cpp", right) as url:
+        code, told = run("verify", directory, "--endpoint", url, "--report", capsys=capsys)
+    assert code == 3  # transformers 5 saved it without the older spelling of its scaling
+    form = told.out[told.out.index("###") :]
+    assert re.findall(r"^### (.*)$", form, re.M) == labels == list(FORM)
+    for part in (
+        "llama-server b7777",
+        "\nllama\n",
+        '"factor": 4.0',
+        "as planned: the server",
+    ):
+        assert part in form, part
+    assert str(directory) not in form
+    code, told = run("verify", directory, "--report", capsys=capsys)
+    assert (code, "give --endpoint URL too" in told.err) == (2, True)
 
 
 def test_lengths_lie_inside_and_beyond() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import DRIVER, environment
+from command_line import DRIVER, environment, run
 from gguf_files import making
 
 import ropext
@@ -63,6 +63,16 @@ def test_constraints_name_every_dependency_within_its_floor():
         name, floor = wish.split(">=")
         have = tuple(map(int, pinned[name].split(".")))
         assert have >= tuple(map(int, floor.split("."))), wish
+
+
+def test_a_verbose_version_names_all_that_is_installed(capsys):
+    wishes = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    code, told = run("--version", "--verbose", capsys=capsys)
+    named = [line.split()[0] for line in told.out.splitlines()]
+    assert code == 0
+    assert {_name(wish) for wish in wishes} <= {*named}
+    assert {"ropext", "Python"} <= {*named}
+    assert len(run("--version", capsys=capsys)[1].out.splitlines()) == 3
 
 
 def test_the_citation_is_of_this_version():

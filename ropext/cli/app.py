@@ -18,7 +18,6 @@ from ropext.cli.options import Grouped, speaking
 from ropext.cli.output import fail
 from ropext.errors import NothingKept, RopextError, UsageError
 from ropext.narration import interruptible
-from ropext.version import __version__
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
 COMMANDS = {
@@ -97,17 +96,12 @@ def _asked(words: list[str]) -> str | None:
 
 
 def _print_version(wanted: bool) -> None:
+    """Print and end at once, so an option that comes after it is looked for in the words."""
     if not wanted:
         return
-    from importlib import metadata  # late: it costs as much as a third of typer
+    from ropext.cli.versions import version_lines
 
-    lines = [f"ropext {__version__}"]
-    for package in ("torch", "transformers"):
-        try:
-            lines.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            lines.append(f"{package} is not installed")
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(version_lines("--verbose" in sys.argv)) + "\n")
     raise typer.Exit
 
 
@@ -119,6 +113,12 @@ def _root(
             callback=_print_version,
             is_eager=True,
             help="versions of ropext, torch and transformers",
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="with --version: of all packages, Python and the system, for a report"
         ),
     ] = False,
 ) -> None:

@@ -69,7 +69,7 @@ def command(
     push_to_hub: PushToHub = None,
     public: Public = False,
 ) -> None:
-    """Write an extended checkpoint or GGUF and prove it. Weights stay as they are; config.json changes."""
+    """Write an extended checkpoint or GGUF and prove it. No weight changes; config.json does."""
     if output is None and not dry_run:
         raise UsageError("give -o OUT, the directory to write (or --dry-run to see the plan)")
     push = asked_push(push_to_hub, public)

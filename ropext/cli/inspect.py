@@ -31,7 +31,7 @@ def command(
     pairs: Pairs = False,
     revision: options.Revision = None,
 ) -> None:
-    """Say what position scheme a model or GGUF has. Of a directory or GGUF, from its small files alone."""
+    """Say what position scheme a model or GGUF has. From its small files alone."""
     from ropext import inspecting
     from ropext.report import text
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
 from ropext.narration import told_of_files
 from ropext.options.fields import DTYPES
+
+if TYPE_CHECKING:
+    from ropext.verifying import Verification
 
 Directory = Annotated[
     str,
@@ -77,6 +80,10 @@ Tolerance = Annotated[
         help="nats that log-probabilities may differ by [0.2; of a GGUF 0.15 in the mean]",
     ),
 ]
+Report = Annotated[
+    bool,
+    typer.Option("--report", help="with --endpoint: fill in the issue form of a loader's cell"),
+]
 
 
 def command(
@@ -88,6 +95,7 @@ def command(
     fix: Fix = False,
     trust: Trust = None,
     endpoint: Endpoint = None,
+    report: Report = False,
     for_loaders: For = None,
     plain: Plain = None,
     fingerprint: KeptFile = None,
@@ -96,7 +104,7 @@ def command(
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Check a directory or GGUF against its plan. Spectrum, spellings, lengths, limits and weights."""
+    """Check a directory or GGUF against its plan. Spectrum, spellings, lengths and weights."""
     from ropext import inspecting, loaders, verifying
     from ropext.ports.beside import PlainServer
     from ropext.report import text
@@ -117,6 +125,8 @@ def command(
         raise UsageError(f"--tolerance is in nats, finite and above 0, was {tolerance:g}")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
+    if report and endpoint is None:
+        raise UsageError("--report tells what a server computed; give --endpoint URL too")
     place = Path(directory)
     written = {"--fix": fix and place / "config.json", "--record": record and place / guard.RECORD}
     guard.check({"--against": against}, written | {"--fingerprint": plain and fingerprint})
@@ -140,10 +150,37 @@ def command(
         device=device,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]
-    out.result(text.verification(result.verdict, checks), result)
+    shown = text.verification(result.verdict, checks)
+    if report and endpoint is not None:
+        shown = f"{shown}\n\n{_form(directory, endpoint, result)}"
+    out.result(shown, result)
     if not result.passed:
         raise ProofFailed(result.verdict)
     if names and result.served is None:
         raise UsageError(f"--for is for rotary models, and {directory} rotates nothing")
     if names and result.served is not None:
         inspecting.gate(result.served, names)
+
+
+def _form(directory: str, endpoint: str, result: "Verification") -> str:
+    """The form of a cell of the loader table, filled in."""
+    from ropext import families
+    from ropext.cli.versions import version_lines
+    from ropext.files import read_object
+    from ropext.inspecting import open_model
+    from ropext.ports.cell import filled, program_at
+
+    is_plan = directory.endswith(".json") and Path(directory).is_file()
+    config = read_object(Path(directory))["config"] if is_plan else open_model(directory).config
+    model = families.as_read(config)
+    form = {site.label or "rope_parameters": dict(site.params) for site in model.scaled_sites}
+    seen = next(check for check in result.checks if check.what == "endpoint")
+    states = {True: "as planned", False: "otherwise than planned", None: "not known"}
+    said = seen.sentence.replace(endpoint, "the server")
+    return filled(
+        program_at(endpoint),
+        model.text_type,
+        form,
+        f"{states[seen.passed]}: {said}",
+        "\n".join(version_lines(verbose=True)),
+    )
