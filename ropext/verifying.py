@@ -1,6 +1,7 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ropext import bundled, families, forms, loaders, proof
-from ropext.checkpoint import Snapshot, check_asked, open_snapshot, provenance
+from ropext.checkpoint import (
+    OTHER_SET,
+    VARIANT,
+    Snapshot,
+    check_asked,
+    open_snapshot,
+    provenance,
+)
 from ropext.checkpoint.provenance import NAME as RECORD
 from ropext.checkpoint.provenance import (
     SAVED,
@@ -25,7 +33,7 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
-from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError, listed
+from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, read_object
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
@@ -116,7 +124,8 @@ def check_directory(
     if (positions := positions_of(snapshot)) is not None:
         if endpoint is not None:
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
-        return Verification(snapshot.name, tuple(checking.table(positions, against)), None)
+        tables = [*_other_sets(snapshot), *checking.table(positions, against)]
+        return Verification(snapshot.name, tuple(tables), None)
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
     claim, base = _claim(snapshot, model, checking.record, against)
@@ -124,6 +133,7 @@ def check_directory(
         checks = [*checking.file(claim, base)]
     else:
         checks = [
+            *_other_sets(snapshot),
             *_spellings(snapshot.config, model, checking.record is not None),
             *_lengths(snapshot, model, claim),
             *checking.proof(model, claim),
@@ -185,6 +195,7 @@ def _edited(record: Record) -> tuple[str, ...]:
 
 
 LISTED = 5  # names shown of a longer list
+CONSOLIDATED = re.compile(r"consolidated[\w.-]*\.safetensors")
 # What a save by another program or a user's choice changes, and nothing proved follows from.
 FREE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 
@@ -546,6 +557,21 @@ def _untied(pairs: Iterable[str]) -> Iterable[Check]:
         )
 
 
+def _other_sets(snapshot: Snapshot) -> Iterable[Check]:
+    """Check that no other set of the same weights lies beside the one that stock loads."""
+    notes = []
+    for name, reason in snapshot.left.items():
+        if reason == OTHER_SET:
+            said = "loaders disagree on which they read; move the files of one of them away"
+            yield Check("weights", False, f"{name} is {reason}: {said}")
+        elif reason == VARIANT or name == "original/" or CONSOLIDATED.fullmatch(name):
+            notes.append(name)
+    if notes:
+        more = f" and {len(notes) - LISTED} more" if len(notes) > LISTED else ""
+        said = "other forms of the weights, for programs that ask for them, and not looked at"
+        yield Check("weights", True, f"{', '.join(notes[:LISTED])}{more}: {said}")
+
+
 _EQUAL = {
     "same file": "the base's own",
     "bytes": "equal to the base's in every byte",
@@ -686,7 +712,15 @@ def repair(
         )
     else:
         planned = [dict(site.params) for site in known.sites if site.scaled]
-        fixed = families.respell(snapshot.config, planned, known.target)
+        try:
+            fixed = families.respell(snapshot.config, planned, known.target)
+        except RopextError:
+            raise
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{snapshot.path(RECORD)} is damaged: the rope dict of a site is none that ropext "
+                "writes; take it anew from where the checkpoint came"
+            ) from None
     return fixed, tuple(families.diff(snapshot.config, fixed))
 
 

@@ -7,6 +7,6 @@ reflinked, hard-linked or symlinked), push.
 """
 
 from ropext.checkpoint.asked import check_asked
-from ropext.checkpoint.snapshot import Snapshot, open_snapshot, with_weights
+from ropext.checkpoint.snapshot import OTHER_SET, VARIANT, Snapshot, open_snapshot, with_weights
 
-__all__ = ["Snapshot", "check_asked", "open_snapshot", "with_weights"]
+__all__ = ["OTHER_SET", "VARIANT", "Snapshot", "check_asked", "open_snapshot", "with_weights"]

@@ -167,6 +167,11 @@ def _walk(
 
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# Why a weight file stays behind whose tensors have the names of those that stock loads.
+OTHER_SET = "another set of the same weights, which stock does not load"
+VARIANT = "a variant of the weights, which only who names it loads"
+VARIANT_NAME = re.compile(r"model\.(?!safetensors)[\w]+(-\d{5}-of-\d{5})?\.safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
 
 # An index is flat: two objects. A shard table of a million tensors is ten times the largest known.
@@ -254,6 +259,7 @@ def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
     config = _config(directory, model)
     inventory = take_inventory(directory)
+    index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
     small = {name: directory / f"{name}.json" for name in LENGTH_FILES}
     snapshot = Snapshot(
         name=model,
@@ -264,11 +270,39 @@ def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
         revision=revision,
         commit=commit,
         **{n: read_object(path) for n, path in small.items() if os.path.lexists(path)},  # type: ignore[arg-type]
-        index=_index(directory / INDEX),
+        index=index,
     )
     if weights:
         require_weights(snapshot)
     return snapshot
+
+
+def _leave_other_sets(
+    directory: Path, inventory: Inventory, index: dict[str, str] | None
+) -> dict[str, str] | None:
+    """Leave weight files behind that hold tensors of the set that stock loads: the single file
+    before an index and its shards, as stock has it. Returns the index, where it is loaded."""
+    from ropext.checkpoint.weights import read_header  # late: it reads a snapshot itself
+
+    files = inventory.files
+    weights = [name for name in files if "/" not in name and name.endswith(".safetensors")]
+    shards = set((index or {}).values())
+    chosen = {SINGLE} if SINGLE in weights else shards
+    others = [name for name in weights if name not in chosen]
+    if not chosen or not others or not chosen <= set(weights):
+        return index  # nothing to compare with, or files are missing, which is said elsewhere
+    stored: set[str] = set()
+    for name in chosen:
+        stored |= set(read_header(directory / name).tensors)
+    for name in others:
+        if stored & set(read_header(directory / name).tensors):
+            del files[name]
+            inventory.left[name] = VARIANT if VARIANT_NAME.fullmatch(name) else OTHER_SET
+    if chosen == shards or index is None or shards <= chosen:
+        return index
+    files.pop(INDEX, None)
+    inventory.left[INDEX] = OTHER_SET
+    return None
 
 
 def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None]:

@@ -300,7 +300,7 @@ class Plan(ExtensionPlan):
         # The size of a head, where the config leaves it to a class that has none (Mixtral).
         sizes = [e.path[-1] for e in top if e.before in (families.ABSENT, None)]
         sizes = [
-            key for key in sizes if type(text[key]) is int and key not in (*lengths, *original)
+            key for key in sizes if type(text.get(key)) is int and key not in (*lengths, *original)
         ]
         names = ("rope_parameters", *lengths, *original, *sizes)
         return {key: text[key] for key in names if key in text}

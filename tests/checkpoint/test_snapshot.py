@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from marked import at_work
-from sample_checkpoint import CONFIG, make_model, write_json
+from sample_checkpoint import CONFIG, make_model, safetensors, write_json
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.snapshot import reason_to_leave
+from ropext.checkpoint.snapshot import INDEX, reason_to_leave
 from ropext.errors import InputError, UsageError
+from ropext.verifying import _other_sets
 
 
 def test_a_directory_as_it_is(model: Path):
@@ -310,3 +311,54 @@ def test_what_published_configs_ask_of_stock_is_taken(model: Path):
         for part in placed(asked):
             write_json(model / "config.json", CONFIG | part)
             open_snapshot(str(model))
+
+
+def header(names: str) -> bytes:
+    return safetensors({name: ("U8", [1], b"x") for name in names})
+
+
+VARIANT_SHARD = "model.fp16-00001-of-00002"
+
+
+@pytest.mark.parametrize(
+    ("files", "shards", "left"),
+    [
+        ({"model": "ab", "zz": "b"}, "", {"zz": "another set"}),
+        ({"model": "ab", "zz": "c"}, "", {}),  # of another model
+        ({"model": "ab", "model-1": "ab"}, "model-1", {"model-1": "another", "index": "another"}),
+        ({"model-1": "a", "model-2": "b"}, "model-1 model-2", {}),
+        ({"model-1": "ab", "old-1": "a"}, "model-1", {"old-1": "another set"}),
+        ({"model": "ab"}, "model", {}),  # an index of the single file
+        ({"model": "ab", "model.fp16": "ab"}, "", {"model.fp16": "a variant"}),
+        ({"model": "ab", VARIANT_SHARD: "a"}, "", {VARIANT_SHARD: "a variant"}),
+        ({"one": "ab", "two": "ab"}, "", {}),  # neither is what stock loads
+    ],
+)
+def test_of_two_sets_of_weights_the_one_that_stock_loads_is_carried(tmp_path, files, shards, left):
+    write_json(tmp_path / "config.json", CONFIG)
+    for name, tensors in files.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(header(tensors))
+    if shards:
+        table = {t: f"{name}.safetensors" for name in shards.split() for t in files[name]}
+        write_json(tmp_path / INDEX, {"weight_map": table})
+    snapshot = open_snapshot(str(tmp_path), weights=True)
+    names = {name: INDEX if name == "index" else f"{name}.safetensors" for name in left}
+    assert set(names.values()) == set(snapshot.left)
+    for name, reason in left.items():
+        assert snapshot.left[names[name]].startswith(reason)
+    kept = {f"{name}.safetensors" for name in files} - set(snapshot.left)
+    assert set(snapshot.weight_files) == kept
+    assert (snapshot.index is not None) is (bool(shards) and "index" not in left)
+    passed = [check.passed for check in _other_sets(snapshot)]
+    assert passed == [not reason.startswith("another") for reason in left.values()]
+
+
+def test_other_forms_of_the_weights_are_a_note(tmp_path):
+    write_json(tmp_path / "config.json", CONFIG)
+    for name in ("model", "consolidated", "consolidated-00001"):
+        (tmp_path / f"{name}.safetensors").write_bytes(header("a"))
+    (tmp_path / "original").mkdir()
+    (note,) = _other_sets(open_snapshot(str(tmp_path)))
+    assert note.passed
+    for name in ("consolidated.safetensors", "consolidated-00001.safetensors", "original/"):
+        assert name in note.sentence

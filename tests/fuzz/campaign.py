@@ -82,7 +82,9 @@ class Tally:
 
 def make_input(random: Random, number: int) -> Input:
     """The input of one seed."""
-    file = "config.json" if random.random() < 0.8 else random.choice(seeds.FILES)
+    file = "config.json" if random.random() < 0.7 else random.choice(seeds.FILES)
+    if file != "config.json" and random.random() < 0.3:
+        file = "ropext.json"
     options = random.choice(METHODS) | random.choice(FACTORS)
     data = _content(file, random)
     return Input(number, file, data, options, extend=random.random() < 0.05)
@@ -96,6 +98,8 @@ def _content(file: str, random: Random) -> bytes:
         document = random.choice(some)
     else:
         document = random.choice(seeds.records()) if file == "ropext.json" else seeds.OTHERS[file]
+    if file == "ropext.json" and random.random() < 0.7:
+        return mutating.encoded(mutating.reshaped(document, random))
     if random.random() < 0.85:
         data = mutating.encoded(mutating.spoiled(document, random))
         return data if random.random() < 0.9 else mutating.damaged(data, random)

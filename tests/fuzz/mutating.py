@@ -224,6 +224,35 @@ def spoiled(document: Json, random: Random, mild: float = 0.4) -> Json:
     return out
 
 
+def reshaped(document: Json, random: Random) -> Json:
+    """A copy in which values at any depth have another shape: gone, of another type, inside of a
+    list or an object, twice, or what stands elsewhere in the document."""
+    out = copy.deepcopy(document)
+    for _ in range(random.choice((1, 1, 2, 4))):
+        paths = list(places(out))
+        if not paths:
+            return out
+        path = random.choice(paths)
+        holder, key = _holder(out, path), path[-1]
+        value = holder[key]
+        other = random.choice(paths)
+        others = (
+            None,
+            [value],
+            {"a": value},
+            [value, value],
+            json.dumps(value),
+            copy.deepcopy(_holder(out, other)[other[-1]]),
+            anything(random),
+            {} if isinstance(value, list) else [],
+        )
+        if random.random() < 0.2:
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(random.choice(others))
+    return out
+
+
 def encoded(document: Json) -> bytes:
     """As JSON text; Infinity and NaN as Python spells them, lone surrogates as escapes."""
     return json.dumps(document, indent=2).encode()

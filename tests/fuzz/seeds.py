@@ -112,7 +112,22 @@ def good_files() -> dict[str, bytes]:
     return out
 
 
+def chained(config: dict[str, Any]) -> dict[str, Any]:
+    """The record of three extensions, one of another."""
+    links: dict[str, Any] = {}
+    for factor in (2.0, 1.5, 2.0):
+        plan = make_plan(config, extend.parse_extend({"factor": factor}), "base")
+        snapshot = Snapshot("base", Path("base"), config, {}, {})
+        base = provenance.base_of(snapshot)
+        if links:
+            base["extended"] = {key: links[key] for key in provenance.LINK}
+        links = provenance.to_json(record_of(plan, base))
+        config = plan.config
+    sections = {"fit": {"steps": 3}, "finetune": {"numbers": {"tuned": {}}}, "run": {}}
+    return links | sections | {"trained_on": {"documents": 3}}
+
+
 @cache
 def records() -> tuple[dict[str, Any], ...]:
     windowed = next(c for c in model_configs() if c["model_type"] == "gemma3_text")
-    return record(SMALL_LLAMA), record(windowed)
+    return record(SMALL_LLAMA), record(windowed), chained(SMALL_LLAMA), chained(SMALL_LLAMA)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from configs import LLAMA
@@ -18,7 +19,7 @@ from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.files import read_text
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
-from ropext.verifying import check_directory
+from ropext.verifying import check_directory, repair
 
 SMALL = seeds.SMALL_LLAMA
 
@@ -432,3 +433,23 @@ def test_numbers_of_an_altered_record_are_one_sentence(checkpoint, sections):
     (checkpoint / "ropext.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="damaged"):
         figures(checkpoint)
+
+
+@pytest.mark.parametrize("value", ["x", {"a": 1}, [1], ["x"]])
+def test_a_rope_dict_of_an_altered_record_is_one_sentence(checkpoint, value):
+    """Of `verify --fix`, which writes from it."""
+    content = copy.deepcopy(seeds.records()[0])
+    for key in content["sites"][0]["params"]:
+        if key != "rope_type":
+            content["sites"][0]["params"][key] = value
+    (checkpoint / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="damaged: the rope dict of a site"):
+        repair(checkpoint)
+
+
+def test_a_null_that_an_extension_takes_away_is_no_size():
+    """Found by a fuzzed config: the plan's override asked for the key that is gone."""
+    item = campaign.make_input(Random(500406), 500406)
+    config = json.loads(item.data)
+    made = planning.make_plan(config, parse_extend(item.options))
+    assert "rope_scaling" not in made.override
