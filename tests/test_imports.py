@@ -50,17 +50,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 61,
-    "plan ropext://demo --factor 4": 74,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 81,
+    "inspect ropext://demo": 62,
+    "plan ropext://demo --factor 4": 75,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 82,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 81,
-    "verify out": 64,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 111,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 132,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 131,
-    "run recipe.yaml -o ran": 122,
+    "extend ropext://demo --factor 4 -o out": 82,
+    "verify out": 65,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 112,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 133,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 132,
+    "run recipe.yaml -o ran": 123,
 }
 RECIPE = """\
 model: ropext://demo

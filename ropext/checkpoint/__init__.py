@@ -1,7 +1,7 @@
 """Checkpoints on the disk: read a base's small files and headers, write an extended one.
 
 The parts, from the bottom: snapshot and hub (reading), tokenizer (lengths that cap the context),
-weights (headers, and whether these are the base's), staging (one directory, whole or not at all),
+headers, weights (whether these are the base's), staging (one directory, whole or not at all),
 provenance and card (what goes beside the weights), writing (all of it in order; files copied,
 reflinked, hard-linked or symlinked), push.
 """

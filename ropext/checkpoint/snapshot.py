@@ -13,6 +13,7 @@ from typing import Any
 
 from ropext import bundled
 from ropext.checkpoint.asked import check_asked
+from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
 from ropext.files import (
     INDEX_LIMIT,
@@ -282,8 +283,6 @@ def _leave_other_sets(
 ) -> dict[str, str] | None:
     """Leave weight files behind that hold tensors of the set that stock loads: the single file
     before an index and its shards, as stock has it. Returns the index, where it is loaded."""
-    from ropext.checkpoint.weights import read_header  # late: it reads a snapshot itself
-
     files = inventory.files
     weights = [name for name in files if "/" not in name and name.endswith(".safetensors")]
     shards = set((index or {}).values())

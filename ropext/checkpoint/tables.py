@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext.checkpoint.headers import Header, Tensor, read_header
 from ropext.checkpoint.snapshot import INDEX, Snapshot
-from ropext.checkpoint.weights import Header, Tensor, chunks, read_header
+from ropext.checkpoint.weights import chunks
 from ropext.checkpoint.writing import Copying
 from ropext.errors import InputError, ProofFailed
 from ropext.files import dump, open_raw, open_regular, read_at, read_object, write_at

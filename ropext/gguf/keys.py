@@ -6,8 +6,8 @@ from typing import Any
 
 from ropext import families, forms, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint.headers import Header, read_header
 from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
-from ropext.checkpoint.weights import Header, read_header
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.families import ABSENT, Edit
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ropext import corpus
+from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import READ_FROM
-from ropext.checkpoint.weights import read_header
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation import sharing

@@ -1,0 +1,116 @@
+"""The header of a safetensors file: names, shapes, dtypes and places of its tensors.
+
+A file is 8 bytes (the header's length, little endian), the header (a JSON object) and the tensors.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import InputError
+from ropext.files import open_regular, parse_object
+
+HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
+
+# Bits per element; a type that is missing here is newer than this table and its size not checked.
+BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
+    "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One row of the table; offsets count from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says about itself. Equal headers and sizes: same names, shapes,
+    dtypes and places."""
+
+    path: Path
+    size: int  # bytes of the whole file
+    raw: bytes  # the header's JSON text
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the 8-byte length and the header."""
+        return hashlib.sha256(len(self.raw).to_bytes(8, "little") + self.raw).hexdigest()
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        return parse_object(self.raw, f"the header of {self.path}", containers=3 * TENSOR_LIMIT)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Name -> dtype, shape, offsets, checked against one another and against the file."""
+        tensors = {
+            name: _tensor(name, entry, self.path)
+            for name, entry in self._table.items()
+            if name != "__metadata__"
+        }
+        end = max((tensor.offsets[1] for tensor in tensors.values()), default=0)
+        wanted = 8 + len(self.raw) + end
+        if self.size != wanted:
+            state = "cut short" if self.size < wanted else "longer than it says"
+            raise InputError(
+                f"{self.path} is {state}: its header describes {wanted:,} bytes, the file has "
+                f"{self.size:,}; fetch it again"
+            )
+        return tensors
+
+    def part(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a tensor begin and end in the file."""
+        begin, end = self.tensors[name].offsets
+        return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The free text that the writer put beside the table ({"format": "pt"} as a rule)."""
+        text = self._table.get("__metadata__", {})
+        return text if isinstance(text, dict) else {}
+
+
+def _tensor(name: str, entry: Any, path: Path) -> Tensor:
+    try:
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, *offsets]
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError
+        begin, end = offsets
+        bits = BITS.get(dtype)
+        if begin > end or (bits is not None and prod(shape) * bits != (end - begin) * 8):
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"the header of {path} is damaged at the tensor {name[:80]!r}") from None
+    return Tensor(dtype, tuple(shape), (begin, end))
+
+
+def read_header(path: Path) -> Header:
+    """Read the header alone: a few kilobytes, whatever the size of the file."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 10:
+            raise InputError(f"{path} has {size} bytes, too few for a safetensors file")
+        if length > HEADER_LIMIT or length > size - 8:
+            raise InputError(
+                f"{path} is not a safetensors file, or cut short: its first 8 bytes announce a "
+                f"header of {length:,} bytes in a file of {size:,}"
+            )
+        raw = file.read(length)
+    if len(raw) != length:
+        raise InputError(f"{path} shrank while it was read")
+    return Header(path, size, raw)
