@@ -20,16 +20,6 @@ from ropext.checkpoint import (
     open_snapshot,
     provenance,
 )
-from ropext.checkpoint.provenance import NAME as RECORD
-from ropext.checkpoint.provenance import (
-    SAVED,
-    TRAININGS,
-    Record,
-    lineage,
-    read_record,
-    record_in,
-    undone,
-)
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
@@ -120,7 +110,9 @@ def check_directory(
     snapshot = open_model(str(directory))
     if not snapshot.container:
         snapshot = open_snapshot(str(directory), weights=True)
-    checking = Checking(snapshot, record_in(snapshot), deep, record, trust_remote_code, show)
+    checking = Checking(
+        snapshot, provenance.record_in(snapshot), deep, record, trust_remote_code, show
+    )
     if (positions := positions_of(snapshot)) is not None:
         if endpoint is not None:
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
@@ -159,7 +151,7 @@ class Claim:
 
 
 def _claim(
-    snapshot: Snapshot, model: Model, record: Record | None, against: str | None
+    snapshot: Snapshot, model: Model, record: provenance.Record | None, against: str | None
 ) -> tuple[Claim, Snapshot | None]:
     """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
     config; and the base, where `against` names one (a directory or hub id)."""
@@ -188,9 +180,9 @@ def _claim(
     return Claim(context, model.context, proof.promised(model), before, edited), base
 
 
-def _edited(record: Record) -> tuple[str, ...]:
+def _edited(record: provenance.Record) -> tuple[str, ...]:
     """The keys of config.json that the recorded extensions wrote."""
-    edits = [edit for link in lineage(record) for edit in link["edits"]]
+    edits = [edit for link in provenance.lineage(record) for edit in link["edits"]]
     return tuple(str(edit["key"]) for edit in edits if edit.get("file") == "config.json")
 
 
@@ -235,7 +227,7 @@ class Checking:
     """What is checked, and how deep."""
 
     snapshot: Snapshot
-    record: Record | None
+    record: provenance.Record | None
     deep: bool  # every byte of the weights
     keep: bool  # their SHA-256 is written into the record
     trust_remote_code: bool
@@ -292,7 +284,9 @@ class Checking:
         if "base" in proved:
             yield Check("base", None, proved["base"])
 
-    def against(self, positions: Positions, record: Record, base: Snapshot) -> Iterator[Check]:
+    def against(
+        self, positions: Positions, record: provenance.Record, base: Snapshot
+    ) -> Iterator[Check]:
         """Compare a table's old rows, and all tensors beside it, with those of the base."""
         from ropext.checkpoint import tables  # late: no rotary model needs it
 
@@ -300,7 +294,7 @@ class Checking:
         if before is None or before.context != record.context:
             raise UsageError(f"--against {base.name} is not the base that ropext.json names")
         old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
-        trained = any(record.more.get(name) for name in (*TRAININGS, SAVED))
+        trained = any(record.more.get(name) for name in (*provenance.TRAININGS, provenance.SAVED))
         if trained:  # of equal rows the first is the old one
             how = replace(how, kept={new: row for row, new in how.old_rows.items()})
         try:
@@ -469,7 +463,7 @@ def _planned(path: Path, flag: str = "--against ") -> Claim:
             for site in plan["sites"]
         ]
         sites = TypeAdapter(list[Expected]).validate_json(json.dumps(entries), strict=True)
-        base = undone(plan["config"], plan["edits"])
+        base = provenance.undone(plan["config"], plan["edits"])
         edited = tuple(str(edit["key"]) for edit in plan["edits"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -582,7 +576,7 @@ _EQUAL = {
 
 def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
     """Write the SHA-256 of every weight file that has none into ropext.json; their names."""
-    path = snapshot.path(RECORD)
+    path = snapshot.path(provenance.NAME)
     content = read_object(path)
     missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
     for name in missing:
@@ -702,7 +696,7 @@ def repair(
     """The config with every spelling written anew: from the record, where there is one, or from
     what stock transformers 5 reads; `trust` names the right one of two that disagree."""
     snapshot = open_snapshot(str(directory))
-    known = read_record(snapshot.directory)
+    known = provenance.read_record(snapshot.directory)
     if known is None:
         fixed = families.respell(families.trusting(snapshot.config, trust))
     elif trust is not None:
@@ -718,8 +712,8 @@ def repair(
             raise
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"{snapshot.path(RECORD)} is damaged: the rope dict of a site is none that ropext "
-                "writes; take it anew from where the checkpoint came"
+                f"{snapshot.path(provenance.NAME)} is damaged: the rope dict of a site is none "
+                "that ropext writes; take it anew from where the checkpoint came"
             ) from None
     return fixed, tuple(families.diff(snapshot.config, fixed))
 
