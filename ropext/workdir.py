@@ -46,7 +46,7 @@ OURS = re.compile(
             r"(run|documents|results|choice|budget)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
-            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
+            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/((knobs|searched)\.json|{UNIT})",
             rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
             r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
             r"|(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)"

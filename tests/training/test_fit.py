@@ -270,6 +270,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     )
     assert (done.kept, done.step) == ("start", 0)
     assert done.forward_tokens == sum(read)
+    assert not (tmp_path / "out.run").exists()
     assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
     assert done.judgements[4] > done.judgements[3] + 0.1  # once more, with a third of the rate
