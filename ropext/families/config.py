@@ -261,7 +261,7 @@ def check_built(config: Dict) -> None:
     for part in parts(config):
         for key, value in part.values.items():
             for kind, most in MOST_BUILT.items():
-                if kind.search(key) and any(_is_above(item, most) for item in flat(value)):
+                if kind.search(str(key)) and any(_is_above(item, most) for item in flat(value)):
                     raise part.wrong(key, f"at most {most}")
 
 

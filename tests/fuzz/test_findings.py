@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from configs import LLAMA
@@ -379,8 +381,12 @@ def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
     made["config"] |= asked
     made["edits"] += [{"key": key, "after": value} for key, value in asked.items()]
     (tmp_path / "plan.json").write_text(json.dumps(made))
-    with pytest.raises(InputError, match="remove the key"):
-        check_directory(tmp_path / "plan.json", endpoint="http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # it answers 501
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(InputError, match="remove the key"):
+            check_directory(tmp_path / "plan.json", endpoint=url)
+        server.shutdown()
     made["config"] = dict(SMALL)
     made["edits"] = [{"key": key, "before": value} for key, value in asked.items()]
     (tmp_path / "plan.json").write_text(json.dumps(made))

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from ropext.errors import RopextError
-from ropext.options.fields import item_of
-from ropext.options.recipe import SECTIONS, RecipeSource, make, parse, read_recipe, spelled
+from ropext.options.fields import item_of, spelled
+from ropext.options.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
 
 GOOD = {
     int: "3 8 1_000 1e3 16.0 4k",
