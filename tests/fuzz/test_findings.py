@@ -364,6 +364,20 @@ def test_sinusoids_that_are_added_are_no_rotary_embedding():
     assert [found["module"] for found in rotary(modules)] == ["rotary_emb"]
 
 
+class ListsOneModel(BaseHTTPRequestHandler):
+    """A server that is there."""
+
+    def do_GET(self):
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -381,7 +395,7 @@ def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
     made["config"] |= asked
     made["edits"] += [{"key": key, "after": value} for key, value in asked.items()]
     (tmp_path / "plan.json").write_text(json.dumps(made))
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # it answers 501
+    with HTTPServer(("127.0.0.1", 0), ListsOneModel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(InputError, match="remove the key"):

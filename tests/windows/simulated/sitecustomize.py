@@ -49,7 +49,8 @@ class Status:
     """No st_blocks."""
 
     def __init__(self, status):
-        names = "st_mode st_ino st_dev st_nlink st_uid st_gid st_size st_mtime st_mtime_ns"
+        names = "st_mode st_ino st_dev st_nlink st_uid st_gid st_size "
+        names += "st_mtime st_mtime_ns st_ctime_ns"
         for name in names.split():
             setattr(self, name, getattr(status, name))
 
