@@ -6,7 +6,8 @@ import json
 import pytest
 from fake_server import Fake, serving
 
-from ropext.errors import InputError, NoServer
+from ropext.errors import InputError, NoServer, ProofFailed
+from ropext.ports import logprobs
 from ropext.ports import server as client
 
 QUESTION = {"messages": [{"content": "What is the pass key?"}], "max_tokens": 9}
@@ -53,3 +54,14 @@ def test_a_model_is_chosen_by_its_name() -> None:
         assert client.served_model(port, url, "fake") == ("fake", 64)
         with pytest.raises(InputError, match="serves no model 'other'; it lists fake"):
             client.served_model(port, url, "other")
+
+
+def test_an_answer_that_llama_server_cannot_write_tells_nothing(monkeypatch) -> None:
+    """As its b10434 says of a token that is no whole character; any other error is a refusal."""
+    port = client.server_at("http://127.0.0.1:9")
+    body = b'{"error": {"message": "The model produced output that does not match the expected"}}'
+    monkeypatch.setattr(client.Server, "call", lambda *args: (500, body))
+    assert logprobs.next_token(port, "m", [1, 2]) == []
+    monkeypatch.setattr(client.Server, "call", lambda *args: (500, b"too long"))
+    with pytest.raises(ProofFailed, match="refuses a prompt of 2 tokens"):
+        logprobs.next_token(port, "m", [1, 2])
