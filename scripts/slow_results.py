@@ -36,7 +36,6 @@ COVERED = {
     "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (ENGINES, CHECKPOINTS),
     "gguf": (GGUF,),
-    "port": (),  # its numbers follow from no table
 }
 
 
