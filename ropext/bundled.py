@@ -34,7 +34,8 @@ DATA = {
     f"{SCHEME}tuning": _DEMO / "data" / "tuning.jsonl",
 }
 
-OLLAMA, LISTED = "ollama:", 8  # names shown of a longer list
+OLLAMA = "ollama:"
+LISTED = 8  # names shown of a longer list
 OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
 _BESIDE = re.compile(r"mmproj|.*-(?!00001)\d{5}-of-\d{5}\.gguf")  # no model's first file
 # [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
@@ -104,7 +105,8 @@ def find_gguf(name: str) -> Path | None:
         return None
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"there is no file {name}")
-    folder, escaped = _lm_studio(), glob.escape(name)  # USER/REPO/FILE, or the last part alone
+    folder = _lm_studio()
+    escaped = glob.escape(name)  # USER/REPO/FILE, or the last part alone
     paths = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
     if len(paths) > 1:
         said = f"{name} is in LM Studio's folder {len(paths)} times: {_list(paths)}"
@@ -151,7 +153,8 @@ def kept_by_ollama(name: str) -> KeptByOllama | None:
     home, manifest = _manifest(name)
     stored = read_object(manifest)
     listed = stored.get("layers")
-    layers, missing = list[tuple[str, Path]](), list[str]()
+    layers = list[tuple[str, Path]]()
+    missing = list[str]()
     for layer in listed if isinstance(listed, list) else ():
         kind = str(layer.get("mediaType") if isinstance(layer, dict) else layer)
         kind = kind.removeprefix("application/vnd.ollama.image.")
@@ -221,7 +224,8 @@ def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
 def _lm_studio() -> Path:
     """LM Studio's folder of models: that of its settings, else the default in its home, which a
     pointer file names where it is another than ~/.lmstudio."""
-    home, chosen = Path.home() / ".lmstudio", None
+    home = Path.home() / ".lmstudio"
+    chosen = None
     with suppress(InputError):
         pointer = Path.home() / ".lmstudio-home-pointer"
         home = Path(read_bytes(pointer, 4096).decode(errors="replace").strip() or home)

@@ -85,7 +85,8 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
             path.parent, dtype=torch.float32, use_safetensors=True, **keywords
         )
         # They are plain float32 now, which transformers would refuse to save.
-        loaded.hf_quantizer, loaded.is_quantized = None, False
+        loaded.hf_quantizer = None
+        loaded.is_quantized = False
         vars(loaded.config).pop("quantization_config", None)
         loaded.save_pretrained(place)
         AutoTokenizer.from_pretrained(path.parent, **keywords).save_pretrained(place)

@@ -94,7 +94,8 @@ def bytes_on_disk(path: Path) -> int:
 
 def _keep_owner(path: Path, temporary: Path) -> None:
     """Before there is any content. A change of owner would clear bits of the mode."""
-    old, new = path.stat(), temporary.stat()
+    old = path.stat()
+    new = temporary.stat()
     if sys.platform != "win32" and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
         os.chown(temporary, old.st_uid, old.st_gid)
     temporary.chmod(stat.S_IMODE(old.st_mode))
@@ -224,7 +225,8 @@ def _take(descriptor: int, path: Path, output: Path) -> None:
 
 def _has_name(descriptor: int, path: Path) -> bool:
     try:
-        named, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
+        named = os.stat(path, follow_symlinks=False)
+        opened = os.fstat(descriptor)
     except FileNotFoundError:
         return False
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)

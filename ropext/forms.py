@@ -27,7 +27,8 @@ REQUIRED = {
 LARGEST_THETA = 1e30
 # Relative difference that counts as equal between two float64 routes to the same number.
 EXACT = 1e-9
-BETA_FAST, BETA_SLOW = 32.0, 1.0
+BETA_FAST = 32.0
+BETA_SLOW = 1.0
 
 
 def mscale(factor: float, m: float = 1.0) -> float:
@@ -44,7 +45,9 @@ def default_attention(params: Mapping[str, Any]) -> float:
     """What stock transformers multiplies into cos and sin when the dict names no factor."""
     match params.get("rope_type", "default"):
         case "yarn":
-            factor, m, m_all = params["factor"], params.get("mscale"), params.get("mscale_all_dim")
+            factor = params["factor"]
+            m = params.get("mscale")
+            m_all = params.get("mscale_all_dim")
             return mscale(factor, m) / mscale(factor, m_all) if m and m_all else mscale(factor)
         case "longrope":
             return longrope_attention(params["factor"], params["original_max_position_embeddings"])
@@ -62,9 +65,11 @@ def yarn_bounds(
     def index(rotations: float) -> float:
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = index(beta_fast), index(beta_slow)
+    low = index(beta_fast)
+    high = index(beta_slow)
     if truncate:
-        low, high = math.floor(low), math.ceil(high)
+        low = math.floor(low)
+        high = math.ceil(high)
     return max(low, 0), min(high, dim - 1)
 
 
@@ -230,7 +235,8 @@ def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
         return 1.0  # stock ignores the key in every other form
     if params.get("attention_factor") is not None:
         return _number(params, "attention_factor")
-    original, factor = _original(params, context), _factor(params, context)
+    original = _original(params, context)
+    factor = _factor(params, context)
     lengths = {"original_max_position_embeddings": original, "factor": factor}
     return default_attention({**params, **lengths})
 
@@ -250,7 +256,8 @@ def steepness(params: Mapping[str, Any]) -> float:
     """
     kind = params.get("rope_type", "default")
     if kind == "llama3":
-        low, high = _number(params, "low_freq_factor"), _number(params, "high_freq_factor")
+        low = _number(params, "low_freq_factor")
+        high = _number(params, "high_freq_factor")
         return max(1.0, high / (high - low) / 2) if high > low else 1.0
     if kind == "yarn" and params.get("truncate") is False:
         fast = _number(params, "beta_fast", BETA_FAST)
@@ -353,7 +360,8 @@ def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> P
 
 def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
     """Every pair divided by one number, over another theta where that fits."""
-    factor, whole = factors[0], target / rope.original_context
+    factor = factors[0]
+    whole = target / rope.original_context
     if _close(factor, whole):
         factor = whole  # the ratio of the two lengths, without the rounding of the division
     theta = _theta_shift(rope, tuple(p / factor for p in factors))
@@ -413,7 +421,8 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
     """Any pair factors and any attention factor, with short = long unless two sets are wanted."""
     if rope.original_context < 2:  # stock divides by its logarithm
         return None
-    short, lengths = list(factors), _lengths(rope, target)
+    short = list(factors)
+    lengths = _lengths(rope, target)
     if wanted.short_inv_freq is not None:
         plain = plain_inv_freq(rope.dim, rope.theta)
         short = [

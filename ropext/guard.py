@@ -35,7 +35,9 @@ Written = Callable[[Path], Collection[str] | None]
 State = str | int | None  # of a file, as a record lists it
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-RECORD, FILES, MARK = "ropext.json", "files", "ropext"
+RECORD = "ropext.json"
+FILES = "files"
+MARK = "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
 LINKED = 64 << 20  # bytes of a hard link that is hashed; of a larger one its other names answer
 SETTLED = 2_000_000_000  # ns; a file that was written since may change again at the same time stamp
@@ -76,7 +78,8 @@ def check(reads: Named, writes: Named) -> None:
             raise OutputExists(
                 f"{path} ({flag}) is a link, and links are not written through; {MOVE}"
             )
-        here, name = _chain(path), f"{path} ({flag})"
+        here = _chain(path)
+        name = f"{path} ({flag})"
         # Another file system may be mounted at a directory below.
         inner = {identity(place) for place, *_ in os.walk(path)} | {here[0]} if sources else set()
         for source, there in sources:

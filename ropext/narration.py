@@ -25,7 +25,8 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 def pasted(*words: str) -> str:
     """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
-    bare, plain = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII), re.compile(rf'[^"{marks}]+')
+    bare = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII)
+    plain = re.compile(rf'[^"{marks}]+')
     if slash:  # a program there takes \" for a quote, and backslashes before a quote by twos
         said = [re.sub(r'(\\*)"', r'\1\1\\"', f'{word}"')[:-2] for word in words]
         said = [f'"{word}"' for word in said]
@@ -39,7 +40,8 @@ def continued(command: str, width: int) -> list[str]:
     joins again; a JSON argument stays in one line, whatever its length."""
     if sys.platform == "win32" or len(command) <= width:
         return [command]
-    lines, python = [""], re.match(r"[\w.]+\(", command)
+    lines = [""]
+    python = re.match(r"[\w.]+\(", command)
     for word in re.findall(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""", command):
         if lines[-1] and len(f"{lines[-1]} {word} \\") > width:
             lines[-1] += "" if python else " \\"
@@ -74,7 +76,9 @@ class Pace:
     def __init__(
         self, pause: float = SECONDS, clock: Clock = time.monotonic, patience: float = 0.0
     ) -> None:
-        self.pause, self.clock, self.patience = pause, clock, patience
+        self.pause = pause
+        self.clock = clock
+        self.patience = patience
         self.begun = 0.0
         self.called: float | None = None  # when the first piece of work began
         self.first = self.done = -1  # units when the clock was started, and at the last call
@@ -86,7 +90,9 @@ class Pace:
         now = self.clock()
         self.called = now if self.called is None else self.called
         if self.first < 0 or done < self.done or done == self.first:
-            self.begun, self.first, self.done = now, done, done
+            self.begun = now
+            self.first = done
+            self.done = done
             return None
         self.done = done
         if self.told is None and now - self.called < self.patience:

@@ -67,7 +67,8 @@ class Verification:
     def verdict(self) -> str:
         """What came of it, in one line."""
         states = [check.passed for check in self.checks]
-        wrong, unknown = states.count(False), states.count(None)
+        wrong = states.count(False)
+        unknown = states.count(None)
         counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
         return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
 
@@ -170,11 +171,14 @@ def _claim(
         base = open_snapshot(base.name, weights=True)
     before = base.config if base is not None else None
     if record is not None:
-        before, sites = before or record.base["config"], proof.recorded(record)
+        before = before or record.base["config"]
+        sites = proof.recorded(record)
         return Claim(record.context, record.target, sites, before, _edited(record)), base
-    context, edited = model.scaled_sites[0].rope.original_context, tuple[str, ...]()
+    context = model.scaled_sites[0].rope.original_context
+    edited = tuple[str, ...]()
     if before is not None and base is not None and not base.container:
-        plain, params = families.as_read(before), {s.label: s.params for s in model.scaled_sites}
+        plain = families.as_read(before)
+        params = {s.label: s.params for s in model.scaled_sites}
         written = families.write(dict(before), plain, params, model.context)
         edited = tuple(".".join(edit.path) for edit in families.diff(before, written))
     return Claim(context, model.context, proof.promised(model), before, edited), base
@@ -237,7 +241,8 @@ class Checking:
         """Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
         from ropext.checkpoint import tables  # late: no rotary model needs it
 
-        snapshot, record = self.snapshot, self.record
+        snapshot = self.snapshot
+        record = self.record
         if not positions.carried:
             raise UnsupportedModel(families.refusal(positions))
         target = record.target if record else positions.context
@@ -293,7 +298,8 @@ class Checking:
         before = families.read_positions(base.config)
         if before is None or before.context != record.context:
             raise UsageError(f"--against {base.name} is not the base that ropext.json names")
-        old, how = tables.find_tables(base, before), growth(before, record.method, record.target)
+        old = tables.find_tables(base, before)
+        how = growth(before, record.method, record.target)
         trained = any(record.more.get(name) for name in (*provenance.TRAININGS, provenance.SAVED))
         if trained:  # of equal rows the first is the old one
             how = replace(how, kept={new: row for row, new in how.old_rows.items()})
@@ -317,7 +323,9 @@ class Checking:
         """Check a GGUF file: what ggml computes from its keys, and its tensors."""
         from ropext.gguf import GgufFile, writing  # late: no directory needs it
 
-        snapshot, record, deep = self.snapshot, self.record, self.deep
+        snapshot = self.snapshot
+        record = self.record
+        deep = self.deep
         assert isinstance(snapshot, GgufFile)
         site = next(site for site in claim.sites if site.scaled)
         scaled = [entry for entry in record.sites if entry.scaled] if record else []
@@ -389,7 +397,10 @@ class Checking:
             yield Check("base", None if unseen else True, proved.base)
 
     def weights(self, base: Snapshot | None) -> Iterator[Check]:
-        snapshot, record, deep, show = self.snapshot, self.record, self.deep, self.show
+        snapshot = self.snapshot
+        record = self.record
+        deep = self.deep
+        show = self.show
         if self.keep and record is None:
             raise UsageError(
                 f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE "
@@ -452,7 +463,8 @@ def _read_plan(path: Path) -> dict[str, Any]:
 
 def _planned(path: Path, flag: str = "--against ") -> Claim:
     plan = _read_plan(path)
-    context, target = plan.get("context"), plan.get("target")
+    context = plan.get("context")
+    target = plan.get("target")
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
         raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
     try:
@@ -520,7 +532,8 @@ def _misled(model: Model) -> list[str]:
 
 
 def _lengths(snapshot: Snapshot, model: Model, claim: Claim) -> Iterable[Check]:
-    stated, target = model.stated_context, claim.target
+    stated = model.stated_context
+    target = claim.target
     if stated != target:
         said = f"max_position_embeddings is {stated}, the target is {target}"
         yield Check("length", False, said)
@@ -654,13 +667,15 @@ def _served_plan(
     path: Path, asked: AskedServer, loading: Mapping[str, Any], say: Say
 ) -> Verification:
     """Hold a plan against a server that runs its base with the plan's numbers."""
-    claim, plan = _planned(path, ""), _read_plan(path)
+    claim = _planned(path, "")
+    plan = _read_plan(path)
     snapshot = open_snapshot(str(plan.get("model")), weights=True)
     if snapshot.config != claim.base:
         raise InputError(
             f"{path}: the config of {snapshot.name} is not the one it was planned from"
         )
-    model, loading = families.as_read(plan["config"]), {**loading, "config": plan["config"]}
+    model = families.as_read(plan["config"])
+    loading = {**loading, "config": plan["config"]}
     if not loading.get("trust_remote_code"):
         proof.require_buildable(plan["config"])
     return Verification(str(path), (_endpoint(asked, snapshot, model, claim, loading, say),), None)
@@ -680,7 +695,8 @@ def _gguf_endpoint(
 
     if model.vocab_size is None:
         raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")
-    plain, before = snapshot.config, claim.base
+    plain = snapshot.config
+    before = claim.base
     if before is None and plain.get("rope_scaling"):
         unscaled = {key: value for key, value in plain.items() if key != "rope_scaling"}
         before = unscaled | {"max_position_embeddings": claim.context}

@@ -90,7 +90,8 @@ class Workdir:
     def check(self, force: bool | None) -> None:
         """Refuse a folder that this run may not take, and change nothing. `force` is None where the
         command has no such flag."""
-        folder, manifest = self.folder, read(self.folder)
+        folder = self.folder
+        manifest = read(self.folder)
         guard.check({}, {"a run's folder": folder})
         if manifest is None:
             if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
@@ -127,7 +128,8 @@ class Workdir:
         manifest = _sealed(self.folder)
         if manifest is None or not self._lists:
             return []
-        listed, names = manifest.get(guard.FILES, {}), []
+        listed = manifest.get(guard.FILES, {})
+        names = []
         for name in _results(self.folder):
             if name in listed:
                 is_ours = guard.is_in_state(self.folder / name, listed[name])
@@ -256,7 +258,8 @@ def _sealed(folder: Path) -> dict[str, Any] | None:
 
 def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The names under which two mappings differ, dotted where they are nested."""
-    old, new = _flat(before), _flat(_plain(wanted))
+    old = _flat(before)
+    new = _flat(_plain(wanted))
     return [key for key in {**new, **old} if old.get(key, ABSENT) != new.get(key, ABSENT)]
 
 
@@ -300,7 +303,8 @@ class Ledger:
     libraries now."""
 
     def __init__(self, folder: Path, versions: Mapping[str, str] = {}) -> None:
-        self.folder, self.versions = folder, versions
+        self.folder = folder
+        self.versions = versions
 
     def read(self, name: str) -> Flat | None:
         """None where there is none, or one that cannot be read: then the step is done again."""
@@ -343,7 +347,8 @@ class Ledger:
 
     def other_versions(self, name: str) -> str:
         """Libraries that changed since; said, not silently a reason to do a step again."""
-        now, then = self.versions, (self.read(name) or {}).get("versions", {})
+        now = self.versions
+        then = (self.read(name) or {}).get("versions", {})
         pairs = {name: (then.get(name), now.get(name)) for name in {**now, **then}}
         return ", ".join(
             f"{name} {old or 'absent'}, now {new or 'absent'}"
@@ -363,7 +368,8 @@ def once(
     """Do a step that was not done with this key, or where it is asked for `again`; whether it was
     done now. Of several processes the first decides that and writes: `from_first` waits for all,
     and gives what the first one has."""
-    key, record = step.key(), ledger.read(step.name)
+    key = step.key()
+    record = ledger.read(step.name)
     left = None if again or rank != 0 else ledger.left(step, key)
     is_begun = record is not None and record["outputs"] is None
     left = from_first(left)  # a disk that is shared may show another process less

@@ -6,13 +6,13 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 8.5,
-    "comprehensions": 64.0,
-    "conditional expressions": 47.0,
-    "starred": 22.5,
-    "packed assignments": 24.0,
-    "Any": 43.5,
-    "functions of more than six parameters": 38.0,
+    "nodes a statement": 8.2,
+    "comprehensions": 60.0,
+    "conditional expressions": 43.5,
+    "starred": 21.5,
+    "packed assignments": 1.0,
+    "Any": 40.0,
+    "functions of more than six parameters": 37.0,
     "files that import more than twenty others": 9.0,
 }
 

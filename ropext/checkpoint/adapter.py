@@ -69,10 +69,12 @@ def read_lora(adapter: str | Path) -> dict[str, Any]:
     foreign = [key for key in config if config[key] and key not in {*Lora.model_fields, *UNREAD}]
     try:
         lora = Lora.model_validate(config)
-        key, why = next(iter(foreign), None), "not a key of a plain LoRA"
+        key = next(iter(foreign), None)
+        why = "not a key of a plain LoRA"
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, why = str(first["loc"][0]), first["msg"]
+        key = str(first["loc"][0])
+        why = first["msg"]
     if key is not None:
         raise InputError(
             f"{directory / ADAPTER_CONFIG}: {key[:80]} is {repr(config.get(key))[:60]}, which is "

@@ -24,7 +24,8 @@ README = "README.md"
 README_LIMIT = 4 * 10**6  # bytes; a longer base card is left behind
 FRONT_LIMIT = 64 * 10**3  # characters of front matter
 
-BEGIN, END = "<!-- ropext: begin -->", "<!-- ropext: end -->"
+BEGIN = "<!-- ropext: begin -->"
+END = "<!-- ropext: end -->"
 BASE_CARD = "<!-- ropext: base card -->"
 CLOSING = (
     "Written by ropext; `ropext.json` has the record, `ropext verify` checks it against the files."
@@ -249,7 +250,8 @@ def card_of(
     plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
 ) -> Card:
     """The model card's section, as plain strings."""
-    base, done = snapshot.short_name, "The context of {} was extended"
+    base = snapshot.short_name
+    done = "The context of {} was extended"
     same = "The weights are those of the base; config.json alone says what changed."
     if (growth := plan.growth) is not None and growth.positions.tensors:
         done = "The position table of {} was lengthened"

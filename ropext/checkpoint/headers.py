@@ -85,7 +85,9 @@ class Header:
 
 def _tensor(name: str, entry: Any, path: Path) -> Tensor:
     try:
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype = entry["dtype"]
+        shape = entry["shape"]
+        offsets = entry["data_offsets"]
         numbers = [*shape, *offsets]
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError

@@ -40,7 +40,8 @@ SPECTRA = ("base", "spectrum")  # fields of a SiteRecord
 READ_FROM = "read_from"  # section of a record that was read from a config
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
-TRAINED_ON, TRAININGS = "trained_on", ("fit", "finetune")
+TRAINED_ON = "trained_on"
+TRAININGS = ("fit", "finetune")
 # What a record keeps of its base's record.
 LINK = ("method", "context", "target", "recipe", "edits", "base")
 CONFIG = "config.json"
@@ -386,7 +387,8 @@ def _record(content: dict[str, Any], path: str) -> Record:
         check_asked(older.base.config, f"{path}, its base's config")
         older = older.base.extended
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
-    edits, command = tuple(content["edits"]), tuple(content["command"])
+    edits = tuple(content["edits"])
+    command = tuple(content["command"])
     more = {key: value for key, value in content.items() if key not in (*keys, guard.FILES)}
     return replace(record, **as_given, edits=edits, command=command, more=more)
 

@@ -316,7 +316,8 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
         enable_progress_bars,
     )
 
-    logger, without = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
+    logger = logging.getLogger("huggingface_hub")
+    without = are_progress_bars_disabled()
     level = logger.level
     logger.setLevel(logging.ERROR)
     with warnings.catch_warnings(record=True) as caught:

@@ -27,7 +27,10 @@ from ropext.errors import InputError, OutputExists, UsageError
 from ropext.files import lock_of, locked, move, open_raw, os_errors, replace_whole
 from ropext.narration import in_bytes
 
-NEW, OLD, DELETED, BESIDE = "new", "old", "deleted", "beside"
+NEW = "new"
+OLD = "old"
+DELETED = "deleted"
+BESIDE = "beside"
 
 
 @dataclass
@@ -297,7 +300,8 @@ def _set_aside(work: Path, part: str, real: Path) -> Path:
     if part == NEW and (work / BESIDE).is_dir():
         for path in (work / BESIDE).iterdir():
             move(os.rename, path, work / NEW / path.name)
-    place, number = real.with_name(f"{real.name}.{part}"), 1
+    place = real.with_name(f"{real.name}.{part}")
+    number = 1
     while os.path.lexists(place):
         number += 1
         place = real.with_name(f"{real.name}.{part}-{number}")

@@ -104,11 +104,13 @@ def rewrite(
     source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = unseen
 ) -> tuple[str, ...]:
     """Write a weight file with its tables grown; gives the stale buffers that it leaves out."""
-    header, names = read_header(source), set(names)
+    header = read_header(source)
+    names = set(names)
     stale = tuple(name for name, tensor in header.tensors.items() if _is_stale(name, tensor))
     remaining = {name: tensor for name, tensor in header.tensors.items() if name not in stale}
     ordered = sorted(remaining.items(), key=lambda item: item[1].offsets)
-    place, starts = 0, {}
+    place = 0
+    starts = {}
     entries: dict[str, dict[str, Any]] = {}
     for name, tensor in ordered:
         shape = [growth.rows, tensor.shape[1]] if name in names else list(tensor.shape)
@@ -145,7 +147,8 @@ def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
     """The bytes of the new table; rows that stay are copied as bytes."""
     import numpy as np
 
-    count, offset = growth.positions.rows, growth.positions.offset
+    count = growth.positions.rows
+    offset = growth.positions.offset
     step = len(data) // count
     old = [data[i * step : (i + 1) * step] for i in range(count)]
     rows = growth.grow(decoded(data, dtype).reshape(count, -1)[offset:], growth.target)
@@ -198,7 +201,8 @@ def grow_files(
     stale: list[str] = []
     more = 0
     for file, names in by_file.items():
-        old, new = snapshot.path(file), directory / file
+        old = snapshot.path(file)
+        new = directory / file
         stale += rewrite(old, new, growth, names, show)
         more += _data(read_header(new)) - _data(read_header(old))
     if snapshot.index is not None:
@@ -225,7 +229,8 @@ def compare_tables(
     longer = {table.name for table in tables}
     others = 0
     for file in sorted({table.file for table in tables}):
-        old, new = read_header(base.path(file)), read_header(directory / file)
+        old = read_header(base.path(file))
+        new = read_header(directory / file)
         stored = {name for name, tensor in old.tensors.items() if not _is_stale(name, tensor)}
         if odd := sorted(stored ^ set(new.tensors)):
             raise ProofFailed(f"proof: {file} and the base's differ in the tensor {odd[0]}")
@@ -256,7 +261,8 @@ def compare_tables(
 
 
 def _digest(header: Header, name: str) -> tuple[str, tuple[int, ...], str]:
-    tensor, digest = header.tensors[name], hashlib.sha256()
+    tensor = header.tensors[name]
+    digest = hashlib.sha256()
     with open(header.path, "rb") as file:
         for chunk in chunks(file, "", part=header.part(name)):
             digest.update(chunk)

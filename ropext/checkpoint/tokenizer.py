@@ -132,7 +132,9 @@ class _Scan:
     """The top level of a JSON object, one token at a time."""
 
     def __init__(self, text: bytes, path: Path) -> None:
-        self.text, self.path, self.position = text, path, 0
+        self.text = text
+        self.path = path
+        self.position = 0
 
     def token(self) -> bytes:
         """The next string, bracket, comma, colon or bare word."""

@@ -131,7 +131,8 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
         if now not in (None, base.sha256):
             said = "leads to a file with other bytes than when the record was written"
             return finding(False, said, "sha256")
-    header, new = read_header(base) if isinstance(base, Path) else base, read_header(path)
+    header = read_header(base) if isinstance(base, Path) else base
+    new = read_header(path)
     digest = header.digest if isinstance(header, Header) else header.header_sha256
     if new.size != header.size:
         return finding(False, f"has {new.size:,} bytes, the base's {header.size:,}")
@@ -154,7 +155,8 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
 
 def same_inode(one: Path, two: Path) -> bool:
     """Whether two names are one file on the disk (hard links, or a link and what it points to)."""
-    a, b = os.stat(one), os.stat(two)
+    a = os.stat(one)
+    b = os.stat(two)
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 

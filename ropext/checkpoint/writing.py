@@ -151,7 +151,8 @@ def _carry(
     edited = {edit.file for edit in edits}
     weights = set(snapshot.weight_files)
     for name in snapshot.files:
-        source, target = snapshot.path(name), stage.directory / name
+        source = snapshot.path(name)
+        target = stage.directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if name in ("config.json", *anew) or (name in edited and name != TOKENIZER):
             continue  # written anew
@@ -188,7 +189,8 @@ CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in betwee
 PIECE = 4 << 20  # bytes read at once of what was copied
 ZEROS = bytes(1 << 20)  # of a hole
 
-PAGES, PAGE = 64, 4096  # of what the kernel copied, compared with the source
+PAGES = 64
+PAGE = 4096  # of what the kernel copied, compared with the source
 
 # Another device, a file system or a policy without such links (exFAT and Windows say EINVAL), an
 # inode with too many of them.
@@ -220,7 +222,8 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed
     may be moved, and the base may not. A hard link is made to the real file too: os.link on a link
     would make a second link.
     """
-    real, refused = os.path.realpath(source), ""
+    real = os.path.realpath(source)
+    refused = ""
     for way in {"symlink": ("symlink_to", "hardlink_to"), "hard": ("hardlink_to",)}.get(link, ()):
         try:
             getattr(target, way)(real)

@@ -38,7 +38,8 @@ COMMANDS = {
     "demo": "Show it all on a small bundled model.",
 }
 # Commands of many options, whose help is in groups; --help shows what most users need.
-GROUPED, HELP_ALL = ("extend", "plan", "eval", "fit", "finetune"), "--help-all"
+GROUPED = ("extend", "plan", "eval", "fit", "finetune")
+HELP_ALL = "--help-all"
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
 # What a light installation leaves out (docs/gguf.md).

@@ -79,7 +79,8 @@ def command(
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 
-        top, later = {"model": model, "revision": revision}, {"fit": fit, "evaluate": evaluate}
+        top = {"model": model, "revision": revision}
+        later = {"fit": fit, "evaluate": evaluate}
         recipe = job.from_options(top, given, later, words or ()).trusting(trust_remote_code)
         run.do(out, recipe, output, push, dry_run=dry_run, force=force)
         return

@@ -117,7 +117,8 @@ class Bar:
         if not self.out.animated:
             self.tell(done, total, what)
             return
-        left, finished = self.pace.left(done, total), done >= total
+        left = self.pace.left(done, total)
+        finished = done >= total
         if left is None and not finished:
             return
         text = f"{100 * done / max(total, 1):3.0f} %  about {left or '0 s'} left  {what}"

@@ -15,7 +15,8 @@ from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
 from ropext.results.overlap import Hashes, unique
 
-PASSAGE, EVERY = 64, 64
+PASSAGE = 64
+EVERY = 64
 BLOCK = 2**20  # characters hashed at once
 # An odd number has an inverse modulo 2^64, so that a sum over powers can be moved to power 0.
 FACTOR = 0x9E3779B97F4A7C15
@@ -122,13 +123,16 @@ class Document:
 
     def cut(self, length: int) -> "Document":
         """Its first `length` tokens."""
-        ids, sizes = self.ids[:length], self.token_bytes[:length]
+        ids = self.ids[:length]
+        sizes = self.token_bytes[:length]
         shorter = self.fingerprint.cut(length / max(1, len(self.ids)))
         return Document(self.name, self.key, ids, sizes, self.has_bos, shorter)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
         """SHA-256 of the first C token ids (little-endian int32), for each length C it has."""
-        digest, hashes, done = hashlib.sha256(), dict[int, str](), 0
+        digest = hashlib.sha256()
+        hashes = dict[int, str]()
+        done = 0
         for length in sorted(lengths):
             if length > len(self.ids):
                 break
@@ -184,7 +188,8 @@ class DocumentEncoder:
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The special tokens that this tokenizer puts before and after a text."""
         coded = self.tokenizer("a", return_special_tokens_mask=True)
-        ids, special = coded["input_ids"], coded["special_tokens_mask"]
+        ids = coded["input_ids"]
+        special = coded["special_tokens_mask"]
         end = len(ids) - special[::-1].index(0)
         return tuple(ids[: special.index(0)]), tuple(ids[end:])
 
@@ -236,11 +241,13 @@ class DocumentEncoder:
             size *= 2
         has_bos = self.bos is not None
         if has_bos and (not len(ids) or ids[0] != self.bos):
-            ids, sizes = np.concatenate([[self.bos], ids]), np.concatenate([[0], sizes])
+            ids = np.concatenate([[self.bos], ids])
+            sizes = np.concatenate([[0], sizes])
         elif has_bos:
             # The text (a chat template, say) brings its own BOS: one is enough.
             sizes[0] = 0
-        ids, sizes = ids[:limit].astype(np.int32), sizes[:limit].astype(np.int32)
+        ids = ids[:limit].astype(np.int32)
+        sizes = sizes[:limit].astype(np.int32)
         if self.vocabulary is not None and len(ids) and int(ids.max()) >= self.vocabulary:
             raise InputError(
                 f"the tokenizer does not match the model: {name} holds token {int(ids.max())}, but "
@@ -269,7 +276,8 @@ def _bytes_by_end(text: str, ends: list[int]) -> Counts:
     if text.isascii():
         offsets = np.maximum.accumulate(np.array([0, *ends], np.int64))
         return np.diff(offsets).astype(np.int32)
-    sizes, reached = np.zeros(len(ends), np.int32), 0
+    sizes = np.zeros(len(ends), np.int32)
+    reached = 0
     for k, end in enumerate(ends):
         if end > reached:
             sizes[k] = len(text[reached:end].encode("utf-8", "replace"))

@@ -24,7 +24,8 @@ SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, where the system limits them
 # What transformers makes a tokenizer of takes more for larger files, a converted one most: the
 # 4 MB of Gemma's half a minute, and a hundred bytes for each of tokenizer.json.
-SECONDS_A_MEGABYTE, MEMORY_A_BYTE = 30.0, 200
+SECONDS_A_MEGABYTE = 30.0
+MEMORY_A_BYTE = 200
 MOST_CHARACTERS = 1 << 26  # of a rendered conversation
 MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 

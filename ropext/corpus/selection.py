@@ -223,7 +223,8 @@ def glue_documents(
         filled += len(parts[-1])
         if filled == length:
             glued.append(_joined(parts))
-            parts, filled = [], 0
+            parts = []
+            filled = 0
     return tuple(glued)
 
 
@@ -245,7 +246,8 @@ def _joined(parts: list[Document]) -> Document:
     )
 
 
-BLANK_LINES, WINDOWS = "blank-lines", "windows"
+BLANK_LINES = "blank-lines"
+WINDOWS = "windows"
 REMEDY = (
     f"--split-documents makes several documents of one text ({BLANK_LINES}, a separator, or "
     f"{WINDOWS})"

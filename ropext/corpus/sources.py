@@ -84,7 +84,8 @@ def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Ite
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
     """Every document of a source, in its own order; one that holds no text at all is refused."""
-    count, some = 0, False
+    count = 0
+    some = False
     for document in _documents(source):
         count += 1
         content = document.content
@@ -310,7 +311,8 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
     from ropext.checkpoint import hub  # late: local texts need neither
 
     name, _, config = source.data.partition(":")
-    split, place = source.split or source.default_split, source.place
+    split = source.split or source.default_split
+    place = source.place
     if not place.is_dir() and hub.is_out_of_reach(name, source.revision):
         raise InputError(
             f"--data {source.data} is no file or folder here, and the hub cannot be reached to "
@@ -320,7 +322,8 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
 
     try:
         if place.is_dir():
-            name, saved = place.name, datasets.load_from_disk(str(place))
+            name = place.name
+            saved = datasets.load_from_disk(str(place))
             rows = source.part(saved if isinstance(saved, dict) else {NO_SPLIT: saved})
         else:
             rows = datasets.load_dataset(

@@ -23,17 +23,25 @@ from ropext.results.values import Value, values_of
 from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import Workdir
 
-RECIPE, REPORT, MODEL = "demo", "report.html", "ropext://demo"
+RECIPE = "demo"
+REPORT = "report.html"
+MODEL = "ropext://demo"
 EVALUATION = "out.run/evaluation"
-CONTEXT, TARGET, FACTOR = 256, 1024, 4.0
+CONTEXT = 256
+TARGET = 1024
+FACTOR = 4.0
 # In memory, beside what the recipe writes: in the demo, and in all of it.
-METHODS, MORE_METHODS = ("self-extend",), ("pi", "ntk", "self-extend")
+METHODS = ("self-extend",)
+MORE_METHODS = ("pi", "ntk", "self-extend")
 # What the whole of it does otherwise than the recipe.
 MORE_WORDS = (
     *("fit.data=ropext://tuning", "fit.steps=40"),
     *("finetune.steps=60", "finetune.warmup=12", "finetune.control=true"),
 )
-EXTENDED, FOLDED, FITTED, TUNED = "yarn-4x", "self-extend-4x", "fitted-4x", "tuned-4x"
+EXTENDED = "yarn-4x"
+FOLDED = "self-extend-4x"
+FITTED = "fitted-4x"
+TUNED = "tuned-4x"
 LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the recipe's evaluation
 # Each model's row, in its order; `{steps}` are those of the LoRA.
 ROWS = {
@@ -159,7 +167,8 @@ def judge(folder: Path) -> Sequence[Outcome]:
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
     """Read back every model that was measured, and its numbers, by label."""
     runs = [rundir.read_run(folder / place) for place in (EVALUATION, "methods")]
-    numbers, models = dict[str, Mapping[str, Value]](), dict[str, MeasuredModel]()
+    numbers = dict[str, Mapping[str, Value]]()
+    models = dict[str, MeasuredModel]()
     for run_ in runs:
         for name, model in run_.models.items():
             by_length = grouped(model.items, "length").items()
@@ -202,7 +211,8 @@ SIDES = {1: "better than", 0: "not surely otherwise than", -1: "worse than"}  # 
 
 
 def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
-    side, keys = SIDES[tuned[f"gain@{TARGET}"].sign], tuned[f"keys@{TARGET}"].value
+    side = SIDES[tuned[f"gain@{TARGET}"].sign]
+    keys = tuned[f"keys@{TARGET}"].value
     return (
         f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
         f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "
@@ -212,7 +222,8 @@ def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
 
 def _reading(values: Mapping[str, Value]) -> str:
     """How a model predicts the next word, and how many keys it finds."""
-    sign, keys = values[f"gain@{TARGET}"].sign, values[f"keys@{TARGET}"].value
+    sign = values[f"gain@{TARGET}"].sign
+    keys = values[f"keys@{TARGET}"].value
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
     return (
         f"perplexity {values[f'tail@{TARGET}'].value:.2f}, {SIDES[sign]} truncated text for the "

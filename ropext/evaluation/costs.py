@@ -27,7 +27,8 @@ from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
 
 # Chunks shorter than this cost more time than they save memory.
-SHORTEST_CHUNK, LONGEST_CHUNK = 1024, 16384
+SHORTEST_CHUNK = 1024
+LONGEST_CHUNK = 16384
 MIB = 1 << 20
 # Share of the free memory that a pass may plan to take.
 USABLE = 0.8
@@ -110,7 +111,8 @@ def shape_of(model: Any) -> Shape:
 
 def _window(config: Any) -> int | None:
     """The window of layers that have one; without a list of types all layers have it."""
-    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
     return int(window) if window and (not kinds or "sliding_attention" in kinds) else None
 
 
@@ -132,7 +134,8 @@ def choose_manner(
     )
     if chunk is not None:
         return replace(whole, chunk=chunk) if chunk < longest else whole
-    ways, size = [whole], LONGEST_CHUNK
+    ways = [whole]
+    size = LONGEST_CHUNK
     while size >= SHORTEST_CHUNK:
         if size < longest:
             ways.append(replace(whole, chunk=size))
@@ -187,9 +190,11 @@ def count_evaluation(
 
     evaluation = prepare(model, revision, trust_remote_code, values, lineup, gates)
     _check_places(evaluation, output, force)
-    snapshot, options = evaluation.lineup.variants[-1].snapshot, evaluation.options
+    snapshot = evaluation.lineup.variants[-1].snapshot
+    options = evaluation.options
     dtype = {} if options.dtype == "auto" else {"dtype": getattr(torch, options.dtype)}
-    masked, device = evaluation.lineup.masked, torch.device(loading.device_of(options))
+    masked = evaluation.lineup.masked
+    device = torch.device(loading.device_of(options))
     skeleton = loading.with_attention(
         options.attn_implementation,
         lambda kind: loading.skeleton(snapshot, kind, trust_remote_code, masked, **dtype),
@@ -203,7 +208,8 @@ def count_evaluation(
         options.chunk,
         options.slice_memory * MIB,
     )
-    work, cache = work_of(evaluation), None
+    work = work_of(evaluation)
+    cache = None
     with suppress(RopextError):  # nothing rotates
         cache = families.as_read(snapshot.config).kv_bytes(
             evaluation.frame.longest, shape.dtype_bytes
@@ -234,7 +240,8 @@ def _check_places(evaluation: Evaluation, output: Path | None, force: bool) -> N
 def work_of(evaluation: Evaluation) -> list[Passes]:
     """Passes by kind, from configs alone, those of questions last; every variant but the base
     answers the same ones."""
-    variants, parts = evaluation.lineup.variants, dict[Any, Passes]()
+    variants = evaluation.lineup.variants
+    parts = dict[Any, Passes]()
     readers = [variant.label for variant in variants if not variant.reads_short]
     everyone = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
     for variant in variants:

@@ -82,12 +82,14 @@ def tiled_nll(
     """NLL of the token `wanted[i]` after `hidden[i]`, float32; at most TILE_TOKENS of them."""
     import torch
 
-    weight, num = head.weight, len(hidden)
+    weight = head.weight
+    num = len(hidden)
     columns = min(columns, len(weight))
     made = hidden.new_empty(num * columns)
     wide = made if made.dtype == torch.float32 else torch.empty_like(made, dtype=torch.float32)
     peak = wide.new_full((num,), -torch.inf)
-    total, picked = torch.zeros_like(peak), torch.zeros_like(peak)
+    total = torch.zeros_like(peak)
+    picked = torch.zeros_like(peak)
     for start in range(0, len(weight), columns):
         part = weight[start : start + columns]
         size = num, len(part)
@@ -112,10 +114,12 @@ def tiled_nll(
 
 # Measured bytes per token and vocabulary entry of a slice: logits, their float32 copy, exponents.
 HEAD_BYTES = 9.5
-SHORTEST_SLICE, LONGEST_SLICE = 16, 4096
+SHORTEST_SLICE = 16
+LONGEST_SLICE = 4096
 # Larger blocks go back to the system after every slice, and are cleared when they come again;
 # below so many tokens matrix products lose more than that.
-KEPT_BYTES, KEPT_SLICE = 32 << 20, 128
+KEPT_BYTES = 32 << 20
+KEPT_SLICE = 128
 PROBE_TOKENS = 48
 # Largest difference of logits, relative to the largest logit, that rounding explains.
 TOLERANCE = {"torch.float32": 1e-4, "torch.float64": 1e-8}
@@ -196,7 +200,8 @@ class TokenScorer:
     def _difference(self, ids: Ids, manner: Manner, truth: "torch.Tensor") -> float:
         import torch
 
-        before, self.manner = self.manner, manner
+        before = self.manner
+        self.manner = manner
         try:
             read = torch.cat([logits for _, logits in self._logits(ids)])
         except (TypeError, AttributeError, ValueError, NotImplementedError, RuntimeError):
@@ -215,10 +220,12 @@ class TokenScorer:
         if head is None:
             return False
         output = self.body(input_ids=self._row(ids), use_cache=False)
-        hidden, wanted = output.last_hidden_state, self._row(ids)[0, 1:]
+        hidden = output.last_hidden_state
+        wanted = self._row(ids)[0, 1:]
         try:
             for factor in (1, STRETCH):
-                whole, bare = self._head(output, hidden * factor), head(hidden[0] * factor)
+                whole = self._head(output, hidden * factor)
+                bare = head(hidden[0] * factor)
                 if not same_logits(whole.float(), bare.float(), self._dtype()):
                     return False
             tiled = tiled_nll(head, hidden[0, :-1], wanted.to(hidden.device), TILE_COLUMNS)
@@ -259,7 +266,8 @@ class TokenScorer:
                 first = begin + at + 1
                 wanted = targets[first : begin + min(at + TILE_TOKENS, len(hidden)) + 1]
                 if len(wanted):
-                    rows, wanted = hidden[at : at + len(wanted)], wanted.to(hidden.device)
+                    rows = hidden[at : at + len(wanted)]
+                    wanted = wanted.to(hidden.device)
                     yield first, tiled_nll(head, rows, wanted, self.manner.columns or TILE_COLUMNS)
 
     def _sliced(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
@@ -320,7 +328,8 @@ class TokenScorer:
             yield begin, self.body(input_ids=row, past_key_values=cache, use_cache=True)
 
     def _whole_chunks(self, ids: Ids, first: int) -> Iterator[tuple[int, "torch.Tensor"]]:
-        cache, size = self.new_cache(), self.manner.slice_tokens
+        cache = self.new_cache()
+        size = self.manner.slice_tokens
         for begin in range(0, len(ids), size):
             row = self._row(ids[begin : begin + size])
             output = self.model(input_ids=row, past_key_values=cache, use_cache=True)
@@ -349,7 +358,8 @@ class TokenScorer:
 
     def fill_cache(self, ids: Ids) -> Any:
         """A cache that holds the tokens; no logits are kept."""
-        cache, size = self.new_cache(), self.manner.chunk or len(ids)
+        cache = self.new_cache()
+        size = self.manner.chunk or len(ids)
         read = self.body if self.manner.split else self.model
         for begin in range(0, len(ids), size):
             row = self._row(ids[begin : begin + size])

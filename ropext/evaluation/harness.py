@@ -97,7 +97,8 @@ def run_tasks(
             continue
         asked = [options.lm_eval, options.seed, length, options.chat, options.template_args]
         name = digest([*asked, options.lm_eval_limit, decided])[:16]
-        store, file = stores[variant.label], f"lm-eval/{name}.json"
+        store = stores[variant.label]
+        file = f"lm-eval/{name}.json"
         if not store.has(file):
             with computing(variant) as model:
                 store.put(file, _run(model, tokenizer, options, length))

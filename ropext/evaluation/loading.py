@@ -55,7 +55,8 @@ def silenced() -> Iterator[None]:
     """No progress bars and advice from transformers, which would mix with our own narration."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

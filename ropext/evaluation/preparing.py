@@ -84,7 +84,9 @@ class Evaluation:
     def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
         """Where it is kept, and what exactly is run: what must be equal for it to go on there.
         Weights that are not remembered are read for it, which is shown."""
-        lineup, options, reads = self.lineup, self.options, self.reads
+        lineup = self.lineup
+        options = self.options
+        reads = self.reads
         items = [asdict(item) for group in reads.questions for item in group]
         tokenizer = self.encoder.tokenizer
         vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
@@ -157,10 +159,12 @@ def prepare(
     Metrics(options, labels, grid, lineup.masked).check(gates)
     for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
-    tail, stride = tail_tokens(lineup.context), 0
+    tail = tail_tokens(lineup.context)
+    stride = 0
     if masking is not None:
         # Every length scores the same tokens, in one piece, for all tokens see one another.
-        tail, stride = min(tail, masking.text_in(grid[0])), MASK_STRIDE
+        tail = min(tail, masking.text_in(grid[0]))
+        stride = MASK_STRIDE
         options = options.model_copy(update={"chunk": grid[-1]})
     return Evaluation(
         options,
@@ -185,7 +189,8 @@ def prepare(
 
 def _masking(options: Evaluate, lineup: Lineup, encoder: DocumentEncoder) -> Masking:
     """What masked language models are read with; options of causal ones are refused."""
-    name, protocol = lineup.variants[-1].snapshot.name, options.protocol != "ropext"
+    name = lineup.variants[-1].snapshot.name
+    protocol = options.protocol != "ropext"
     unfit = {"--tasks": options.tasks, "--lm-eval": options.lm_eval, "--chunk": options.chunk}
     for flag in [name for name, given in (unfit | {"--protocol": protocol}).items() if given]:
         raise UsageError(
@@ -208,7 +213,8 @@ def _corpus(
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
     """The documents, the lengths at which they are read, and what must be said of either; `stops`
     where too few documents reach the target of an extension: it is what one asks about."""
-    corpus, warnings = None, list[str]()
+    corpus = None
+    warnings = list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
     if not grid:
         raise UsageError(
@@ -348,7 +354,8 @@ def _questions(
     check_amount(tokens, "give fewer --items or --depths, or shorter --lengths")
     around = _haystack(options.haystack, encoder, corpus)
     extra = 0 if encoder.bos is None else 1
-    groups, left_out = list[tuple[Item, ...]](), dict[str, UsageError]()
+    groups = list[tuple[Item, ...]]()
+    left_out = dict[str, UsageError]()
     known = read_passages(options.passages) if options.passages else ()
     for name in options.tasks:
         task = find_task(name)

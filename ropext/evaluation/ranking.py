@@ -48,7 +48,8 @@ def closed_forms(
     """The plan of every method that needs no input of its own, of the one that the recipe names
     with its knobs; and why the others cannot be written as asked. Of a named one that is an error.
     """
-    plans, left_out = dict[str, Plan](), dict[str, str]()
+    plans = dict[str, Plan]()
+    left_out = dict[str, str]()
     first: RopextError | None = None
     no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
     for method in scaling.beside(recipe.method):
@@ -129,7 +130,8 @@ def rank(
     """
     computing = partial(applied, model)
     beside = readable(computing, beside)
-    everyone, reader = contenders(snapshot, plans, beside), Reader(computing, options)
+    everyone = contenders(snapshot, plans, beside)
+    reader = Reader(computing, options)
     stores = {variant.label: Store() for variant in everyone}
     measured = reader.measure(everyone, reads, stores, Progress(hooks=hooks))
     return rules.rank(measured, preference(plans), [variant.label for variant in beside])
@@ -178,7 +180,8 @@ def measure(
     recipe = parse_extend(extend, read_text)
     plans, left_out = closed_forms(snapshot, recipe, model)
     asked = SelfExtend(**folding).fold if folding else None
-    beside, first = rivals(snapshot, recipe, asked), next(iter(plans.values()))
+    beside = rivals(snapshot, recipe, asked)
+    first = next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(
             f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
@@ -193,7 +196,8 @@ def measure(
         said = str(error).replace("shorter --lengths", "a smaller --factor")
         raise InputError(said.replace("--data", "--measure")) from error
     assert evaluation.corpus is not None  # --measure names it
-    reads, known = evaluation.reads, evaluation.overlaps.get(next(iter(plans)))
+    reads = evaluation.reads
+    known = evaluation.overlaps.get(next(iter(plans)))
     if known and known.sentence:
         hooks.say(f"warning: [seen] {known.sentence}")
     tokens = sum(map(reads.tokens, lineup.variants))

@@ -83,21 +83,25 @@ class Models:
     another adapter."""
 
     def __init__(self, load: Callable[[Snapshot], Any]) -> None:
-        self.load, self.model = load, None
+        self.load = load
+        self.model = None
         self.directory: Path | None = None
         self.adapter: str | None = None
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
         """While this lasts, the model computes as the variant says."""
-        directory, adapter = variant.snapshot.directory, variant.adapter
+        directory = variant.snapshot.directory
+        adapter = variant.adapter
         if self.directory != directory or (adapter and self.adapter not in (None, adapter)):
             self.model = None
             gc.collect()  # two of them may not fit
             self.model = self.load(variant.snapshot)
-            self.directory, self.adapter = directory, None
+            self.directory = directory
+            self.adapter = None
         if adapter and self.adapter is None:
-            self.model, self.adapter = loading.add_adapter(self.model, adapter), adapter
+            self.model = loading.add_adapter(self.model, adapter)
+            self.adapter = adapter
         with applied(self.model, variant) as model:
             yield model
 
@@ -114,7 +118,8 @@ class Reader:
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        options, longest = self.options, reads.frame.longest
+        options = self.options
+        longest = reads.frame.longest
         if reads.masking:  # all its tokens see one another
             options = options.model_copy(update={"chunk": longest})
         self.manner = self.manner or manner_of(base, longest, options)
@@ -142,7 +147,8 @@ class Reader:
             return places.index(variant.snapshot.directory), variant.adapter is not None
 
         for variant in sorted(variants, key=by_weights):
-            store, units = stores[variant.label], [*reads.units(variant)]
+            store = stores[variant.label]
+            units = [*reads.units(variant)]
             if not all(store.has(unit.name) for unit in units):
                 self._read(variant, reads, units, store, progress)
                 continue
@@ -156,7 +162,8 @@ class Reader:
         self, variant: Variant, reads: Reads, units: list[Unit], store: Store, progress: Progress
     ) -> None:
         """Read one variant; no name here holds its model while the next one is loaded."""
-        say, passes = progress.hooks.say, len(variant.passes(reads.frame))
+        say = progress.hooks.say
+        passes = len(variant.passes(reads.frame))
         with self.computing(variant) as model:
             scorer = self.scorer(model, reads)
             if not scorer.manner.split:

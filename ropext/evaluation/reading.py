@@ -38,7 +38,9 @@ def score_items(
     shared = min(item.shared for item in items)
     if len(items) < 2 or len({item.prompt[:shared] for item in items}) > 1:
         shared = 0
-    scores, cache, prefix = list[ItemScore](), None, _ids((), bos)
+    scores = list[ItemScore]()
+    cache = None
+    prefix = _ids((), bos)
     for item in items:
         if not shared and not item.references:
             answer = np.asarray(item.answer[:-1], np.int32)
@@ -252,7 +254,8 @@ def read_pass(
             return scorer.token_nll(ids[:length])
     text = ids[-masking.text_in(length) :]
     row = np.concatenate([masking.before, text, masking.after]).astype(np.int32)
-    end, nll = len(row) - len(masking.after), np.full(len(ids), np.nan, np.float32)
+    end = len(row) - len(masking.after)
+    nll = np.full(len(ids), np.nan, np.float32)
     with pinned(scorer.model, length):
         nll[-tail:] = scorer.masked_nll(row, range(end - tail, end), masking.token)
     return nll

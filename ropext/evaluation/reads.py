@@ -117,7 +117,8 @@ class Reads:
         """Gather what the stores, by label, have of the variants."""
         models = dict[str, MeasuredModel]()
         for variant in variants:
-            store, strides = stores[variant.label], None
+            store = stores[variant.label]
+            strides = None
             if self.is_strided and not variant.reads_short:
                 strides = {
                     size: [store.get(array_name(f"stride-{size}", one)) for one in self.hashes]
@@ -141,7 +142,8 @@ class Reads:
         )
 
     def _of_document(self, document: Document, name: str, variant: Variant) -> Iterator[Unit]:
-        frame, ids = self.frame, document.ids[: self.frame.longest]
+        frame = self.frame
+        ids = document.ids[: self.frame.longest]
 
         def unit(regime: str, kind: str, windows: list[Window], read: Callable[..., Any]) -> Unit:
             sizes = [window.end - window.begin for window in windows]
@@ -158,7 +160,8 @@ class Reads:
                 yield unit(regime, "short window", windows, read)
                 continue
             windows = [Window(0, length, 1)] * (frame.mask_stride or 1)
-            masking, tail = self.masking, frame.tail
+            masking = self.masking
+            tail = frame.tail
             read = partial(read_pass, ids=ids, length=length, masking=masking, tail=tail)
             yield unit(regime, "whole", windows, read)
         for size in frame.lengths if self.is_strided and not variant.reads_short else ():
@@ -171,7 +174,8 @@ class Reads:
         return items[0].length + (self.bos is not None)
 
     def _of_questions(self, items: tuple[Item, ...], name: str, label: str) -> Unit:
-        task, length = items[0].task, self._length_of(items)
+        task = items[0].task
+        length = self._length_of(items)
 
         def compute(scorer: TokenScorer) -> list[dict[str, Any]]:
             with pinned(scorer.model, length):
@@ -181,5 +185,6 @@ class Reads:
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0
         tokens = shared + sum(item.most_read - shared for item in items)
-        kind, what = f"{task} at {length_text(length)}", f"{task} at {length} ({label})"
+        kind = f"{task} at {length_text(length)}"
+        what = f"{task} at {length} ({label})"
         return Unit(name, what, kind, 1, tokens, tokens, compute)

@@ -97,7 +97,8 @@ def _measure(
 ) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
     (rank, world), path, options = processes(), place.folder, evaluation.options
-    variants, reads = evaluation.lineup.variants, evaluation.reads
+    variants = evaluation.lineup.variants
+    reads = evaluation.reads
     stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}
     wait_for_everyone()  # the first one has claimed the folder
 
@@ -129,7 +130,8 @@ def _measure(
     rundir.keep_only(path, [stores[variant.label].file(unit.name) for variant, unit in units])
     more = dict[str, Any]()
     if options.lm_eval:
-        tokenizer, longest = evaluation.encoder.tokenizer, reads.frame.longest
+        tokenizer = evaluation.encoder.tokenizer
+        longest = reads.frame.longest
         more["lm_eval"] = harness.run_tasks(
             models.computing, tokenizer, options, longest, variants, stores
         )
@@ -146,7 +148,9 @@ def assemble(
     more: Mapping[str, Any],
 ) -> None:
     """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    variants, frame, overlaps = evaluation.lineup.variants, evaluation.frame, evaluation.overlaps
+    variants = evaluation.lineup.variants
+    frame = evaluation.frame
+    overlaps = evaluation.overlaps
     models = {
         label: replace(model, overlap=overlaps.get(label)) for label, model in done.models.items()
     }
@@ -199,8 +203,10 @@ def assemble(
 
 def _numbers(measured: Measurement, variant: Variant) -> dict[str, Any]:
     """All numbers of one variant."""
-    label, frame = variant.label, measured.frame
-    model, values = measured.models[label], measured.values(label)
+    label = variant.label
+    frame = measured.frame
+    model = measured.models[label]
+    values = measured.values(label)
     positions = by_position(frame, model.reading, measured.base(label)) if model.reading else []
     name = marked(label, model.overlap.mark if model.overlap else "")
     return {

@@ -55,7 +55,8 @@ def readers() -> int:
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
     """Refuse rows that the processes cannot share, with `short` windows of --keep-short among
     them."""
-    count, pieces = readers(), 2 * of_each_row()
+    count = readers()
+    pieces = 2 * of_each_row()
     rows += short
     if rows % count:
         raise InputError(

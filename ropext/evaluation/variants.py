@@ -284,7 +284,8 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     table = _has_table(snapshot)
     variants = [_short(snapshot)]
     variants += [] if table else [Variant(UNTOUCHED, UNTOUCHED, snapshot)]
-    warnings, plans = list[str](), list[ExtensionPlan]()
+    warnings = list[str]()
+    plans = list[ExtensionPlan]()
     for method, far in itertools.product(options.method, options.factor or (None,)):
         recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
         fold = options.fold if method == self_extend.NAME else None
@@ -306,7 +307,8 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
         )
         variants += _with_adapter(variant, options.adapter)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
-    targets, bounded = [plan.target for plan in plans], _is_bounded(snapshot)
+    targets = [plan.target for plan in plans]
+    bounded = _is_bounded(snapshot)
     limit = min(targets) if table else max(context, *targets)
     if bounded and not table:  # stock reads as far as the config says
         longest = max(plans, key=lambda plan: plan.target).config
@@ -346,7 +348,8 @@ def _base(
             f"model by --base MODEL, or say by --context {record.target} that it was this one"
         )
         return None, context, warning
-    untrained, growth = _untrained(snapshot, record), None
+    untrained = _untrained(snapshot, record)
+    growth = None
     if untrained is not None and _has_table(untrained):
         growth = growth_of(untrained, record).undone()
         untrained = None if growth is None else untrained

@@ -287,7 +287,8 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
         raise InputError("config.json has no model_type, so its position scheme is unknown")
     model_type = stock_type(config, model_type)
     path: tuple[str, ...] = ()
-    kind, here = model_type, top
+    kind = model_type
+    here = top
     for _ in range(4):  # the deepest composite has two levels
         known = census().get(kind)
         if known is None:
@@ -298,10 +299,12 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
             inner = here.object(key)
             if inner is None:
                 if known.path == ("text_config",) and here.has("hidden_size"):
-                    inner, key = here, ""  # transformers 4 kept some text parts at top level
+                    inner = here
+                    key = ""  # transformers 4 kept some text parts at top level
                 else:
                     raise InputError(f"config.json: {here.name(key)} is missing")
-            here, path = inner, (*path, key) if key else path
+            here = inner
+            path = (*path, key) if key else path
         named = here.text("model_type")
         kind = known.text if named is None or here is top or named == kind else named
         kind = stock_type(here.values, kind)

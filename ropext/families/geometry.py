@@ -49,7 +49,8 @@ class TextConfig(Dict):
         super().__init__(values, where)
         self.type = text_type
         # Lengths that the user states, where the config misstates or lacks them.
-        self.context, self.original = context, original
+        self.context = context
+        self.original = original
         self.row, self.defaults = family(text_type), defaults_of(text_type)
 
     def names_of(self, key: str) -> tuple[str, ...]:
@@ -99,7 +100,8 @@ class TextConfig(Dict):
         thetas = None
         if self.row.layer_thetas:
             thetas = self.numbers("layer_rope_theta", zero=True, most=LARGEST_THETA)
-        vocab, rotates = self.size("vocab_size", 1 << 31), _rotates(self, layers)
+        vocab = self.size("vocab_size", 1 << 31)
+        rotates = _rotates(self, layers)
         return Sizes(
             *(context, layers, hidden, heads, kv_heads, head_dim, vocab),
             *(layer_types, window, tuple(thetas or ()), tuple(rotates)),
@@ -154,7 +156,8 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
     """The window and the layers that have it, for the ways in which families say so."""
-    window, full = text.size("sliding_window", 1 << 40) or None, "full_attention"
+    window = text.size("sliding_window", 1 << 40) or None
+    full = "full_attention"
     rotates = _rotates(text, len(layer_types)) if not text.has("layer_types") else []
     if text.row.window is not None:
         key, divisor, more, default = text.row.window
@@ -258,7 +261,8 @@ def is_windowed(layer_type: str) -> bool:
 
 def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
     """What every layer keeps; None where a size is not known."""
-    sizes, out = text.sizes, list[CacheLayer]()
+    sizes = text.sizes
+    out = list[CacheLayer]()
     layers = sizes.layers or 0
     listed = len(sizes.layer_types) == layers
     sources = text.numbers("kv_source_layers", zero=True)
@@ -310,5 +314,6 @@ def _compression(text: TextConfig, kind: str) -> int | None:
 
 def _passes(text: TextConfig) -> int:
     """How often every layer is passed, each time with a cache of its own (HRM)."""
-    high, low = text.size("H_cycles"), text.size("L_cycles")
+    high = text.size("H_cycles")
+    low = text.size("L_cycles")
     return high * (low + 1) if high and low and not text.has("num_layers_per_stack") else 1

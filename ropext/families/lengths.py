@@ -40,8 +40,11 @@ class Lengths:
 
 def lengths(text: TextConfig, site: Site) -> Lengths:
     """The lengths of one embedding, which names its original one or max_position_embeddings."""
-    params, stated, original = site.params, text.sizes.context, site.rope.original_context
-    kind, factor = params["rope_type"], params.get("factor") or 1.0
+    params = site.params
+    stated = text.sizes.context
+    original = site.rope.original_context
+    kind = params["rope_type"]
+    factor = params.get("factor") or 1.0
     if not site.scaled:
         now = text.context or stated
         return Lengths(now, original if kind in NAMED else now)
@@ -92,8 +95,10 @@ def _named(text: TextConfig, kind: str, factor: float, stated: int, original: in
 
 
 def _stretched(text: TextConfig, params: Params, stated: int) -> Lengths:
-    factor, trained = params["factor"], text.row.original
-    after, before = round(stated * factor), max(1, round(stated / factor))
+    factor = params["factor"]
+    trained = text.row.original
+    after = round(stated * factor)
+    before = max(1, round(stated / factor))
     named = params.get("original_max_position_embeddings")
     named = text.original or named or text.integer("original_max_position_embeddings")
     if named is None and trained and stated >= trained:

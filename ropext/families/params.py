@@ -34,7 +34,8 @@ LENGTHS = ("original_max_position_embeddings",)
 LISTS = ("short_factor", "long_factor")
 NUMBERS = tuple(sorted(FORM_KEYS - {"rope_type", "type", "truncate", *LENGTHS, *LISTS}))
 # A yarn whose ramp is moved beyond the last pair has these near 1/theta^2.
-BETAS, SMALLEST_BETA = ("beta_fast", "beta_slow"), 1e-100
+BETAS = ("beta_fast", "beta_slow")
+SMALLEST_BETA = 1e-100
 MAY_BE_ZERO = ("mscale", "mscale_all_dim", "beta_slow", "beta_fast", "alpha")
 # Aliases that stand for "plain rotation"; "su" and Phi-3's "yarn" were early names of longrope.
 TYPE_NAMES = {"mrope": "default", "su": "longrope"}
@@ -126,7 +127,8 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Pro
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
     read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}
     for key in sorted(keys & (a.keys() | b.keys())):
-        x, y = a.get(key), b.get(key)
+        x = a.get(key)
+        y = b.get(key)
         one_side = key not in a or key not in b
         unread = key in _MAY_MISS or (a["rope_type"] == "default" and key not in read)
         if one_side and unread:
@@ -187,7 +189,8 @@ def _completed(params: Params, **defaults: float | None) -> Params:
 
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
     """The one dict of a flat family, complete, and where its spellings disagree."""
-    row, defaults = text.row, text.defaults
+    row = text.row
+    defaults = text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
     given = _given(text, *sources)
     _refuse_nested([s for s in sources if s is not None])
@@ -222,17 +225,20 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
 
 def turning_share(text: TextConfig) -> float | None:
     """The share of a head that turns, where the class counts the others by themselves."""
-    turning, still = text.size(text.row.dim), text.size(text.row.still)
+    turning = text.size(text.row.dim)
+    still = text.size(text.row.still)
     return turning / (turning + still) if turning and still else None
 
 
 def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
     """Where stock would turn another share of a head than the config's channels."""
-    name, share = "partial_rotary_factor", turning_share(text)
+    name = "partial_rotary_factor"
+    share = turning_share(text)
     read = share if not given or given[0][0].endswith("rope_parameters") else 1.0
     read = current.get(name, text.number(name) or read)
     if current["rope_type"] == "default":
-        name, read = "rope_type is default, so partial_rotary_factor", 1.0
+        name = "rope_type is default, so partial_rotary_factor"
+        read = 1.0
     if not agree(read, share):
         yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
@@ -260,7 +266,8 @@ def _refuse_nested(sources: list[Dict]) -> None:
 def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
     """One dict per layer type, complete (None = these layers do not rotate), and conflicts."""
     row = text.row
-    legacy, modern = text.object("rope_scaling"), text.object("rope_parameters")
+    legacy = text.object("rope_scaling")
+    modern = text.object("rope_parameters")
     names = [label.name for label in row.labels]
     if modern is not None and modern.values and not any(n in modern.values for n in names):
         raise InputError(
@@ -295,7 +302,8 @@ def _rotating_share(text: TextConfig) -> float | None:
 def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
     """What a label's dict lacks: class defaults, and before them top-level keys that hold one
     number for all layers or one for each."""
-    row, kinds = text.row, text.sizes.layer_types
+    row = text.row
+    kinds = text.sizes.layer_types
     out: dict[str, Params] = dict(text.defaults.get("rope", {}))
     for label in row.labels if row.shared else ():
         plain = {"rope_type": "default", "rope_theta": 10000.0} | (out.get(label.name) or {})

@@ -30,7 +30,8 @@ PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 
 def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
     """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
-    row, sizes = text.row, text.sizes
+    row = text.row
+    sizes = text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
     obstacles: list[str] = []
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -78,9 +79,11 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tu
     """Say where stock transformers computes another spectrum than the authors' own code, and give
     the embeddings that stock has where they are not the ones extended."""
     stock = f"[authors-code] stock transformers {config.version()} differs from the authors here"
-    out, built = [], {site.label: site for site in sites}
+    out = []
+    built = {site.label: site for site in sites}
     for site in sites:
-        short, long = site.params.get("short_factor"), site.params.get("long_factor")
+        short = site.params.get("short_factor")
+        long = site.params.get("long_factor")
         if text.row.mscale_keys and short != long:
             out.append(
                 f"{stock}: it reads the short factors at every length, their code the long ones "
@@ -154,7 +157,8 @@ def describe(
     notes: list[str],
 ) -> Model:
     """The model of these embeddings, with what is to be said about it."""
-    row, sizes = text.row, text.sizes
+    row = text.row
+    sizes = text.sizes
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = observe(text, context)
     departing, built = departures(text, sites)
@@ -215,7 +219,8 @@ def interpret(
     part = text_part(config, path)
     for holder in (config, part):
         Dict(holder).object("quantization_config")  # decides how weights are carried and compared
-    values, where = _with_added(model_type, part), ".".join(path)
+    values = _with_added(model_type, part)
+    where = ".".join(path)
     text = TextConfig(values, text_type, where, context, original)
     _check_gate(text)
     _check_theta(text)
@@ -339,7 +344,8 @@ def _complete(params: Params, text: TextConfig) -> Params:
 
     Phi-3's way: at top level (or a class field there) it overrides the dict's original length.
     """
-    kind, stated = params["rope_type"], text.sizes.context
+    kind = params["rope_type"]
+    stated = text.sizes.context
     if kind not in NAMED:
         return params
     key = "original_max_position_embeddings"
@@ -366,7 +372,9 @@ def _check_form(params: Params, dim: int) -> None:
 
 
 def _rope(text: TextConfig, dim: int, params: Params, *, nested: bool) -> Rope:
-    row, stated, kind = text.row, text.sizes.context, params["rope_type"]
+    row = text.row
+    stated = text.sizes.context
+    kind = params["rope_type"]
     factors = forms.read_pair_factors(params, dim, stated, nested=nested)
     attention = forms.read_attention_factor(params, stated)
     if row.mscale_keys and kind != "default" and "long_mscale" in params:

@@ -31,7 +31,8 @@ def respell(
     """The config with every spelling written anew: from `params`, one for each scaled embedding, or
     from what stock transformers 5 reads."""
     model = as_read(config)
-    sites, target = model.scaled_sites, target or model.context
+    sites = model.scaled_sites
+    target = target or model.context
     if len(params) not in (0, len(sites)):
         raise InputError(
             f"ropext.json has {len(params)} scaled rotary embeddings and config.json {len(sites)}:"

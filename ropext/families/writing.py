@@ -161,7 +161,8 @@ def _write_nested(
         text["rope_scaling"] = _legacy(full, row, text.get("rope_scaling"), target)
     else:
         text.pop("rope_scaling", None)
-    thetas, kinds = text.get("rope_theta"), text.get("layer_types") or model.layer_types
+    thetas = text.get("rope_theta")
+    kinds = text.get("layer_types") or model.layer_types
     if row.shared and isinstance(thetas, list):
         pairs = zip(thetas, kinds, strict=False)  # what predicts further tokens may be unlisted
         text["rope_theta"] = [(nested.get(k) or {}).get("rope_theta", t) for t, k in pairs]
@@ -228,7 +229,8 @@ def write(
     out = copy.deepcopy(config)
     text = text_part(out, model.path)
     stated = TextConfig(text, model.text_type)
-    row, defaults = stated.row, stated.defaults
+    row = stated.row
+    defaults = stated.defaults
     if row.labels:
         modern = _write_nested(text, model, row, params, target)
     else:

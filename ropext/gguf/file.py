@@ -29,7 +29,9 @@ from ropext.rope import Rope, plain_inv_freq
 
 RECORD = "ropext.record"  # the key that holds ropext.json
 WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros
-FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+FREQS = "rope_freqs.weight"
+LONG = "rope_factors_long.weight"
+SHORT = "rope_factors_short.weight"
 DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
@@ -120,7 +122,8 @@ def _parts(path: Path) -> tuple[GgufHeader, ...]:
             raise part.wrong(
                 f"its split.no and split.count do not say part {number + 1} of {count}"
             )
-    total, stated = sum(len(p.tensors) for p in (head, *others)), head.whole("split.tensors.count")
+    total = sum(len(p.tensors) for p in (head, *others))
+    stated = head.whole("split.tensors.count")
     if stated not in (None, total):
         raise head.wrong(f"split.tensors.count is {stated}, but the parts hold {total} tensors")
     return (head, *others)
@@ -140,7 +143,8 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     key = f"{row.name}.{{}}".format
     layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
     layers -= (drafting := head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0)
-    hidden, context = head.whole(key("embedding_length")), head.whole(key("context_length"))
+    hidden = head.whole(key("embedding_length"))
+    context = head.whole(key("context_length"))
     heads = _single(head, key("attention.head_count"))
     if not (layers > 0 and hidden and context and heads):
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
@@ -148,7 +152,8 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     window, kinds = _windows(head, row, layers)
     experts = head.whole(key("expert_count"), 0) and row.experts
     row = replace(row, type=(window and row.windowed) or experts or row.type)
-    tokens, rope = head.entries.get("tokenizer.ggml.tokens"), rope_of(head, row, dim, context)
+    tokens = head.entries.get("tokenizer.ggml.tokens")
+    rope = rope_of(head, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
         "hidden_size": hidden,
@@ -179,7 +184,8 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
 def sizes(head: GgufHeader, row: Architecture) -> tuple[int, int]:
     """The channels of a head that rotate, and all of them, in the layers that see all tokens."""
     key = f"{row.name}.{{}}".format
-    hidden, heads = head.whole(key("embedding_length")), _single(head, key("attention.head_count"))
+    hidden = head.whole(key("embedding_length"))
+    heads = _single(head, key("attention.head_count"))
     derived = hidden // heads if hidden and heads else 0
     head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or derived
     dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
@@ -233,7 +239,8 @@ def _by_layer_type(
     head: GgufHeader, row: Architecture, labels: tuple[Label, ...], out: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The rope dicts of windowed and of other layers, whose heads may differ, too."""
-    key, whole = f"{row.name}.{{}}".format, out["head_dim"]
+    key = f"{row.name}.{{}}".format
+    whole = out["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
     counts = (head.whole(key(f"rope.dimension_count{suffix}")) for suffix in ("_swa", ""))
     turning = next(filter(None, counts), local)
@@ -265,7 +272,8 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
 
 def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
     """A number under llama.cpp's name, or under that of Ollama's converter."""
-    value, older = head.decimal(f"{row.name}.{key}"), older_names(row.name).get(key)
+    value = head.decimal(f"{row.name}.{key}")
+    older = older_names(row.name).get(key)
     return head.decimal(f"{row.name}.{older}") if value is None and older else value
 
 
@@ -294,13 +302,16 @@ def rope_of(
     named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
     divisors, short = (head.floats(name) for name in named_sets)
     if row.halves:  # a row for the windowed layers, of which the others read the first half
-        divisors, short = divisors[: dim // 2], short[: dim // 2]
+        divisors = divisors[: dim // 2]
+        short = short[: dim // 2]
     if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
         raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
-    base, attention = at("freq_base", 10000.0, 1.0), at("scaling.attn_factor", 1.0)
+    base = at("freq_base", 10000.0, 1.0)
+    attention = at("scaling.attn_factor", 1.0)
     rope = GgufRope(base, scaling, factor, _original(head, row) or context, attention)
     if "betas" in row.adds:
-        fast, slow = at("scaling.yarn_beta_fast", 0.0), at("scaling.yarn_beta_slow", 0.0)
+        fast = at("scaling.yarn_beta_fast", 0.0)
+        slow = at("scaling.yarn_beta_slow", 0.0)
         rope = replace(rope, beta_fast=fast or rope.beta_fast, beta_slow=slow or rope.beta_slow)
     if "log" in row.adds:
         rope = replace(rope, log_multiplier=at("scaling.yarn_log_multiplier", 0.0))
@@ -350,7 +361,8 @@ def _yarn(rope: GgufRope, dim: int) -> dict[str, Any]:
 def _llama3(rope: GgufRope, dim: int) -> dict[str, Any] | None:
     """Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the whole
     factor, and one in its ramp tells the original length (low 1, high 4, as all releases have)."""
-    plain, factor = plain_inv_freq(dim, rope.freq_base), round(rope.divisors[-1], 4)
+    plain = plain_inv_freq(dim, rope.freq_base)
+    factor = round(rope.divisors[-1], 4)
     ramp = [(p, f) for p, f in zip(rope.divisors, plain, strict=True) if 1.01 < p < factor * 0.99]
     if not ramp or factor <= 1:
         return None

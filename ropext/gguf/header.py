@@ -21,23 +21,31 @@ from ropext.errors import InputError
 from ropext.families.config import named
 from ropext.files import open_regular
 
-MAGIC, START = b"GGUF", 24  # bytes before the first key
+MAGIC = b"GGUF"
+START = 24  # bytes before the first key
 LONGEST_KEY, LONGEST_NAME, LONGEST_TEXT = 0xFFFF, 63, 1 << 24  # bytes; all texts
 MOST_STRINGS = 1 << 24  # of all arrays; the largest vocabularies have some 260,000
-MOST_KEYS, MOST_TENSORS = 1 << 16, 500_000  # each costs hundreds of bytes here, and few in the file
+MOST_KEYS = 1 << 16
+MOST_TENSORS = 500_000  # each costs hundreds of bytes here, and few in the file
 ALIGNMENT = "general.alignment"
 
 # Kinds of values by their number; the formats of those with a fixed size.
 FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
-WHOLE, DECIMAL = frozenset((0, 1, 2, 3, 4, 5, 10, 11)), frozenset((FLOAT32, 12))
+UINT32 = 4
+FLOAT32 = 6
+BOOL = 7
+STRING = 8
+ARRAY = 9
+WHOLE = frozenset((0, 1, 2, 3, 4, 5, 10, 11))
+DECIMAL = frozenset((FLOAT32, 12))
 
 # Types of tensors: name, numbers in a block, bytes of a block. A type that is missing here is newer
 # than this table, and its size is taken from where the next tensor begins.
 _TYPES = json.loads(Path(__file__).with_name("types.json").read_text("utf-8"))
 TYPES = {int(kind): tuple(row) for kind, row in _TYPES["tensor"].items()}
 FILE_TYPES = {int(kind): name for kind, name in _TYPES["file"].items()}  # llama.cpp's llama.h
-F32, NEWEST_TYPE = 0, 255
+F32 = 0
+NEWEST_TYPE = 255
 
 
 class KeyValue(NamedTuple):
@@ -173,7 +181,8 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.end = path, data, START, len(data)
-        self.text, self.texts = LONGEST_TEXT, MOST_STRINGS  # what is left for values, and in lists
+        self.text = LONGEST_TEXT
+        self.texts = MOST_STRINGS  # what is left for values, and in lists
 
     def refuse(self, what: str) -> InputError:
         return InputError(f"{self.path} is not a valid GGUF file: {what}")
@@ -217,7 +226,8 @@ class _Reader:
             return KeyValue(kind, raw.decode(errors="replace"), start, self.at)
         if kind != ARRAY:
             raise self.refuse(f"{key} has the kind {kind}, which does not exist")
-        item, count = self.number("I", key), self.number("Q", key)
+        item = self.number("I", key)
+        count = self.number("Q", key)
         at = self.at
         if item in FORMATS:
             self.take(count * struct.calcsize(FORMATS[item].replace("?", "B")), key)
@@ -233,7 +243,9 @@ class _Reader:
         if count > self.texts:
             raise self.refuse(f"{key} is a list of {count:,} texts, more than {self.texts:,}")
         self.texts -= count
-        at, last, length = self.at, self.end - 8, struct.Struct("<Q").unpack_from
+        at = self.at
+        last = self.end - 8
+        length = struct.Struct("<Q").unpack_from
         for _ in range(count):
             if at > last:
                 raise self.refuse(f"it ends inside {key}, a list of {count:,} texts")
@@ -313,7 +325,8 @@ def _row(reader: _Reader, number: int, of: int) -> tuple[str, tuple[int, ...], i
     if dimensions > 4:
         raise reader.refuse(f"the tensor {named(name)} has {dimensions} dimensions")
     shape = tuple(reader.number("Q", named(name)) for _ in range(dimensions))
-    kind, offset = reader.number("I", named(name)), reader.number("Q", named(name))
+    kind = reader.number("I", named(name))
+    offset = reader.number("Q", named(name))
     if kind > NEWEST_TYPE or math.prod(shape) >= 1 << 63 or max(shape, default=0) >= 1 << 63:
         raise reader.refuse(f"the tensor {named(name)} has a type or a shape that is out of range")
     return name, shape, kind, offset
@@ -326,7 +339,9 @@ def _placed(
     alignment: int,
 ) -> tuple[Description, ...]:
     """The tensors, each where the one before ends: llama.cpp takes no other order."""
-    out, seen, place = [], set[str](), 0
+    out = []
+    seen = set[str]()
+    place = 0
     for index, (name, shape, kind, offset) in enumerate(rows):
         if name in seen:
             raise reader.refuse(f"the tensor {named(name)} stands twice")

@@ -40,8 +40,10 @@ def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, 
     rope = carry(model.container, site.rope, site.wanted, site.params)
     if rope is None:  # the plan was made with this very question
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
-    row, prefix = architecture(model.container), f"{model.container}.rope"
-    present, theta_alone = {*model.head.entries}, rope.scaling == "none" and not rope.divisors
+    row = architecture(model.container)
+    prefix = f"{model.container}.rope"
+    present = {*model.head.entries}
+    theta_alone = rope.scaling == "none" and not rope.divisors
     if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
         theta_alone = False
     defaults = {"none", 1.0} | ({rope.original} if theta_alone else set())
@@ -166,7 +168,8 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     """Compare geometry, the norms, which a quantiser leaves in float32, and rows of matrices."""
-    theirs, ours = families.as_read(source.config), families.as_read(model.config)
+    theirs = families.as_read(source.config)
+    ours = families.as_read(model.config)
     if not alike(model.container, theirs.text_type):
         raise _differs(source, model, "their types")
     for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
@@ -189,7 +192,8 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
         held = next((p for p in model.parts if (t := p.tensor(name)) and t.kind == F32), None)
         if held is None:
             continue
-        a, b = held.floats(name, signed=True), _floats(source, *place)
+        a = held.floats(name, signed=True)
+        b = _floats(source, *place)
         # Gemma's converter adds one to each.
         if not any(_close(a, [value + more for value in b]) for more in (0.0, 1.0)):
             raise _differs(source, model, f"the numbers of {name}")
@@ -214,7 +218,8 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     moves; llama.cpp's turns the others of q and k."""
     from ropext.checkpoint import tables  # late: it loads numpy
 
-    held, source = part.tensor(name), header.tensors[key]
+    held = part.tensor(name)
+    source = header.tensors[key]
     assert held is not None
     kind, count, size = TYPES.get(held.kind, ("", 1, 0))
     # Measured on seven quantisations of SmolLM2: less than half of that.
@@ -224,7 +229,8 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     if source.dtype not in tables.DECODED:
         return True  # packed by a quantiser of its own
     start, end = header.part(key)
-    width, step = held.size // source.shape[0], (end - start) // source.shape[0]
+    width = held.size // source.shape[0]
+    step = (end - start) // source.shape[0]
     for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
         is_float = kind in tables.DECODED

@@ -28,7 +28,8 @@ from ropext.options.fields import Link
 from ropext.planning import ExtensionPlan
 from ropext.rope import Spectrum
 
-FILLER, PARTS = "ropext.filler", "split.tensors.count"
+FILLER = "ropext.filler"
+PARTS = "split.tensors.count"
 PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
 PIECE = 4 << 20  # bytes read at once
 UNKNOWN = b"0" * 64  # in the place of the file's digest while that is taken
@@ -166,8 +167,10 @@ def _write(
     raw = head.read(0, head.described[1])
     carried = {k: raw[entry.start : entry.end] for k, entry in head.entries.items() if k != FILLER}
     rows = carried | {key: _key(key, *item) for key, item in keys.items()}
-    size, table = _padded(head.end - head.data, head.alignment), raw[slice(*head.described)]
-    place, bodies = size, list[bytes]()
+    size = _padded(head.end - head.data, head.alignment)
+    table = raw[slice(*head.described)]
+    place = size
+    bodies = list[bytes]()
     for name, values in new.items():
         table += _text(name) + struct.pack("<IQIQ", 1, len(values), F32, place)
         bodies.append(struct.pack(f"<{len(values)}f", *values).ljust(head.alignment, b"\0"))
@@ -251,7 +254,8 @@ def weigh_parts(
 
 def _content(part: GgufHeader, show: Show) -> str:
     """SHA-256 over the tensors' bytes."""
-    digest, done = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    done = 0
     with open(open_regular(part.path), "rb") as file:
         for tensor in part.tensors:
             if tensor.name in DIVISORS:
@@ -260,7 +264,8 @@ def _content(part: GgufHeader, show: Show) -> str:
             left = tensor.size
             while left and (piece := file.read(min(left, PIECE))):
                 digest.update(piece)
-                left, done = left - len(piece), done + len(piece)
+                left = left - len(piece)
+                done = done + len(piece)
                 show(done, part.size, f"hashing {part.path.name}")
     return digest.hexdigest()
 
@@ -278,7 +283,8 @@ class ReadBack:
 def spectra_in(model: GgufFile) -> list[Spectrum]:
     """What ggml computes from the file, by its formula: as the file stands, and in Ollama, which
     adds keys to some and alone knows other names; a file for Ollama alone is read there alone."""
-    row, context = architecture(model.container), model.config["max_position_embeddings"]
+    row = architecture(model.container)
+    context = model.config["max_position_embeddings"]
     dim, _ = sizes(model.head, row)
     readers = (True,) if row.only else (False, True)
     return [ggml_read(rope_of(model.head, row, dim, context, ollama=each), dim) for each in readers]
@@ -286,7 +292,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     """Hold a file against a spectrum and a length; ProofFailed says what differs."""
-    spectra, stated = spectra_in(model), model.config["max_position_embeddings"]
+    spectra = spectra_in(model)
+    stated = model.config["max_position_embeddings"]
     if stated != target:
         raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
     read = [replace(each, softmax_factor=wanted.softmax_factor) for each in spectra]

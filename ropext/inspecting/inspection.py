@@ -67,7 +67,8 @@ class Inspection:
 
     def spectra(self) -> dict[str, Spectrum]:
         """What three well-known methods would make of it, for the picture."""
-        rope, known = self.main.rope, scaling.well_known(self.main.rope, self.target)
+        rope = self.main.rope
+        known = scaling.well_known(self.main.rope, self.target)
         return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
 
     def to_json(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
     """The plan for a model, by the scheme that it has."""
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
-        made, record = make_table_plan(snapshot.config, request, name), record_in(snapshot)
+        made = make_table_plan(snapshot.config, request, name)
+        record = record_in(snapshot)
         again = (
             [f"[again] this extends it again, after {provenance.history(record)}"] if record else []
         )
@@ -78,7 +79,8 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
     """The plan from the base before every recorded extension."""
     links = provenance.lineage(record)
-    first, before = links[-1], snapshot.config
+    first = links[-1]
+    before = snapshot.config
     for link in links:
         before = provenance.undone(before, link["edits"])
     if request.context is None and request.original_context is None:
@@ -97,7 +99,8 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
 
 def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
     """That a model was scaled before, or may have been."""
-    rope, kind = model.scaled_sites[0].rope, model.scaled_sites[0].params["rope_type"]
+    rope = model.scaled_sites[0].rope
+    kind = model.scaled_sites[0].params["rope_type"]
     first = f"{kind} (its config)" if rope.is_scaled else ""
     first = provenance.history(record) if record else first
     if first and not request.from_original:

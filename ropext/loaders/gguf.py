@@ -281,7 +281,8 @@ def older_names(name: str) -> Mapping[str, str]:
 def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
     """The rope keys that Ollama adds to a file of its own; `names` are all its keys and tensors."""
     rule: dict[str, Any] = _table()["ollama"].get(name, {})
-    marks, lacks = tuple(rule.get("marks", ())), rule.get("lacks")
+    marks = tuple(rule.get("marks", ()))
+    lacks = rule.get("lacks")
     applies = not marks or lacks not in names or any(one.startswith(marks) for one in names)
     long = rule["long"] if rule and context >= rule["from"] else {}
     return {**rule["keys"], **long} if rule and applies else {}
@@ -312,7 +313,8 @@ def environment(params: Params, target: int) -> str:
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
     """Who reads such a file how: llama.cpp, and the programs that were read."""
-    row, kinds = architecture(name), [_kind(rope), "*"]
+    row = architecture(name)
+    kinds = [_kind(rope), "*"]
     row = replace(row, type=text_type)
     kinds = ["attn", *kinds] if rope is not None and rope.attn_factor != 1 else kinds
     return tuple(_reading(loader, row, kinds) for loader in runners())
@@ -325,7 +327,8 @@ def runners() -> Mapping[str, Any]:
 
 
 def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
-    entry, first = runners()[loader], loader == "llama.cpp"
+    entry = runners()[loader]
+    first = loader == "llama.cpp"
     evidence = row.evidence if first else entry.get("evidence", "source")
     cells = entry.get("cells", {})
     listed = {each: cell for names, cell in cells.items() for each in names.split()}

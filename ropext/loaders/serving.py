@@ -124,7 +124,8 @@ def override_lines(
         if loader not in newest or newest[loader].verdict != "same":
             continue
         if loader == "transformers":
-            command, argv = _from_pretrained(override), tuple[str, ...]()
+            command = _from_pretrained(override)
+            argv = tuple[str, ...]()
         else:
             argv = _server_words(loader, override)
             command = shlex.join(argv)
@@ -147,7 +148,8 @@ def _from_pretrained(override: Override) -> str:
 def _server_words(loader: str, override: Override) -> tuple[str, ...]:
     """The command of a server, word by word; its JSON has no blanks, so that no line breaks it."""
     said = json.dumps(override.nested, separators=(",", ":"))
-    model, target = override.model, str(override.target)
+    model = override.model
+    target = str(override.target)
     if loader == "vllm":
         return ("vllm", "serve", model, "--hf-overrides", said, "--max-model-len", target)
     program = ("python", "-m", "sglang.launch_server", "--model-path", model)
@@ -190,7 +192,8 @@ def file_lines(
     from ropext.loaders.gguf import environment, runners  # late: no directory needs it
 
     of = {"file": pasted(file), "name": PurePath(file).name, "target": str(target)}
-    of, out = of | {"modelfile": pasted(f"{file}.Modelfile")}, []
+    of = of | {"modelfile": pasted(f"{file}.Modelfile")}
+    out = []
     for reading in readings:
         if "command" in (entry := runners()[reading.loader]):
             said, note = (entry.get(key, "").format(**of) for key in ("command", "note"))

@@ -355,7 +355,8 @@ def names_for() -> list[str]:
 
 def select(name: str) -> tuple[LoaderVersions, ...]:
     """The readers a user means: NAME is the newest range, NAME==VERSION the one that holds it."""
-    loader, version = loader_of(name), _ALIASES.get(name.lower(), name).partition("==")[2]
+    loader = loader_of(name)
+    version = _ALIASES.get(name.lower(), name).partition("==")[2]
     if loader in FILE_READERS:
         why = FILE_READERS[loader] or "for a directory, --for llama.cpp covers its converter"
         raise UsageError(

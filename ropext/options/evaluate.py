@@ -321,9 +321,11 @@ class Evaluate(SelfExtend, Measuring):
         if self.factor and self.target:
             raise UsageError(f"--factor and --target {self.target} both say how far; give one")
         if bool(self.method) != bool(self.factor or self.target):
-            given, other = "--factor" if self.factor else "--target", "--method"
+            given = "--factor" if self.factor else "--target"
+            other = "--method"
             if self.method:
-                given, other = "--method", "--factor 4, or --target N"
+                given = "--method"
+                other = "--factor 4, or --target N"
             raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
         if self.fold != FoldOptions() and self_extend.NAME not in self.method:
             raise UsageError("--window, --group and --literal are of --method self-extend")

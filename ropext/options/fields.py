@@ -33,7 +33,10 @@ LONGEST_TARGET = 2**31 - 1
 LARGEST = 10**9
 LARGEST_SEED = 2**63 - 1  # what every generator of random numbers takes
 
-EXTEND, FIT, FINETUNE, EVALUATE = "extend", "fit", "finetune", "evaluate"  # sections
+EXTEND = "extend"
+FIT = "fit"
+FINETUNE = "finetune"
+EVALUATE = "evaluate"  # sections
 YAML = "yaml"  # what validation is told where every value is a text still
 
 _SPELLED = {"for_loaders": "for", "evaluate": "eval"}
@@ -306,7 +309,9 @@ _BOUNDS = {
 
 def wish(error: ErrorDetails) -> str:
     """What a value must be, and what it was."""
-    what, value, context = error["type"], error["input"], error.get("ctx", {})
+    what = error["type"]
+    value = error["input"]
+    context = error.get("ctx", {})
     if what == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return f"is one of {choices}, was {repr(value)[:60]}"
@@ -333,7 +338,8 @@ def _shown(value: Any) -> str:
 
 # Files of documents, by their suffix; and tables that are none: read as one long text, their syntax
 # would be measured.
-DOCUMENTS, TABLES = (".txt", ".md", ".jsonl", ".parquet"), (".json", ".csv", ".tsv")
+DOCUMENTS = (".txt", ".md", ".jsonl", ".parquet")
+TABLES = (".json", ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:

@@ -58,7 +58,8 @@ from ropext.options.fields import (
 )
 from ropext.options.training import Finetune, FitSettings
 
-PLAN, REPORT = "plan", "report"
+PLAN = "plan"
+REPORT = "report"
 STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
 CHOSEN = "--method auto"  # where a value was given that a choice put in
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
@@ -313,7 +314,8 @@ def schema() -> dict[str, Any]:
 class _Loader(yaml.BaseLoader):
     """PyYAML's, in which every value is a text, without what a stranger may do harm with."""
 
-    depth, name = 0, ""
+    depth = 0
+    name = ""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -386,7 +388,8 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
     if not equals:
         raise UsageError(f"{word!r} is no KEY=VALUE, such as finetune.steps=60")
     section, _, key = dotted.strip().rpartition(".")
-    loc, value = (section, key) if section else (key,), text.strip()
+    loc = (section, key) if section else (key,)
+    value = text.strip()
     if value.startswith("["):
         try:
             value = parse(f"value: {value}", word)["value",].value
@@ -502,7 +505,8 @@ def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(include_url=False), key=lambda detail: rank.get(detail["type"], 1))
     loc = tuple(map(str, first["loc"][:2]))
-    where, dotted = source.where(loc), ".".join(loc)
+    where = source.where(loc)
+    dotted = ".".join(loc)
     match first["type"]:
         case "missing" if loc == ("model",):
             said = f"{source.name} names no model; add model: (a directory or a hub id)"
@@ -542,7 +546,8 @@ def _unknown(loc: Loc) -> str:
             "no recipe allows a model's own code to run; where you trust the model, give "
             "--trust-remote-code on the command line"
         )
-    said, known = f"{section or 'a recipe'} has no key {key!r}; ", keys_of(section)
+    said = f"{section or 'a recipe'} has no key {key!r}; "
+    known = keys_of(section)
     owners = [name for name in SECTIONS if key in keys_of(name)]
     if owners and not difflib.get_close_matches(key, known, 1, 0.8):
         return f"{said}it is a key of {' and of '.join(owners)}"

@@ -79,7 +79,8 @@ def _update_config(live: Any, old: Any, new: Any) -> None:
     for key in vars(old).keys() | vars(new).keys():
         if key in RUNTIME or key.startswith("_"):
             continue
-        before, after = vars(old).get(key), vars(new).get(key)
+        before = vars(old).get(key)
+        after = vars(new).get(key)
         if _is_config(after) and _is_config(vars(live).get(key)):
             _update_config(vars(live)[key], before, after)
         elif key not in vars(new):
@@ -206,14 +207,17 @@ def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | N
     live = base_model(model)
     vars(live).pop(PLANNED, None)  # whoever computes by a plan from now on says so anew
     remove_fold(live)
-    old, new, tables = _skeleton(live, live.config), _skeleton(live, config), _tables(live, growth)
+    old = _skeleton(live, live.config)
+    new = _skeleton(live, config)
+    tables = _tables(live, growth)
     _check_same_weights(old, new, tables)
     for table in tables.values():
         _set_rows(table, growth)
     _set_slopes(live, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
-    before, after = dict(old.named_modules()), dict(new.named_modules())
+    before = dict(old.named_modules())
+    after = dict(new.named_modules())
     seen = set()  # some modules hold copies of the config, most the same one
     for name, module in live.named_modules():
         if name not in after:

@@ -61,7 +61,8 @@ class Folding:
 
     def begin(self, positions: Tensor) -> None:
         """Begin a forward pass over tokens at these positions."""
-        self.positions, self.layout = positions, None
+        self.positions = positions
+        self.layout = None
 
     def laid_out(
         self, positions: Tensor, mask: Tensor | None, queries: Tensor, keys: int
@@ -94,12 +95,15 @@ class Rotation:
         old, new = (positions[:, None, :, None].float() * rates for positions in (before, after))
         place = "cpu" if states.device.type == "mps" else states.device  # it has no float64
         angle = new.to(place).double() - old.to(place).double()
-        cos, sin = angle.cos().to(states), angle.sin().to(states)
-        size, channels = 2 * len(rates), states.shape[-1]
+        cos = angle.cos().to(states)
+        sin = angle.sin().to(states)
+        size = 2 * len(rates)
+        channels = states.shape[-1]
         start = 0 if self.first else channels - size
         left, turned, right = states.split([start, size, channels - size - start], -1)
         if self.interleaved:
-            a, b = turned[..., ::2], turned[..., 1::2]
+            a = turned[..., ::2]
+            b = turned[..., 1::2]
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
             a, b = turned.chunk(2, -1)
@@ -121,7 +125,8 @@ def _layout(positions: Tensor, mask: Tensor | None, keys: int, begins: int, cach
         vars(cache)[CACHED] = key_positions
     numbers = torch.arange(start + count, device=positions.device)
     offsets = key_positions - numbers
-    least, most = offsets.amin(1), offsets.amax(1)
+    least = offsets.amin(1)
+    most = offsets.amax(1)
     if shown is not None:  # what nobody sees may stand anywhere: padding
         seen = shown.any(1)[:, : start + count].expand(rows, -1)
         least = offsets.masked_fill(~seen, FAR).amin(1)
@@ -168,13 +173,16 @@ def _attention(
     reading, rotation = vars(module).get(FOLD, (None, None))
     if reading is None or rotation is None:
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
-    fold, positions = reading.fold, rest.get("position_ids")
+    fold = reading.fold
+    positions = rest.get("position_ids")
     if positions is None:
         positions = reading.positions
     layout = reading.laid_out(positions, mask, q, k.shape[2])
     if layout.is_stock:
         return sdpa_attention_forward(module, q, k, v, mask, **rest)
-    first, full, end = layout.first, layout.full, layout.start + q.shape[2]
+    first = layout.first
+    full = layout.full
+    end = layout.start + q.shape[2]
     near = torch.empty(len(q), 0, q.shape[1], v.shape[-1], dtype=v.dtype, device=v.device)
     if full:
         stop = layout.start + full
@@ -182,8 +190,10 @@ def _attention(
         near, _ = sdpa_attention_forward(
             module, q[:, :, :full], k[:, :, :stop], v[:, :, :stop], seen, **rest
         )
-    q, positions = q[:, :, first:], layout.positions[:, first:]
-    k, v = k[:, :, :end], v[:, :, :end]
+    q = q[:, :, first:]
+    positions = layout.positions[:, first:]
+    k = k[:, :, :end]
+    v = v[:, :, :end]
     far_k = rotation.turn(k, layout.key_positions, fold.key_positions(layout.key_positions))
     far_q = rotation.turn(q, positions, fold.query_positions(positions))
     k, far_k, v = (repeat_kv(heads, q.shape[1] // heads.shape[1]) for heads in (k, far_k, v))
@@ -257,12 +267,14 @@ def _by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tens
 
 def _in_scores(heads: Heads) -> Tensor:
     """Attend with scores held for a few queries at a time."""
-    parts, window = [], heads.window
+    parts = []
+    window = heads.window
     for at in range(0, heads.q.shape[2], CHUNK):
         rows = slice(at, min(at + CHUNK, heads.q.shape[2]))
         first = heads.start + at
         end = heads.start + rows.stop  # the keys of these queries themselves
-        all_far, any_far = max(first + 1 - window, 0), max(end - window, 0)
+        all_far = max(first + 1 - window, 0)
+        any_far = max(end - window, 0)
         near = heads.q[:, :, rows] @ heads.k[:, :, all_far:end].transpose(2, 3)
         far = heads.far_q[:, :, rows] @ heads.far_k[:, :, :any_far].transpose(2, 3)
         both = slice(all_far, any_far)  # far for some of these queries alone
@@ -283,13 +295,15 @@ def _in_blocks(heads: Heads) -> Tensor:
     """Attend in blocks of the window, by torch's flash attention for CPUs: the block itself, what
     of the block before it is near, what of it is far, and all before that; joined by their
     log-sum-exp. Memory grows with the length, not with its square."""
-    parts, window = [], heads.window
+    parts = []
+    window = heads.window
     index = torch.arange(window)
     near = index[:, None] < index  # query r of a block and key c of the one before: r + window - c
     for at in range(0, heads.q.shape[2], window):
         rows = slice(at, min(at + window, heads.q.shape[2]))
         count = rows.stop - at
-        here, before = heads.start + at, heads.start + at - window
+        here = heads.start + at
+        before = heads.start + at - window
         spans: list[tuple[Tensor, Tensor, slice, Tensor | None]] = [
             (heads.q, heads.k, slice(here, here + count), None),
             (heads.q, heads.k, slice(before, here), near[:count]),

@@ -67,8 +67,10 @@ from ropext.workdir import Ledger, Step, Workdir, once, remove
 # again, and no more than this.
 VERDICT = 32
 # Questions that decide between those whose loss is the same, and between how many at the most.
-QUESTIONS, FINALISTS = 16, 3
-TASK, PLACES = "passkey", DEPTHS[:4]
+QUESTIONS = 16
+FINALISTS = 3
+TASK = "passkey"
+PLACES = DEPTHS[:4]
 # Closed forms from which a fit is tried.
 STARTS = 3
 # The divided documents are plain: what it took to read the user's is not asked again.
@@ -139,8 +141,10 @@ class Prospect:
         """What --dry-run tells."""
         budget = self.recipe.extend.budget
         forms = [*self.plans, *(variant.label for variant in self.beside if budget is None)]
-        tokens, count = len(forms) * self.target, len(self.to_judge)
-        first, most = min(ROUNDS[0], self.documents) * tokens, self.documents * tokens
+        tokens = len(forms) * self.target
+        count = len(self.to_judge)
+        first = min(ROUNDS[0], self.documents) * tokens
+        most = self.documents * tokens
         stages = {
             "choose": f"{', '.join(forms)}: {first:,} to {most:,} tokens, on {self.documents} "
             "documents",
@@ -209,7 +213,8 @@ def _documents(
     source = corpus.Source(str(options.data), *where)
     raw = corpus.read_documents(source)
     raw = corpus.split_documents(raw, options.split_documents, encoder, target)
-    basket, key_of = corpus.Basket[Coded](MOST_TOKENS), partial(encoder.content_key, use="choice")
+    basket = corpus.Basket[Coded](MOST_TOKENS)
+    key_of = partial(encoder.content_key, use="choice")
     for key, text, document in corpus.DistinctTexts(raw, encoder, key_of):
         if not basket.admits(key):
             continue
@@ -217,7 +222,8 @@ def _documents(
         basket.add(key, (document, coded), max(1, len(coded)))
         if source.is_streamed and basket.tokens >= MOST_TOKENS:
             break
-    pairs, least = basket.in_order(), 1 if options.pack else target
+    pairs = basket.in_order()
+    least = 1 if options.pack else target
     able = [(document, coded) for document, coded in pairs if len(coded) >= least]
     return able, [(document, coded) for document, coded in pairs if len(coded) < least]
 
@@ -228,7 +234,10 @@ def _divided(
     """Those of the verdict, and those that choose. One that has parts in common with what a fit may
     read chooses too, and the next takes its place."""
     share = min(len(able) // 2, max(FEWEST_DOCUMENTS, len(able) // 3), VERDICT)
-    judged, queue, chosen, shared = list(able[:share]), list(able[share:]), list[Coded](), [True]
+    judged = list(able[:share])
+    queue = list(able[share:])
+    chosen = list[Coded]()
+    shared = [True]
     while any(shared):
         known = trained(coded.known_by[1:] for _, coded in (*chosen, *queue, *short))
         # As they will be read, by their beginnings.
@@ -252,7 +261,8 @@ def choose(
     check_data(recipe)
     words = {"words": list(provenance.clean_command(command))} if command else {}
     place = Workdir(output, "run", {}, words)
-    folder, ledger = place.folder / "choice", Ledger(place.folder / "stages", provenance.versions())
+    folder = place.folder / "choice"
+    ledger = Ledger(place.folder / "stages", provenance.versions())
     hashes = Hashes(told_of_files(hooks.say))
     path = folder / "choice.json"
     step = Step(
@@ -297,7 +307,8 @@ class AutoChoice:
     chose: Trained = NO_DOCUMENTS
 
     def __post_init__(self) -> None:
-        plans, snapshot = self.prospect.plans, self.prospect.snapshot
+        plans = self.prospect.plans
+        snapshot = self.prospect.snapshot
         self.left_out = self.prospect.left_out
         self.variants = {
             label: Variant(label, EXTENDED, snapshot, plan.config) for label, plan in plans.items()
@@ -357,7 +368,8 @@ class AutoChoice:
 
     def _measure(self) -> tuple[str, str]:
         """The rounds, then questions among those that are equally good: who is taken, and why."""
-        prospect, trusted = self.prospect, self.prospect.recipe.source.trust_remote_code
+        prospect = self.prospect
+        trusted = self.prospect.recipe.source.trust_remote_code
         files = prospect.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents
@@ -377,10 +389,12 @@ class AutoChoice:
 
     def _set_budget(self, reader: Reader, reads: Reads) -> None:
         """In tokens; a time by how long one document takes, once."""
-        prospect, text = self.prospect, self.prospect.recipe.extend.budget
+        prospect = self.prospect
+        text = self.prospect.recipe.extend.budget
         if text is None:
             return
-        budget, note = parse_budget(text), self.folder / "budget.json"
+        budget = parse_budget(text)
+        note = self.folder / "budget.json"
         if not note.is_file():
             tokens = budget.amount
             if budget.is_time:
@@ -444,18 +458,22 @@ class AutoChoice:
     def _forgetful(self, reader: Reader, labels: Sequence[str]) -> list[str]:
         """Of those that are equally good in loss, who surely answers fewer questions than the
         lowest."""
-        prospect, items = self.prospect, list[Item]()
+        prospect = self.prospect
+        items = list[Item]()
         if len(labels) < 2 or not self._may_spend(len(labels) * QUESTIONS * prospect.target):
             return []
-        around, bos = repetition(prospect.encoder), prospect.encoder.bos
-        length, seed = prospect.target - (bos is not None), prospect.reading.seed
+        around = repetition(prospect.encoder)
+        bos = prospect.encoder.bos
+        length = prospect.target - (bos is not None)
+        seed = prospect.reading.seed
         for index in range(QUESTIONS // len(PLACES)):
             ask = find_task(TASK).build
             items += ask(
                 prospect.encoder, around, length=length, depths=PLACES, index=index, seed=seed
             )
         reads = Reads(prospect.frame, (), tuple((item,) for item in items), bos=bos)
-        lowest, measured = labels[0], self._read(reader, labels, reads)
+        lowest = labels[0]
+        measured = self._read(reader, labels, reads)
         out = [label for label in labels[1:] if lost(measured, label, lowest)]
         self.left_out |= dict.fromkeys(out, f"surely answers fewer questions than {lowest}")
         return out
@@ -464,7 +482,8 @@ class AutoChoice:
         """The keys of a fit that starts from the closed form; {} with the reason noted."""
         from ropext.training import count_training, judge
 
-        prospect, where = self.prospect, str(self.folder / "choosing.jsonl")
+        prospect = self.prospect
+        where = str(self.folder / "choosing.jsonl")
         if method == UNTOUCHED:
             self.left_out[FIT] = "the model untouched is as good as the best closed form"
             return {}
@@ -509,7 +528,8 @@ class AutoChoice:
 
     def _judging(self) -> dict[str, Any]:
         """The keys of the evaluation on documents that took no part."""
-        prospect, recipe = self.prospect, dict[str, Any]()
+        prospect = self.prospect
+        recipe = dict[str, Any]()
         if prospect.to_judge:
             recipe |= {"data": str(self.folder / "verdict.jsonl")} | PLAIN
         given = prospect.recipe.evaluation
@@ -529,7 +549,8 @@ class AutoChoice:
         with tempfile.TemporaryDirectory(
             prefix="ropext-choice-", ignore_cleanup_errors=True
         ) as room:
-            place, whole = Path(room, "model"), with_weights(prospect.snapshot)
+            place = Path(room, "model")
+            whole = with_weights(prospect.snapshot)
             how = Writing(link="symlink", no_verify=True)
             write_extension(whole, prospect.plans[method], place, how)
             data = prospect.recipe.finetune.data

@@ -132,7 +132,8 @@ def write_extension(
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), command)
-    record, show = replace(record, more=inherited_training(snapshot)), told_of_files(say)
+    record = replace(record, more=inherited_training(snapshot))
+    show = told_of_files(say)
     common: dict[str, Any] = {"record": record, "link": how.link, "force": force}
     common |= {"hash_weights": how.hash, "show": show}
     if snapshot.container:

@@ -62,7 +62,8 @@ def evidence_of(work: Work) -> Evidence:
     choice = work.job.source.choice
     reached = verdict(choice, run.results, work.final) if choice else None
     # How much of the gain is adaptation to the text.
-    said, target = list[str](), work.plan.target
+    said = list[str]()
+    target = work.plan.target
     numbers = {label: variant["metrics"] for label, variant in run.results["variants"].items()}
     read = {label for label, metrics in numbers.items() if f"tail_nll@{target}" in metrics}
     if read >= {BASE, CONTROL, TUNED}:
@@ -74,7 +75,8 @@ def evidence_of(work: Work) -> Evidence:
 
 def report_step(work: Work) -> Step:
     """The last step."""
-    page_path, results = work.folder / "report.html", work.evaluation / "results.json"
+    page_path = work.folder / "report.html"
+    results = work.evaluation / "results.json"
 
     def key() -> Flat:
         contents = {f"checkpoint.{label}": content for label, content in work.contents().items()}
@@ -219,9 +221,11 @@ def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_report(work: Work, evidence: Evidence) -> None:
     """report.md and report.html; the pictures are those of the stages."""
-    plan, verdicts = work.plan, [evidence.verdict.sentence] if evidence.verdict else []
+    plan = work.plan
+    verdicts = [evidence.verdict.sentence] if evidence.verdict else []
     verdicts = [*failures(evidence.gates), *verdicts]
-    shown, warnings = with_rows([gate_table(evidence.gates)]), list(plan.warnings)
+    shown = with_rows([gate_table(evidence.gates)])
+    warnings = list(plan.warnings)
     if evidence.results is not None:
         shown += tables.evaluation_tables(evidence.results)
         verdicts += tables.verdict_lines(evidence.results)
@@ -278,7 +282,8 @@ def _training_table(work: Work) -> Table | None:
     from ropext.training import report
 
     record = read_object(work.checkpoints[TUNED] / provenance.NAME)["finetune"]
-    overlap, numbers = record.get("overlap"), record.get("numbers") or {}
+    overlap = record.get("overlap")
+    numbers = record.get("numbers") or {}
     table = report.finetune_table(numbers, work.plan.target, overlap, "Fine-tuning")
     if table is None:
         return None
@@ -328,7 +333,8 @@ class Ran:
 
     def to_text(self) -> str:
         """What was measured, what became of the stages, what to do next."""
-        results, gates = self.evidence.results, self.evidence.gates
+        results = self.evidence.results
+        gates = self.evidence.gates
         lines = failures(gates)
         if self.evidence.verdict:
             lines.append(self.evidence.verdict.sentence)

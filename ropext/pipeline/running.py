@@ -35,7 +35,8 @@ from ropext.report.text import size
 from ropext.workdir import Ledger, Step, Workdir, beside, once
 
 RECIPE = "recipe.yaml"
-DONE, SKIPPED = "done", "skipped"
+DONE = "done"
+SKIPPED = "skipped"
 
 
 def run(
@@ -82,7 +83,9 @@ class WholeRun:
     done."""
 
     def __init__(self, work: Work, begin: str | None, only: str | None) -> None:
-        self.work, self.begin, self.only = work, begin, only
+        self.work = work
+        self.begin = begin
+        self.only = only
         stages = work.job.stages
         if begin and only:
             raise UsageError("--from and --only exclude each other; give one")
@@ -162,7 +165,8 @@ class WholeRun:
     def steps(self) -> Iterator[Step]:
         """Those that are asked for. With --only, the ones before must be done; those after are left
         as they are."""
-        work, only = self.work, self.only
+        work = self.work
+        only = self.only
         for step in (*work.steps(), outcome.report_step(work)):
             if only in (None, step.name):
                 yield step
@@ -216,7 +220,8 @@ def _coming(run: WholeRun) -> dict[str, bool]:
 
 
 def _stage(name: str, work: Work) -> dict[str, Any]:
-    recipe, plan = work.job, work.plan
+    recipe = work.job
+    plan = work.plan
     if name == PLAN:
         for remark in plan.remarks():
             work.tell(remark)
@@ -243,7 +248,8 @@ def _stage(name: str, work: Work) -> dict[str, Any]:
 def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:
     from ropext.training.defaults import MOST_STEPS
 
-    steps, batch = options.steps, options.batch_tokens
+    steps = options.steps
+    batch = options.batch_tokens
     what = f"at most {MOST_STEPS} steps" if steps is None else f"{steps} steps"
     what = what if epochs is None else f"{epochs:g} passes over the data"
     what += (
@@ -255,7 +261,8 @@ def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str
 
 
 def _evaluate(work: Work) -> dict[str, Any]:
-    options, labels = work.job.evaluate, work.labels
+    options = work.job.evaluate
+    labels = work.labels
     assert options is not None
     lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
     what = [f"at most {options.max_docs} documents"] if options.data else []

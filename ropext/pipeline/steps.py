@@ -284,7 +284,8 @@ class Work:
 
             revision = self.base.commit if self.base.hub_id == self.base.name else None
             how: dict[str, Any] = {"revision": revision, "force": True, "command": self.command}
-            data, place = str(self.job.options(FIT)["data"]), self.checkpoint(FIT)
+            data = str(self.job.options(FIT)["data"])
+            place = self.checkpoint(FIT)
             train(FIT, self.base.name, data, place, say=self.say, **how, **options)
 
         return self._making(FIT, key, make)
@@ -295,7 +296,8 @@ class Work:
         def make() -> None:
             from ropext.training import train
 
-            data, options = self.job.options(FINETUNE)["data"], self.job.finetuning
+            data = self.job.options(FINETUNE)["data"]
+            options = self.job.finetuning
             how: dict[str, Any] = {"force": True, "say": self.say, **options}
             train(FINETUNE, self.checkpoint(source), data, self.checkpoint(FINETUNE), **how)
 

@@ -42,7 +42,8 @@ def plan_site(
         native = _stated_anew(site, target)
     else:
         scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-        wanted, native = scaling.compose(rope, scaled, target), scaling.native(rope, scaled)
+        wanted = scaling.compose(rope, scaled, target)
+        native = scaling.native(rope, scaled)
     try:
         params = _carry(model, site, rope, wanted, target, native, recipe)
     except NotExpressible:
@@ -90,10 +91,12 @@ def require_lasting(model: Model, target: int) -> None:
     by theta (F T/L - F + 1)^(d/(d-2)).
     """
     for site in model.scaled_sites:
-        params, rope = site.params, site.rope
+        params = site.params
+        rope = site.rope
         if params["rope_type"] != "dynamic" or params.get("alpha") or rope.dim == 2:
             continue
-        factor, stated = params["factor"], model.stated_context
+        factor = params["factor"]
+        stated = model.stated_context
         grown = factor * target / stated - factor + 1
         theta = rope.theta * grown ** (rope.dim / (rope.dim - 2))
         raise NotExpressible(
@@ -413,7 +416,8 @@ def recommend(
 
 
 def _why_no_scaling(model: Model) -> str:
-    fewest, context = _fewest_turns(model), model.context
+    fewest = _fewest_turns(model)
+    context = model.context
     return (
         f"no pair needs scaling: each turns at least {fewest:,.0f} times in the {context:,} tokens "
         "of training, so that none meets a phase further on that it never showed. How well the "

@@ -196,7 +196,8 @@ class Plan(ExtensionPlan):
         return self.model.container
 
     def facts(self) -> list[tuple[str, str]]:
-        now, facts = self.model.scaled_sites[0].rope, list[tuple[str, str]]()
+        now = self.model.scaled_sites[0].rope
+        facts = list[tuple[str, str]]()
         if now.original_context != now.context:
             both = f"{self.target / now.context:g}x its current context of {now.context:,}, "
             both += f"{self.target / now.original_context:g}x its original context of "
@@ -316,7 +317,8 @@ class Plan(ExtensionPlan):
         name = "MODEL" if self.name.startswith("ropext://") else self.name
         lines = list[loaders.OverrideLine]()
         if not self.model.container:
-            kind, path = self.model.model_type, self.model.path
+            kind = self.model.model_type
+            path = self.model.path
             override = loaders.Override(name, kind, self.override, path, self.target)
             lines += loaders.override_lines(override, self.readings)
         exact = {each.loader: each.verdict == "same" for each in newest(self.readings)}
@@ -330,7 +332,8 @@ class Plan(ExtensionPlan):
         """What makes llama-server read a GGUF of the base so; "" where nothing but a copy does."""
         from ropext.loaders import gguf  # late: it reads a table of its own
 
-        main, plain = self.main, not any(site.rope.is_scaled for site in self.model.scaled_sites)
+        main = self.main
+        plain = not any(site.rope.is_scaled for site in self.model.scaled_sites)
         row = gguf.converted_to(self.model.text_type)
         name = self.model.container or (row.name if row and plain else "")
         rope = gguf.carry(name, main.rope, main.wanted, main.params) if name else None
@@ -339,7 +342,8 @@ class Plan(ExtensionPlan):
         keys = {edit.path[0]: edit.after for edit in self.edits}
         divided = any(isinstance(value, list) for value in keys.values())
         if not self.model.container:  # a file that is not here says the base's theta and no scaling
-            known, divided = ("none", 1.0, main.rope.theta), bool(rope.divisors)
+            known = ("none", 1.0, main.rope.theta)
+            divided = bool(rope.divisors)
             keys = gguf.keys_of(name, rope, self.target)
             keys = {key: value for key, value in keys.items() if value not in known}
         return "" if divided else gguf.flags(name, rope, keys)
@@ -421,7 +425,8 @@ def readings_of(
 
         carried = gguf.carry(model.container, rope, wanted, params)
         return gguf.readings(model.container, carried, model.text_type)
-    kind, length = model.model_type, target
+    kind = model.model_type
+    length = target
     return loaders.readings(model.text_type, params, model_type=kind, length=length, target=target)
 
 

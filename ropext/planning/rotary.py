@@ -209,7 +209,8 @@ def make_plan(
     target = resolve_target(recipe, context)
     if _leaves_the_spectrum(model, recipe):
         recipe = recipe.changed(length_only=True)
-    method, knobs = LENGTH_ONLY, None
+    method = LENGTH_ONLY
+    knobs = None
     if recipe.length_only:
         require_lasting(model, target)
     else:
@@ -225,12 +226,14 @@ def make_plan(
         return tuple(method_row(model, m, chosen, target, request) for m in scaling.beside(chosen))
 
     others = recipe.changed(length_only=False)  # what the methods would do
-    first, table = others.changed(from_original=True), rows(others, method)
+    first = others.changed(from_original=True)
+    table = rows(others, method)
     main = next(site for site in sites if site.scaled)
     readings = readings_of(model, main.rope, main.wanted, main.params, target)
     ways = ways_of(model, recipe, method, target)
     warnings = warnings_of(model, recipe, sites, context, target)
-    authors, notes = families.recipe_of(model), tuple[str, ...]()
+    authors = families.recipe_of(model)
+    notes = tuple[str, ...]()
     if authors is not None and not recipe.length_only:
         said = authors.against(model, method, context, target)
         if authors.agrees(method, context, target):

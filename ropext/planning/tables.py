@@ -127,7 +127,8 @@ def _check_options(recipe: Extend, positions: Positions) -> Positions:
 def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> dict[str, Any]:
     """The config whose length keys say the target; a second key that held the old length too."""
     out = copy.deepcopy(dict(config))
-    part, over = out, None
+    part = out
+    over = None
     for key in positions.path:
         part, over = part[key], part.get(f"{key}_dict")
     stated = positions.rows - positions.beyond

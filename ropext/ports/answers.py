@@ -13,7 +13,8 @@ from ropext.ports.questions import Question
 from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, TRUNCATED, ItemScore
 from ropext.tasks.asking import match
 
-GROWN, LEAST_GROWN = 16, 2048  # times the room, and tokens, where a model thinks first
+GROWN = 16
+LEAST_GROWN = 2048  # times the room, and tokens, where a model thinks first
 REST = 0.5  # of the deeper questions are answered by a server that cut the start off
 SETTINGS = "num_ctx of Ollama, Context Length of LM Studio, -c of llama-server"
 

@@ -16,7 +16,8 @@ from ropext.ports.port import Port
 from ropext.ports.server import MOST_TOKENS
 
 Count = Callable[[str], int]
-EXACT_SLACK, ROUGH_SLACK = 0.02, 0.08  # by so much a server's own count may lie below ours
+EXACT_SLACK = 0.02
+ROUGH_SLACK = 0.08  # by so much a server's own count may lie below ours
 LEAST_SLACK = 16  # tokens, of the special ones that one of the two leaves out
 
 

@@ -54,7 +54,8 @@ def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int
     other ids.
     """
     rng = random.Random(length + (draw << 40))
-    low, high = min(vocab_size // 16, 1000), max(vocab_size // 2, 2)
+    low = min(vocab_size // 16, 1000)
+    high = max(vocab_size // 2, 2)
     pool = [token for token in range(low, high) if token not in set(avoid)]
     block = [rng.choice(pool) for _ in range(max(length // 4, 1))]
     return [block[i % len(block)] for i in range(length)]

@@ -20,7 +20,8 @@ from ropext.results import rundir
 from ropext.tasks import find_task
 from ropext.workdir import Workdir
 
-PORT, CUT = "port", "cut"  # the two rows
+PORT = "port"
+CUT = "cut"  # the two rows
 SHORTEST = 1024  # of the lengths, where nothing says what the window is
 MOST_LENGTHS = 8  # where none are named
 

@@ -105,7 +105,8 @@ class Server:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
         proxies = [urllib.request.ProxyHandler({})] if is_here else []
-        opener, end = urllib.request.build_opener(_Refusing, *proxies), monotonic() + self.deadline
+        opener = urllib.request.build_opener(_Refusing, *proxies)
+        end = monotonic() + self.deadline
         try:
             answer = opener.open(request, timeout=self.deadline)
         except urllib.error.HTTPError as error:

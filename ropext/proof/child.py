@@ -268,7 +268,8 @@ def read_base(entry: dict[str, Any], cls: Any, config: Any) -> tuple[dict[str, A
 def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     """Name -> dtype and shape of every tensor that stock would load; no weight is read."""
     folder = Path(directory)
-    files, index = ["model.safetensors"], folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    index = folder / "model.safetensors.index.json"
     if not (folder / files[0]).exists():
         table = json.loads(index.read_text(encoding="utf-8")) if index.exists() else None
         files = sorted(set(table["weight_map"].values())) if table else []
@@ -290,7 +291,8 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
     import torch
 
     # Not transformers' own remove_handler: before 5.10 it refuses every handler that it has.
-    logger, report = getLogger("transformers"), StreamHandler(io.StringIO())
+    logger = getLogger("transformers")
+    report = StreamHandler(io.StringIO())
     logger.addHandler(report)
     try:
         _, info = cls.from_pretrained(
@@ -324,7 +326,8 @@ def tensors(
     """
     import torch
 
-    state, packed = {}, 0
+    state = {}
+    packed = 0
     for name, (dtype, shape) in table.items():
         match = PACKED.match(name) if quantised else None
         opaque = match or (quantised and name.endswith("weight") and INTEGER.fullmatch(dtype))
@@ -334,7 +337,8 @@ def tensors(
             shape = [0] * max(len(shape), 2)
         state[name] = torch.empty(shape, device="meta")
     info = loading_info(cls, config, state)
-    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    missing = set(info["missing_keys"])
+    unexpected = set(info["unexpected_keys"])
     misshapen = [(n, list(a), list(b)) for n, a, b in info["mismatched_keys"] if 0 not in a]
     if quantised:
         packed += len(unexpected)

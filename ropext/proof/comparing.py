@@ -103,7 +103,8 @@ class Proof:
 
 
 def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
-    module, numbers = built["module"], built["inv_freq"]
+    module = built["module"]
+    numbers = built["inv_freq"]
     module += f" ({site.label})" if site.label else ""
     if len(numbers) != len(site.inv_freq):
         wrong = float(len(site.inv_freq)), float(len(numbers))
@@ -124,7 +125,8 @@ def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
 
 def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
     """The worst number of every rotary module, each held against the site it comes nearest to."""
-    worst, seen = [], set()
+    worst = []
+    seen = set()
     for module in built["rotary"]:
         candidates = [site for site in sites if module["label"] in ("", site.label)]
         if not candidates:
@@ -211,7 +213,8 @@ class _Match:
     params: Mapping[str, Any]  # the rope dict that stock has for this module
 
     def __str__(self) -> str:
-        params, far = self.site.params, self.difference
+        params = self.site.params
+        far = self.difference
         keys = [k for k in params if self.params.get(k) is not None and self.params[k] != params[k]]
         said = [f"{key} was read as {params[key]}, stock has {self.params[key]}" for key in keys]
         where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
@@ -226,7 +229,8 @@ def _nearest(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
 
 
 def _nearest_factor(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
-    place, factor = (module["module"], "softmax factor", -1), module["softmax_factor"]
+    place = (module["module"], "softmax factor", -1)
+    factor = module["softmax_factor"]
     tried = [_Match(Difference(*place, s.softmax_factor, factor, s.bound), s, {}) for s in sites]
     return min(tried, key=lambda match: match.difference.error)
 
@@ -239,7 +243,8 @@ def worst_of_base(
     A module is held against the site that it has in the written model; one that no layer uses (as
     beside Granite's list of thetas) may have any.
     """
-    base, strict = built["base"], list[tuple[_Match, Mapping[str, Any]]]()
+    base = built["base"]
+    strict = list[tuple[_Match, Mapping[str, Any]]]()
     written = {(m["module"], m["label"]): m for m in built["rotary"]}
     for module in base["rotary"]:
         twin = written.get((module["module"], module["label"]), module)
@@ -295,7 +300,8 @@ def compare(
     """Hold what stock built against what the plan says, and its base against what was `read` of
     that, or against what stock is `known` to read; ProofFailed names the worst of it."""
     check_built(built)
-    directory, version = built["directory"], built["transformers"]
+    directory = built["directory"]
+    version = built["transformers"]
     base = _compare_base(built, sites, read, known or read) if read else ""
     differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
     worst = max(differences, key=lambda d: d.excess)

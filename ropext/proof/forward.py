@@ -89,7 +89,8 @@ def narrow(config: Any, layers: int, count: int, heads_too: bool) -> Any:
     names = dict(getattr(config, "attribute_map", {}))
     hidden_key = names.get("hidden_size", "hidden_size")
     heads_key = names.get("num_attention_heads", "num_attention_heads")
-    hidden, heads = values.get(hidden_key), values.get(heads_key)
+    hidden = values.get(hidden_key)
+    heads = values.get(heads_key)
     wide = hidden
     if heads_too and isinstance(heads, int) and isinstance(hidden, int):
         size = values.get("head_dim") or hidden // heads
@@ -194,7 +195,8 @@ def set_numbers(
             prefix = buffer.removesuffix("inv_freq")
             if prefix.endswith("original_"):
                 continue
-            label, twin = prefix.rstrip("_"), after[name]
+            label = prefix.rstrip("_")
+            twin = after[name]
             inv_freq = getattr(twin, buffer).double().tolist()
             site = site_of(label, inv_freq, sites)
             pairs = zip(inv_freq, site["inv_freq"], strict=True)
@@ -237,7 +239,9 @@ class Small:
     """A small model, with what the child reads off it."""
 
     def __init__(self, child: Any, cls: Any, config: Any) -> None:
-        self.child, self.cls, self.config = child, cls, config
+        self.child = child
+        self.cls = cls
+        self.config = config
         self.model = child.skeleton(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
@@ -357,7 +361,9 @@ def forward(
     try:
         texts = [child.text_config(config, path) for config, _ in built]
         parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
-        text, base_text, part = texts[0], texts[1] if len(texts) > 1 else None, parts[0]
+        text = texts[0]
+        base_text = texts[1] if len(texts) > 1 else None
+        part = parts[0]
         count = text.num_hidden_layers
         stacks = [layers_of(one, count) for one in parts]
         chosen = first_of_each_kind(*map(kinds, stacks, texts))
@@ -413,7 +419,9 @@ def read_last(
     """Whether stock reads so many tokens, and all that it gives for them is finite."""
     import torch
 
-    length, path, changes = entry["last"], entry["text_path"], dict[str, list[int]]()
+    length = entry["last"]
+    path = entry["text_path"]
+    changes = dict[str, list[int]]()
     length = min(length, SQUARE) if entry["listen"] else length
     if length > LONGEST:
         return {"failed": None, "said": f"forward not run: more than {LONGEST} tokens"}

@@ -67,7 +67,8 @@ def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float])
     if all(type(token) is int and 0 <= token < len(wanted) for token, _ in pairs):
         return [wanted[token] for token, _ in pairs if token is not None]
     ranked = sorted(wanted, reverse=True)[:TOP]
-    out, rank = [], 0
+    out = []
+    rank = 0
     for index, (_, value) in enumerate(pairs):
         last = len(ranked) - (len(pairs) - index)
         rank = min(range(rank, last + 1), key=lambda r: abs(ranked[r] - value))
@@ -254,7 +255,9 @@ def probe_gguf(
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
     require_logprobs(server, model)
-    avoid, longest, done = special_tokens(directory), min(target - 1, 2 * context), list[Prompt]()
+    avoid = special_tokens(directory)
+    longest = min(target - 1, 2 * context)
+    done = list[Prompt]()
     texts = {size: token_ids(size, vocab_size, avoid) for size in {min(context, longest), longest}}
     at = {size: beginnings(size, context) for size in texts}
     read = transformers_rows(directory, **loading)

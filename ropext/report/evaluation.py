@@ -81,7 +81,8 @@ def write_pictures(folder: Path, drawn: Pictures) -> Pictures:
 
 def draw(measured: Measurement) -> Pictures:
     """Draw models that read the same documents, and their spectra."""
-    drawn, styled = Pictures(), plots.styles(measured.models)
+    drawn = Pictures()
+    styled = plots.styles(measured.models)
     if measured.readings:
         drawn |= _text_pictures(measured, styled)
     drawn |= heat_pictures(measured)
@@ -99,15 +100,21 @@ def _spectra(*measured: Measurement) -> dict[str, Sequence[float]]:
 
 
 def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Pictures:
-    frame, readings, drawn = measured.frame, measured.readings, Pictures()
-    shape, y = (frame.context, frame.longest), "NLL (nats per token)"
-    name, what, spans = "nll-by-position", "by position", _by_position(frame)
+    frame = measured.frame
+    readings = measured.readings
+    drawn = Pictures()
+    shape = (frame.context, frame.longest)
+    y = "NLL (nats per token)"
+    name = "nll-by-position"
+    what = "by position"
+    spans = _by_position(frame)
     if frame.mask_stride:  # the tail alone is scored
         name = "tail"
         what = f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}"
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
     if len(spans) > 1:  # one point above another is what the table says better
-        caption, lines = f"Loss {what}: lower is better", losses(measured, spans)
+        caption = f"Loss {what}: lower is better"
+        lines = losses(measured, spans)
         drawn[name] = caption, plots.lines(caption, y, lines, *shape, False, READS, styled)
     if (base := readings.pop(BASE, None)) is not None and readings and not frame.mask_stride:
         lines = _curves(readings, _by_position(frame), partial(frame.difference, base))
@@ -180,7 +187,8 @@ class Compared:
 
     def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
         """Write report.md, report.html and the pictures; `runs` are those compared."""
-        drawn, spectra = Pictures(), _spectra(*runs)
+        drawn = Pictures()
+        spectra = _spectra(*runs)
         styled = plots.styles([*self.parts, *spectra])
         if self.text is not None and not self.text.measured.frame.mask_stride:
             drawn |= _difference_picture(self.text.measured.frame, self.text, styled)

@@ -62,7 +62,8 @@ def _name(gate: Gate) -> str:
 
 def _meaning(gate: Gate, variant: str, value: float) -> str:
     """What a number says of a model."""
-    name, length = _name(gate), gate.metric.partition("@")[2]
+    name = _name(gate)
+    length = gate.metric.partition("@")[2]
     at = length_text(int(length)) if length else ""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 Style = dict[str, Any]  # of a line, as matplotlib takes it
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#7B3FA0"]
-GREY, INK, FAINT = "#6b6b6b", "#222222", "#e9e9e9"
+GREY = "#6b6b6b"
+INK = "#222222"
+FAINT = "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
 # The place in COLOURS of each method; a fitted spectrum is a longrope's pair factors.
 METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "abf", "longrope")
@@ -44,7 +46,9 @@ LONGEST_NAME = 48  # letters of a name in a legend
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.
 HEADROOM_NATS = 1.5
 # Beside an arrow, in points; and the axis' share of a picture with its legend, at least.
-ARROW_SHIFT, TEXT_WIDTH, AXIS_SHARE = 18, 36, 0.6
+ARROW_SHIFT = 18
+TEXT_WIDTH = 36
+AXIS_SHARE = 0.6
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
@@ -56,7 +60,8 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
     places = {name: PALETTE.get(method) for name, method in methods.items()}
     used = {place for place in places.values() if place is not None}
     free = [place for place in range(len(COLOURS)) if place not in used] or [*used]
-    seen, others = [0] * len(COLOURS), dict[str, int]()
+    seen = [0] * len(COLOURS)
+    others = dict[str, int]()
     for name, place in places.items():
         if place is None:
             place = others.setdefault(methods[name], free[len(others) % len(free)])
@@ -94,7 +99,8 @@ def png(figure: "Figure") -> bytes:
 def _signed(picture: bytes) -> bytes:
     """A PNG with its digest in a chunk before the last one, which is IEND: length, name, text, and
     the checksum of name and text."""
-    body, end = picture[:-12], picture[-12:]
+    body = picture[:-12]
+    end = picture[-12:]
     sign = guard.PICTURE
     length = struct.pack(">I", len(sign.begin) - 4 + 64)
     digest = hashlib.sha256(body + length + sign.begin + sign.blank + end).hexdigest().encode()
@@ -213,7 +219,8 @@ def _curves(
         label = plain(curve.label) + (" (off the scale)" if outside else "")
         axis.plot(curve.places, middle, label=label, marker="o", ms=3, **style)
         ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
-        lows, highs = [low for low, _ in ends], [high for _, high in ends]
+        lows = [low for low, _ in ends]
+        highs = [high for _, high in ends]
         axis.fill_between(curve.places, lows, highs, color=style["color"], alpha=0.15, lw=0)
     if zero:
         axis.axhline(0, color=INK, lw=0.9)
@@ -267,7 +274,8 @@ def _points(axis: "Axes", place: float) -> float:
 
 def _apart(centres: Sequence[float]) -> list[float]:
     """How far each text stands from its place, in order, so that none lies over another."""
-    shifts, last = list[float](), -math.inf
+    shifts = list[float]()
+    last = -math.inf
     for centre in centres:
         at = max(centre + ARROW_SHIFT, last + TEXT_WIDTH)
         shifts.append(at - centre)
@@ -278,11 +286,13 @@ def _apart(centres: Sequence[float]) -> list[float]:
 def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
     finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
-    tops, bottoms = [max(v) for v in finite if v], [min(v) for v in finite if v]
+    tops = [max(v) for v in finite if v]
+    bottoms = [min(v) for v in finite if v]
     if not tops:
         return 0.0, 1.0
     if zero:  # on either side of it
-        tops, bottoms = [max(top, 0.0) for top in tops], [min(low, 0.0) for low in bottoms]
+        tops = [max(top, 0.0) for top in tops]
+        bottoms = [min(low, 0.0) for low in bottoms]
     ceiling = min(max(tops), min(tops) + headroom)
     floor = max(min(bottoms), max(bottoms) - headroom) if zero else min(bottoms)
     margin = max(0.06 * (ceiling - floor), 1e-3)
@@ -344,7 +354,8 @@ def spectra(
 ) -> bytes:
     """Wavelength of each pair, one line per model; the base's, if it is there, is grey. A dotted
     line marks each named length."""
-    axis, styled = axes(title, "tokens per full turn", "pair (0 turns fastest)"), dict(styled or {})
+    axis = axes(title, "tokens per full turn", "pair (0 turns fastest)")
+    styled = dict(styled or {})
     last = max(len(inv_freq) for inv_freq in models.values()) - 1
     for what, tokens in lengths.items():
         axis.axhline(tokens, color=GREY, lw=0.8, ls=":")
@@ -398,7 +409,8 @@ def plot_rows(rows: "np.ndarray", title: str = "") -> bytes:
     import numpy as np
     from matplotlib.figure import Figure
 
-    alike, count = similarity(rows), len(rows)
+    alike = similarity(rows)
+    count = len(rows)
     figure = Figure(figsize=(14, 6), dpi=100)
     figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.15)
     left, right = figure.subplots(1, 2)

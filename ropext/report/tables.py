@@ -47,8 +47,10 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
     if sign and value.value > 0 and float(text):
         text = f"+{text}"
     if value.ci95 is not None:
-        below, above = value.value - value.ci95[0], value.ci95[1] - value.value
-        half, ends = (below + above) / 2, [number(end, digits) for end in value.ci95]
+        below = value.value - value.ci95[0]
+        above = value.ci95[1] - value.value
+        half = (below + above) / 2
+        ends = [number(end, digits) for end in value.ci95]
         even = [number(value.value + side * half, digits) for side in (-1, 1)]
         if abs(above - below) > SKEWED * min(below, above) and ends != even:
             return f"{text} [{', '.join(ends)}]"
@@ -144,7 +146,8 @@ def headline(results: Results) -> Table:
 
 def text_tables(results: Results) -> list[Table]:
     """Everything about text, the headline first."""
-    lengths, variants = results["lengths"], _variants(results)
+    lengths = results["lengths"]
+    variants = _variants(results)
     gain = table_of(
         "Context gain (nats per token)",
         "NLL of the base through its short window minus NLL of this model, on the same tokens; "
@@ -190,7 +193,8 @@ def main_tables(results: Results) -> list[Table]:
 def by_factor(results: Results) -> Table:
     """Methods by factors, each at its own target, where several factors were read."""
     variants = results["variants"].values()
-    rows, columns = dict[str, dict[str, Value]](), list[Column]()
+    rows = dict[str, dict[str, Value]]()
+    columns = list[Column]()
     made = sorted((v["factor"], v["target"]) for v in variants if v.get("factor"))
     for factor, target in dict(made).items() if made and made[0] < made[-1] else ():
         (_, tail, written), *others = _at_length(results, target)
@@ -208,7 +212,8 @@ def by_factor(results: Results) -> Table:
 
 def _by_length(results: Results) -> Table:
     """A row per length and variant."""
-    rows, lengths = list[tuple[str, ...]](), results["lengths"]
+    rows = list[tuple[str, ...]]()
+    lengths = results["lengths"]
     inside = results["context"] if results["context"] in lengths else lengths[0]
     for length in lengths:
         tax: Column = ("short tax", "short_tax" if length == inside else "", nats)
@@ -246,7 +251,8 @@ def _asked(results: Results) -> list[str]:
 
 def _explained(results: Results, columns: Iterable[str]) -> str:
     """What the columns of the one table are, a line for each."""
-    tasks, context = _asked(results), length_text(results["context"])
+    tasks = _asked(results)
+    context = length_text(results["context"])
     gain = (
         f"gain: nats per token by which a model predicts these tokens better than base, the model "
         f"before its extension, does from the last {context} tokens; below 0, truncating is better"
@@ -274,7 +280,8 @@ def evaluation_tables(results: Results) -> list[Table]:
 
 
 def _positions(results: Results) -> Table:
-    rows, columns = [], dict[str, Column]()
+    rows = []
+    columns = dict[str, Column]()
     for label, variant in results["variants"].items():
         values = {f"{at['start']}…{at['stop']}": at["nll"] for at in variant["positions"]}
         columns |= {name: (name, name, point) for name in values}
@@ -348,7 +355,8 @@ def harness_table(results: Results) -> Table:
 
 def comparison_tables(compared: Comparison) -> list[Table]:
     """Tails with their winner, and paired differences to the first run."""
-    rows, stride = compared.lengths, compared.measured.frame.mask_stride
+    rows = compared.lengths
+    stride = compared.measured.frame.mask_stride
     values: dict[str, dict[str, Value]] = {
         label: {f"tail@{row.length}": row.tail[label] for row in rows} for label in rows[0].tail
     }
@@ -460,7 +468,8 @@ RANKED: tuple[Column, ...] = (
 
 def ranking_verdict(ranking: Ranking) -> str:
     """Which one to take, and how sure that is."""
-    best, others = ranking.best, ranking.rows[1:]
+    best = ranking.best
+    others = ranking.rows[1:]
     if not others:
         return f"{best.method} is the only method that can be written as asked"
     second = min(

@@ -72,7 +72,8 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
         "channels a head": model.head_dim,
     }
     facts.append(("shape", ", ".join(f"{n} {what}" for what, n in shape.items() if n)))
-    per_token, full = model.kv_bytes_per_token, model.kv_bytes(model.context)
+    per_token = model.kv_bytes_per_token
+    full = model.kv_bytes(model.context)
     if per_token is not None and full is not None:
         facts.append(
             ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")
@@ -100,7 +101,8 @@ def _site_facts(site: Site, model: Model, extended: str = "") -> list[tuple[str,
     if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
         dim = f"{rope.dim} of {model.head_dim} channels"
     layout = "interleaved" if model.interleaved else "half and half"
-    pairs, turning = rope.dim // 2, sum(1 for turn in rope.spectrum.inv_freq if turn)
+    pairs = rope.dim // 2
+    turning = sum(1 for turn in rope.spectrum.inv_freq if turn)
     count = f"{pairs} pairs" if turning == pairs else f"{turning} of {pairs} pairs turn"
     facts = [
         ("rotary dim", f"{dim} ({count}, {layout})"),
@@ -241,7 +243,9 @@ def plan(made: ExtensionPlan) -> str:
     """`ropext plan` as text."""
     source = " from its original spectrum" if made.recipe.from_original else ""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
-    parts, facts, methods = [f"{head}{made.factor:g}x{source}"], made.facts(), made.compared()
+    parts = [f"{head}{made.factor:g}x{source}"]
+    facts = made.facts()
+    methods = made.compared()
     if made.refusal is not None:
         parts = [folded(str(made.refusal)), "", f"with --even-so: {parts[0]}"]
     if made.kv_cache_bytes is not None:
@@ -286,7 +290,8 @@ def extend_command(made: ExtensionPlan) -> str:
 
 def serving_text(lines: Iterable["Serving"]) -> str:
     """The command for each loader, or the sentence why there is none."""
-    out, indent = list[str](), " " * 15
+    out = list[str]()
+    indent = " " * 15
     for line in lines:
         said = [row for one in line.command.splitlines() for row in continued(one, WIDTH - 15)]
         if line.note:
@@ -351,7 +356,8 @@ def served(read: Served) -> str:
         head += f", extended from {read.record.context:,} by {read.record.method}"
     elif scaled := scaled_by_config(read.model):
         head += f", {scaled}"
-    readers, lines = loader_lines(read.readings), serving_text(read.serving)
+    readers = loader_lines(read.readings)
+    lines = serving_text(read.serving)
     return "\n".join([head, "", READ, readers, "", "to serve it", lines])
 
 

@@ -85,7 +85,8 @@ def parse_gate(text: str) -> Gate:
     match = _GATE.fullmatch(text)
     if match is None or (match["number"] is None and match["run"] is None):
         raise UsageError(f"--fail-if {text!r} is not a gate; write {GRAMMAR}")
-    number, unit = match["number"] or "0", match["unit"] or ""
+    number = match["number"] or "0"
+    unit = match["unit"] or ""
     limit = float(number.removesuffix(unit)) if unit else float(number)
     limit *= {"": 1, "k": 1024, "m": 1024**2}[unit.lower()]
     metric = match["metric"]
@@ -116,8 +117,10 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
     if gate.metric not in values:
         there = ", ".join(dict.fromkeys(map(metric_text, values))) or "none"
         return gate.unanswered(variant, f"{name} was not measured; there are {there}")
-    value, upper = values[gate.metric], gate.op in (">", ">=")
-    looked_at, what = value.value, "the point"
+    value = values[gate.metric]
+    upper = gate.op in (">", ">=")
+    looked_at = value.value
+    what = "the point"
     if not gate.point:
         if value.ci95 is None:
             why = "measure 8 documents or more, or ask for .value"
@@ -194,7 +197,8 @@ class Metrics:
         """Why a gate would find no interval to look at."""
         from ropext.results.values import FEWEST_DOCUMENTS  # late: it loads numpy
 
-        count, questions = self.options.max_docs, (*self.options.tasks, RULER)
+        count = self.options.max_docs
+        questions = (*self.options.tasks, RULER)
         if gate.point:
             return None
         if gate.metric == "ruler_context" or gate.metric.startswith("effective_context."):

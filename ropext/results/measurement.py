@@ -102,7 +102,8 @@ class Measurement:
 
     def values(self, label: str) -> dict[str, Value]:
         """Every number of one model on text, then by retrieval."""
-        model, values = self.models[label], dict[str, Value]()
+        model = self.models[label]
+        values = dict[str, Value]()
         if model.reading is not None:
             text = ReadText(self.frame, model.reading, self.base(label), self.documents)
             values = text_values(text)

@@ -70,7 +70,8 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
     label = _label(run, directory, wanted)
     data = run.manifest["names"].get("data")
     shown, dataset_id = _dataset(data if isinstance(data, str) else None)
-    tail, variant = int(run.results["tail_tokens"]), run.results["variants"][label]
+    tail = int(run.results["tail_tokens"])
+    variant = run.results["variants"][label]
     shown = marked(shown, mark_of(variant))
     yield from _of_metrics(variant["metrics"], shown, dataset_id, tail)
 
@@ -125,7 +126,8 @@ def _of_metrics(
         matched = _METRIC.fullmatch(key)
         if not matched or not isinstance(data, Mapping):
             continue
-        name, length = matched[1], int(matched[2])
+        name = matched[1]
+        length = int(matched[2])
         value = Value.from_json(dict(data))
         if not math.isfinite(value.value):
             continue

@@ -19,9 +19,11 @@ from ropext.errors import InputError
 Hashes = npt.NDArray[np.uint64]
 
 # What a record keeps at most, two megabytes together: those with the lowest hashes.
-MOST_DOCUMENTS, MOST_PASSAGES = 2**16, 2**16
+MOST_DOCUMENTS = 2**16
+MOST_PASSAGES = 2**16
 # A document with fewer of its passages in common has a licence or a saying in common.
-LEAST_SHARE, LEAST_PASSAGES = 1 / 8, 3
+LEAST_SHARE = 1 / 8
+LEAST_PASSAGES = 3
 HASHES = "trained_on.json"  # beside an adapter, which has no record
 SHOWN = 3  # names in a sentence
 ROLES = ("chose", "judged")

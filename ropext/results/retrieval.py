@@ -68,7 +68,8 @@ class ItemScore:
 
 def grouped(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
     """Group answers by some of their fields."""
-    key, groups = attrgetter(*names), dict[Any, list[ItemScore]]()
+    key = attrgetter(*names)
+    groups = dict[Any, list[ItemScore]]()
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
@@ -124,7 +125,8 @@ def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
 def mean_of_tasks(values: Sequence[Value]) -> Value:
     """The mean over tasks, each with the same weight; the distances of their intervals' ends add up
     as those of independent numbers do (MOVER, Zou and Donner 2008)."""
-    count, number = len(values), sum(value.value for value in values) / len(values)
+    count = len(values)
+    number = sum(value.value for value in values) / len(values)
     total = sum(value.n for value in values)
     ends = [(value.value, value.ci95) for value in values if value.ci95 is not None]
     if len(ends) < count:
@@ -141,7 +143,8 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     Beyond it their zeros would say nothing about length. So do zeros at every length where none
     inside was asked, as where the context holds no item of the task.
     """
-    reasons, answers = dict[str, str](), [grouped(each, "task") for each in items.values()]
+    reasons = dict[str, str]()
+    answers = [grouped(each, "task") for each in items.values()]
     for task in TASKS:
         answered = [by_task[task.name] for by_task in answers if task.name in by_task]
         inside = [[item for item in group if item.length <= context] for group in answered]
@@ -172,7 +175,8 @@ def share_of(items: Sequence[ItemScore]) -> Value:
     never too narrow, where an answer can be right in part."""
     if not items:
         return wilson(0, 0)
-    haystacks, points = haystack_numbers(items), [item.points for item in items]
+    haystacks = haystack_numbers(items)
+    points = [item.points for item in items]
     worth = worth_of(np.bincount(haystacks, points), np.bincount(haystacks))
     return wilson(sum(points), len(items), worth)
 
@@ -215,7 +219,8 @@ def _reached(
     inside = [length for length in lengths if length <= context] or lengths[:1]
     if short is None:
         short = sum(shares[length] for length in inside) / len(inside)
-    wanted, reached = EFFECTIVE_SHARE * short if least is None else least, 0
+    wanted = EFFECTIVE_SHARE * short if least is None else least
+    reached = 0
     for length in lengths:
         if short > 0 and shares[length] >= wanted:
             reached = length

@@ -20,7 +20,8 @@ from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_
 ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
 # so small a difference is none, however sure it is.
-TIE, NEGLIGIBLE = 0.005, 0.001
+TIE = 0.005
+NEGLIGIBLE = 0.001
 # Nats a token that two routes to the same spectrum may differ by.
 ROUNDING = 1e-5
 
@@ -85,7 +86,8 @@ class Standing:
 
 def standing(measured: Measurement, span: Span | None = None) -> Standing:
     """Compare what models read over a span, by default the longest length's tail."""
-    frame, readings = measured.frame, measured.readings
+    frame = measured.frame
+    readings = measured.readings
     span = span or frame.tail_span(frame.longest)
     sums = {label: reading.sums(*span)[0] for label, reading in readings.items()}
     order = sorted(sums, key=lambda label: float(sums[label].sum()))
@@ -132,7 +134,8 @@ def fit_loss(measured: Measurement, label: str) -> float:
 
 def far_change(measured: Measurement, label: str, start: str) -> Value:
     """Nats a token over the far half, on the same tokens; negative = better than the start."""
-    readings, frame = measured.readings, measured.frame
+    readings = measured.readings
+    frame = measured.frame
     return frame.difference(readings[label], readings[start], frame.far_half)
 
 
@@ -160,7 +163,8 @@ def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
 
 def lost(measured: Measurement, label: str, start: str) -> Value | None:
     """The change in the share of right answers where it is surely a loss, else None."""
-    models, bootstrap = measured.models, measured.frame.bootstrap
+    models = measured.models
+    bootstrap = measured.frame.bootstrap
     changes = item_differences(models[label].items, models[start].items, bootstrap)
     return next((c for name, c in changes.items() if "_nll@" not in name and c.sign < 0), None)
 
@@ -217,7 +221,8 @@ def rank(
     """Rank all models but the base and those `beside` by the tail before the longest length."""
     others = [label for label, model in measured.models.items() if model.kind == BASE]
     models = {k: v for k, v in measured.models.items() if k not in (*others, *beside)}
-    at, order = measured.frame.longest, standing(replace(measured, models=models))
+    at = measured.frame.longest
+    order = standing(replace(measured, models=models))
 
     def ranked(label: str) -> Ranked:
         numbers = measured.values(label)
@@ -232,14 +237,16 @@ def rank(
         )
 
     in_window = measured.values(order.lowest).get(f"in_window@{at}")
-    rows, beyond = tuple(map(ranked, order.behind)), tuple(map(ranked, beside))
+    rows = tuple(map(ranked, order.behind))
+    beyond = tuple(map(ranked, beside))
     taken = order.take(order.tied, preference)
     return Ranking(measured.frame, order, rows, in_window, taken, beyond)
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
     """Nats a token of the tail that one is above another, which may be a difference below zero."""
-    frame, readings = measured.frame, measured.readings
+    frame = measured.frame
+    readings = measured.readings
     span = frame.tail_span(frame.longest)
     return frame.difference(readings[label], readings[lowest], span)
 
@@ -267,8 +274,10 @@ class AutoVerdict:
 def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
     """On the finished checkpoint, from an evaluation; the share of its documents that trained or
     chose it is said."""
-    values, target = values_of(results["variants"][final]["metrics"]), int(choice["target"])
-    gain, tax = values.get(f"gain@{target}"), values.get("short_tax")
+    values = values_of(results["variants"][final]["metrics"])
+    target = int(choice["target"])
+    gain = values.get(f"gain@{target}")
+    tax = values.get("short_tax")
     mark = mark_of(results["variants"][final])
     said = marked(
         "; ".join(
@@ -306,7 +315,8 @@ def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length:
 
 def because(last: Standing, method: str) -> str:
     """Why one was taken, by the documents that chose."""
-    lowest, count = last.lowest, last.documents
+    lowest = last.lowest
+    count = last.documents
     on = f"on {count} document{'s' if count > 1 else ''}"
     others = [label for label in last.behind if label != method]
     if method != lowest:
@@ -352,14 +362,16 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     each is held against its own.
     """
     both = joined(parts)
-    frame, readings = both.frame, both.readings
+    frame = both.frame
+    readings = both.readings
     reference, *others = readings
     paired = len(readings[reference].sums(1, 2)[0])
     bases = {label: part.own_base for part in parts for label in part.models}
     references = dict.fromkeys(others, reference)
     made = {label: base for label, base in bases.items() if base not in (label, "")}
     if bases[reference] == reference and {*made.values()} - {reference}:
-        references, reference = made, "each run's own base"
+        references = made
+        reference = "each run's own base"
 
     def difference(label: str, span: Span) -> Value:
         return frame.difference(readings[label], readings[references[label]], span)

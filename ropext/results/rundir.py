@@ -183,7 +183,9 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
     Runs of one base share its short window, which is shown once; another base has its own row, and
     what was made of it is held against that.
     """
-    runs, everyone, bases = list[Measurement](), list[tuple[Measurement, str]](), list[Any]()
+    runs = list[Measurement]()
+    everyone = list[tuple[Measurement, str]]()
+    bases = list[Any]()
     read_short = list[Measurement]()
     for spec in specs:
         path, wanted = split_spec(spec)
@@ -197,7 +199,8 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
                 everyone.append((run, label))
             bases += [_base(run)] if is_base else []
     _check_short_windows(read_short)
-    alone, shown = dict[str, Measurement](), list[tuple[Any, str]]()
+    alone = dict[str, Measurement]()
+    shown = list[tuple[Any, str]]()
     for run, label in everyone:
         name = _name(run, label, everyone)
         if name in alone:

@@ -26,7 +26,8 @@ Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
 SKEW_REACH = 4.0
 # Until answers tell how alike the questions over one haystack are: their correlation, and for how
 # many answers that assumption counts.
-LIKENESS, LIKENESS_ANSWERS = 0.7, 1.0
+LIKENESS = 0.7
+LIKENESS_ANSWERS = 1.0
 # Nats a token, 1 % of a perplexity: a gain that is surely smaller is none.
 MARGIN = 0.01
 
@@ -162,11 +163,15 @@ class Bootstrap:
         Documents with a count of zero take no part. The interval is widened before the transform.
         `bounded`: no document can lie far from the others (shares), so skew widens nothing.
         """
-        top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-        top, bottom = top[bottom > 0], bottom[bottom > 0]
+        top = np.asarray(sums, np.float64)
+        bottom = np.asarray(counts, np.float64)
+        top = top[bottom > 0]
+        bottom = bottom[bottom > 0]
         if not len(top):
             return Value(math.nan, None, None, 0)
-        shape, n, plain = transform or (lambda numbers: numbers), len(top), top.sum() / bottom.sum()
+        shape = transform or (lambda numbers: numbers)
+        n = len(top)
+        plain = top.sum() / bottom.sum()
         with np.errstate(over="ignore", invalid="ignore"):
             point = float(shape(np.asarray(plain)))
             if n < FEWEST_DOCUMENTS:
@@ -189,10 +194,12 @@ class Bootstrap:
 
     def upper(self, sums: npt.ArrayLike, counts: npt.ArrayLike, risk: float = 0.05) -> float | None:
         """What the ratio exceeds with this risk at most; None below eight documents."""
-        top, bottom = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+        top = np.asarray(sums, np.float64)
+        bottom = np.asarray(counts, np.float64)
         if len(top) < FEWEST_DOCUMENTS:
             return None
-        n, plain = len(top), top.sum() / bottom.sum()
+        n = len(top)
+        plain = top.sum() / bottom.sum()
         end = np.quantile(self._ratios(top, bottom), 1 - risk)
         reach = _widening(n, risk) * _reach(_skew_beyond_chance(top - plain * bottom), n)
         return float(plain + reach * (end - plain))
@@ -232,7 +239,9 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
     """
     if n == 0:
         return Value(math.nan, None, None, 0)
-    share, z2, m = successes / n, Z95**2, worth or n
+    share = successes / n
+    z2 = Z95**2
+    m = worth or n
     centre = (share + z2 / (2 * m)) / (1 + z2 / m)
     half = Z95 / (1 + z2 / m) * math.sqrt(share * (1 - share) / m + z2 / (4 * m * m))
     low = 0.0 if successes == 0 else max(0.0, centre - half)
@@ -248,8 +257,10 @@ def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
     Answers unlike most of the others are what tells how alike the items of a group are. Where there
     are few such answers, or one group, the likeness is assumed.
     """
-    right, count = np.asarray(successes, np.float64), np.asarray(sizes, np.float64)
-    n, groups = float(count.sum()), len(count)
+    right = np.asarray(successes, np.float64)
+    count = np.asarray(sizes, np.float64)
+    n = float(count.sum())
+    groups = len(count)
     if count.max() == 1:
         return n
     share = float(right.sum()) / n

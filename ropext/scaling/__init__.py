@@ -78,7 +78,8 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
     yarn would have it.
     """
     now = rope.spectrum
-    short, short_context = now.short_inv_freq, now.short_context
+    short = now.short_inv_freq
+    short_context = now.short_context
     if scaling.short_pair_factors:
         if short:
             raise UsageError(
@@ -86,7 +87,8 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
                 "one set, or start from the original spectrum with --from-original"
             )
         pairs = zip(now.inv_freq, scaling.short_pair_factors, strict=True)
-        short, short_context = tuple(f / p for f, p in pairs), rope.context
+        short = tuple(f / p for f, p in pairs)
+        short_context = rope.context
     softmax = 1.0
     if rope.softmax_mscale and rope.mscale_all_dim:
         softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2

@@ -80,7 +80,8 @@ def fold(
     """Choose window and group: by default half of the context, and half as much again as the
     smallest group that keeps every grouped distance within it, target // G + W - W // G <= context
     (benchmarks/self_extend.py)."""
-    window, group = options.window, options.group
+    window = options.window
+    group = options.group
     window = context // 2 if window is None else window
     if not 1 <= window < context:
         raise UsageError(f"window={window} must be from 1 to {context - 1} (below the context)")

@@ -158,7 +158,8 @@ class Growth:
 
     def undone(self) -> "Growth | None":
         """The way back to the old rows; None where not all of them were kept."""
-        count, at = self.positions.context, self.old_rows
+        count = self.positions.context
+        at = self.old_rows
         if len(at) < count:
             return None
         places = [at[row] for row in range(count)]
@@ -178,7 +179,8 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
     2020, section 2.1; n is half of the buckets where both sides are seen). DeBERTa: b(d) = e +
     ceil(log(d/e) / log((D-1)/e) (e - 1)) beyond e, at most n (He et al. 2021, arXiv 2111.09543).
     """
-    far, count = positions.context, positions.buckets
+    far = positions.context
+    count = positions.buckets
     if positions.kind == "transformer-xl":
         return range(far + 1)
     if positions.kind == "buckets":
@@ -197,5 +199,6 @@ def alike(positions: Positions) -> str:
     """From which distance on all tokens look equally far."""
     if positions.kind != "buckets":
         return f"{starts(positions)[-1]:,}"
-    both, one = starts(positions)[-1], starts(positions, causal=True)[-1]
+    both = starts(positions)[-1]
+    one = starts(positions, causal=True)[-1]
     return f"{both:,} (in a decoder {one:,})"

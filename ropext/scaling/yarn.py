@@ -49,7 +49,8 @@ def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
     low, high = (_index_at(points, math.log(b), step) for b in (knobs.beta_fast, knobs.beta_slow))
     if knobs.truncate:
         # 1e-9: an index that is a whole number must not fall to its neighbour by rounding.
-        low, high = math.floor(low + 1e-9), math.ceil(high - 1e-9)
+        low = math.floor(low + 1e-9)
+        high = math.ceil(high - 1e-9)
     return max(low, 0), min(high, rope.dim - 1)
 
 

@@ -90,7 +90,8 @@ class AnswerSoFar:
     def _reason(self) -> str:
         if self.calls:
             return "tool_calls"
-        written, end = self.streamer.ids, self.question.settings.eos_token_id
+        written = self.streamer.ids
+        end = self.question.settings.eos_token_id
         ends = end if isinstance(end, list) else [end]
         full = len(written) >= self.question.most
         return (
@@ -98,7 +99,8 @@ class AnswerSoFar:
         )
 
     def _usage(self) -> dict[str, Any]:
-        asked, written = len(self.question.ids), len(self.streamer.ids)
+        asked = len(self.question.ids)
+        written = len(self.streamer.ids)
         return {
             "prompt_tokens": asked,
             "completion_tokens": written,

@@ -140,7 +140,8 @@ class ModelPort:
 
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object that a request sends, within bounds."""
-    parts, size = list[bytes](), 0
+    parts = list[bytes]()
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > MOST_BYTES:

@@ -138,7 +138,8 @@ def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[in
 
 def _rendered(served: LiveModel, body: Body) -> str:
     """The messages through the chat template, in a process that can be stopped."""
-    messages, words = body.get("messages"), body.get("chat_template_kwargs") or {}
+    messages = body.get("messages")
+    words = body.get("chat_template_kwargs") or {}
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list of at least one message", 400, "messages")
     if not isinstance(words, dict):
@@ -195,7 +196,8 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
     """How to sample: the model's own settings, then transformers' of the request, then OpenAI's."""
     settings: GenerationConfig = copy.deepcopy(served.model.generation_config)
     settings.num_beams = settings.num_return_sequences = 1
-    settings.return_dict_in_generate, settings.use_cache = False, True
+    settings.return_dict_in_generate = False
+    settings.use_cache = True
     for name in ("max_length", "min_length", "stop_strings", "cache_implementation", "max_time"):
         setattr(settings, name, 0 if name == "min_length" else None)
     stated = _generation_config(body) | dict(body)

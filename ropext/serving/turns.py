@@ -131,7 +131,8 @@ class KeptCache:
             if old != new:
                 break
             common += 1
-        cache, surplus = self.cache, len(self.tokens) - common
+        cache = self.cache
+        surplus = len(self.tokens) - common
         self.forget()
         if cache is None or common == 0:
             return new_cache(model), 0
@@ -224,7 +225,8 @@ class Worker:
 
     def _read(self, ids: torch.Tensor, cache: Any, streamer: TurnStreamer) -> None:
         """Read all of a long prompt but its last piece, which `generate` reads."""
-        end, piece = ids.shape[1], self.served.piece
+        end = ids.shape[1]
+        piece = self.served.piece
         with torch.no_grad():
             for begin in range(streamer.kept, end - piece, piece):
                 if streamer.has_left:

@@ -88,7 +88,9 @@ class Worded:
 
     def __call__(self, encoder: Asker, haystack: Haystack, wanted: Request) -> list[Item]:
         """The questions over the longest context that fits; what they have in common is shared."""
-        length, index, seed = wanted.length, wanted.index, wanted.seed
+        length = wanted.length
+        index = wanted.index
+        seed = wanted.seed
 
         def count(question: Asked) -> int:
             return len(encoder.encode(_prompt(encoder, question))) + self._room(encoder, question)
@@ -145,8 +147,10 @@ class Worded:
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
         """The largest number of units; what they need grows almost evenly."""
-        low, high = self.least, self.most + 1
-        at_low, guess = needed(low), low + 8
+        low = self.least
+        high = self.most + 1
+        at_low = needed(low)
+        guess = low + 8
         while high - low > 1:
             guess = min(max(guess, low + 1), high - 1)
             tokens = needed(guess)
@@ -154,7 +158,8 @@ class Worded:
             if tokens > budget:
                 high = guess
             else:
-                low, at_low = guess, tokens
+                low = guess
+                at_low = tokens
             guess = low + int((budget - at_low) / max(1.0, rate))
         if low >= self.most and at_low < FILLED * budget:
             raise UsageError(

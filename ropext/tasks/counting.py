@@ -13,10 +13,12 @@ import string
 from ropext.tasks.asking import Asked, Order, sentences, worded
 from ropext.tasks.item import NOUNS
 
-TEN, LONG = 10, 4096
+TEN = 10
+LONG = 4096
 OFTEN, SELDOM = 30, 3  # times each; 6 and 1 below a length of 4096
 CODED = 6  # letters
-ALPHA, ZETA = 2.0, math.pi**2 / 6
+ALPHA = 2.0
+ZETA = math.pi**2 / 6
 LEAST_CODED = 73  # from here on the counts of the third and the fourth word differ
 
 

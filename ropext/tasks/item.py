@@ -121,7 +121,8 @@ class Task:
         """Index and depths of every haystack, each depth asked `items` times."""
         if not self.in_words:
             return [(index, tuple(depths)) for index in range(items)]
-        every, size = tuple(depths) * items, self.per_haystack
+        every = tuple(depths) * items
+        size = self.per_haystack
         return [(at // size, every[at : at + size]) for at in range(0, len(every), size)]
 
 
@@ -165,7 +166,8 @@ def derived_rng(*origin: object) -> random.Random:
 
 def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
     """Whether `needle` stands in `hay` as a run of tokens."""
-    size, first = len(needle), needle[0]
+    size = len(needle)
+    first = needle[0]
     wanted = list(needle)
     return any(
         hay[at] == first and list(hay[at : at + size]) == wanted
@@ -222,7 +224,9 @@ def one_per_depth(
     task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: Request
 ) -> list[Item]:
     """An item of its own for each depth; `ask` gives prompt and answer."""
-    length, index, seed = wanted.length, wanted.index, wanted.seed
+    length = wanted.length
+    index = wanted.index
+    seed = wanted.seed
     return [
         Item(
             *(task, length, depth, index, seed),

@@ -68,7 +68,10 @@ def shared_prefix(
 
 
 def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
-    length, depths, index, seed = wanted.length, wanted.depths, wanted.index, wanted.seed
+    length = wanted.length
+    depths = wanted.depths
+    index = wanted.index
+    seed = wanted.seed
     rng = derived_rng(seed, NAME, length, depths, index)
 
     def draw() -> tuple[list[Needle], list[int]]:

@@ -12,7 +12,8 @@ from ropext.tasks.asking import Asked, Order, planted, sentences, worded
 from ropext.tasks.item import NOUNS, SENTENCES, Task
 
 NOISE = " ".join(sentence.strip() for sentence in SENTENCES)
-DIGITS, ROOM = 7, 128
+DIGITS = 7
+ROOM = 128
 PAIRED = 20_000  # keys of two words at most, of which there are 181 * 180
 
 
@@ -28,7 +29,8 @@ class Needles:
     asked: int = 1  # keys in one question
 
     def __call__(self, order: Order) -> list[Asked]:
-        rng, several = order.rng, self.values * self.asked > 1
+        rng = order.rng
+        several = self.values * self.asked > 1
         others = order.units if self.around == "needles" else 0
         stating = {
             key: [self._value(rng) for _ in range(self.values)]
@@ -39,7 +41,8 @@ class Needles:
             for key, values in stating.items()
             for value in values
         ]
-        needles, lines = stated[: self.keys * self.values], stated[self.keys * self.values :]
+        needles = stated[: self.keys * self.values]
+        lines = stated[self.keys * self.values :]
         places = [] if several else list(order.depths)
         places += [rng.random() for _ in needles[len(places) :]]
         hay = planted(lines or self._filler(order.units, rng), needles, places)
@@ -71,7 +74,8 @@ class Needles:
         ]
 
     def _keys(self, count: int, rng: random.Random) -> list[str]:
-        keys, words = dict[str, None](), 2 if count <= PAIRED else 3
+        keys = dict[str, None]()
+        words = 2 if count <= PAIRED else 3
         while len(keys) < count:
             keys[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, words))] = None
         return list(keys)
@@ -84,7 +88,8 @@ class Needles:
         """Noise, or the book from a random sentence on; behind the last comes the first."""
         if self.around == "noise":
             return [NOISE] * count
-        book, start = sentences(), rng.randrange(len(sentences()))
+        book = sentences()
+        start = rng.randrange(len(sentences()))
         return [book[(start + k) % len(book)] for k in range(count)]
 
 

@@ -72,7 +72,8 @@ class OverPassages:
 
     def _others(self, count: int, gold: Sequence[str], rng: random.Random) -> list[str]:
         if not self.known:  # a second passage about whom or what is asked for would tell another
-            subjects, others = {_subject(text) for text in gold}, list[str]()
+            subjects = {_subject(text) for text in gold}
+            others = list[str]()
             while len(others) < count:
                 text = rng.choice(made(2, rng).passages)
                 others += [] if _subject(text) in subjects else [text]
@@ -83,8 +84,11 @@ class OverPassages:
 
 def made(hops: int, rng: random.Random) -> KnownAnswer:
     """A question about a person; with two hops a house alone says about whom."""
-    name, town = f"{rng.choice(FIRST)} {_name(rng)}", f"{_name(rng)}ton"
-    trade, thing, year = rng.choice(TRADES), rng.choice(NOUNS), str(rng.randrange(1700, 1950))
+    name = f"{rng.choice(FIRST)} {_name(rng)}"
+    town = f"{_name(rng)}ton"
+    trade = rng.choice(TRADES)
+    thing = rng.choice(NOUNS)
+    year = str(rng.randrange(1700, 1950))
     house = f"{_name(rng)} House"
     person = (
         f"{name}, a {trade} by training, was born in {town}. In {year} {name} moved away and began "
@@ -132,7 +136,8 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
     """The same task over the user's passages, if it is one over passages."""
     if task.name not in HOPS:
         return task
-    hops, size = HOPS[task.name], task.per_haystack
+    hops = HOPS[task.name]
+    size = task.per_haystack
     groups = {each.passages for each in known if each.hops == hops}
     texts = {text for each in known for text in each.passages}
     most = len(texts) - sum(sorted(map(len, groups))[-size:])

@@ -14,11 +14,13 @@ ROOM = 8  # tokens of an answer: with more, a model could say every label
 
 def make(order: Order) -> list[Asked]:
     """Several new pairs after the same examples; these are everywhere, so there is no depth."""
-    rng, count = order.rng, len(order.depths)
+    rng = order.rng
+    count = len(order.depths)
     firsts = rng.sample(NOUNS, LABELS)
     labels = dict(zip(firsts, rng.sample(range(100, 1000), LABELS), strict=True))
     seconds = rng.sample([noun for noun in NOUNS if noun not in labels], len(NOUNS) - LABELS)
-    new, old = seconds[:count], seconds[count:]  # the new are in no example
+    new = seconds[:count]
+    old = seconds[count:]  # the new are in no example
     # Every label is shown as often as any other, to within one.
     drawn = [firsts[k % LABELS] for k in range(order.units)]
     rng.shuffle(drawn)

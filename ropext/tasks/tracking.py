@@ -10,7 +10,9 @@ import string
 from ropext.tasks.asking import Asked, Order, planted, worded
 from ropext.tasks.needles import NOISE
 
-HOPS, LETTERS, ROOM = 4, 5, 30
+HOPS = 4
+LETTERS = 5
+ROOM = 30
 EXAMPLE = 2  # lines of noise
 
 

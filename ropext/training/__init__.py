@@ -54,7 +54,8 @@ def train(
     from ropext.evaluation.loading import silenced
     from ropext.evaluation.sharing import is_main, processes
 
-    source, name = as_place(data), str(model)
+    source = as_place(data)
+    name = str(model)
     given = Fit(**options) if kind == FIT else Finetune(**options)
     if output is not None:
         subject = "MODEL" if kind == FIT else "DIR"
@@ -93,11 +94,13 @@ def _workdir(
     from ropext.checkpoint.staging import check_output, check_space, settle_output
     from ropext.training.writing import room_for
 
-    manifest, now = objective.manifest(told_of_files(say)), versions()
+    manifest = objective.manifest(told_of_files(say))
+    now = versions()
     place = Workdir(output, objective.command, manifest, {"versions": now})
     if place.has_begun():
         _say_versions(place.folder, now, say)
-    settle, snapshot = settle_output if recovers else check_output, objective.snapshot
+    settle = settle_output if recovers else check_output
+    snapshot = objective.snapshot
     record = read_record(snapshot.directory)
     base = [str(record.base.get("name") or "")] if record else []
     try:

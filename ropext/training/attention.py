@@ -18,7 +18,8 @@ from ropext.training.rows import Flags, TrainingDocument
 
 STEPS = (0.5, 0.25)  # of an offset: at first 13 % of the factor, at last 6 %
 TOKENS = 8192  # read by one trial
-USUAL, MOST = 6, 12  # trials
+USUAL = 6
+MOST = 12  # trials
 
 Window = tuple[Ids, Flags]  # and what is scored of its far half
 
@@ -37,7 +38,8 @@ def windows_of(documents: Sequence[TrainingDocument], target: int) -> list[Windo
 
 def far_losses(scorer: TokenScorer, windows: Sequence[Window], pause: Show) -> Floats:
     """Sum the loss over the far half of every window."""
-    sums, tokens = list[float](), sum(len(ids) for ids, _ in windows)
+    sums = list[float]()
+    tokens = sum(len(ids) for ids, _ in windows)
     for ids, scored in windows:
         pause(len(ids) * len(sums), tokens, "a trial of the attention factor")
         with torch.no_grad():  # not inference_mode: a fit in short rows may go on after it
@@ -51,7 +53,8 @@ def line_search(
 ) -> int:
     """Leave a number where `read` (sums of losses over so many tokens each) is lowest; the trials
     that it took. Logits that are not numbers end a trial."""
-    best, lowest = float(value.detach()), read()
+    best = float(value.detach())
+    lowest = read()
     tried = {best}
 
     def lower(trial: float) -> bool:
@@ -67,7 +70,8 @@ def line_search(
         change = bootstrap.ratio(losses - lowest, counts)
         if change.value >= 0 or (change.ci95 is not None and change.ci95[1] >= 0):
             return False
-        best, lowest = trial, losses
+        best = trial
+        lowest = losses
         return True
 
     def moves(way: float) -> bool:

@@ -22,7 +22,8 @@ from ropext.training.rows import Flags, TrainingDocument, glue
 
 # Of the documents that can judge one in so many is held out, eight at least, but never more than
 # one in so many.
-SHARE, LARGEST_SHARE = 10, 4
+SHARE = 10
+LARGEST_SHARE = 4
 DRAWN = f"{2**256 // SHARE:064x}"  # keys below it
 
 
@@ -111,7 +112,8 @@ def divide(
     until there is enough for both parts. Documents of `apart` are in neither.
     """
     most = max(wanted_tokens, MOST_TOKENS)
-    drawn, others = corpus.Basket[_Coded](most), corpus.Basket[_Coded](most)
+    drawn = corpus.Basket[_Coded](most)
+    others = corpus.Basket[_Coded](most)
     least = 1 if joined else target
     held = longest = kept_out = 0
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)

@@ -31,18 +31,25 @@ GRADIENT_NORM = 1.0
 WARMUP_SHARE = 20  # YaRN warms up for 20 of 400 steps; PI for 20 and PoSE for 10 of 1,000
 # At most, where neither steps nor epochs are given: steps where held-out documents end a training,
 # passes over the data where there are none.
-MOST_STEPS, PASSES = 400, 4
+MOST_STEPS = 400
+PASSES = 4
 # Evaluations in a row that are no better before a training stops, and what each of them multiplies
 # the learning rate by (benchmarks/finetune_steps.py).
-PATIENCE, REDUCED = 3, 0.5
+PATIENCE = 3
+REDUCED = 0.5
 # Where the data holds few rows, a step gets fewer until so many steps take `SHARED` passes.
-FEWEST_STEPS, SHARED = 20, 2
+FEWEST_STEPS = 20
+SHARED = 2
 # Rows shorter than this are read several at once.
 MICRO_TOKENS = 8192
 # Of all steps, between two evaluations, judgements of a fit, and checkpoints.
-EVALUATIONS, JUDGEMENTS, CHECKPOINTS = 5, 8, 10
+EVALUATIONS = 5
+JUDGEMENTS = 8
+CHECKPOINTS = 10
 # Where evaluations end a training: steps between two at least, and their largest share of its cost.
-FEWEST_BETWEEN, EVALUATION_SHARE, WITH_GRADIENTS = 10, 0.1, 3
+FEWEST_BETWEEN = 10
+EVALUATION_SHARE = 0.1
+WITH_GRADIENTS = 3
 
 TINY = 100e6  # parameters
 LEARNING_RATES = (  # of models with fewer parameters than this
@@ -218,8 +225,11 @@ def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:
 FIT_LEARNING_RATE = 0.02  # of 16 pairs and more
 # Over the number of pairs: the noise that all add in a step is less where fewer turn, and each has
 # further to go. From 8 times on all have.
-FEW_PAIRS, OF_FEW_PAIRS, MOST_FIT_LEARNING_RATE = 16, 0.4, 0.1
-FAR_FACTOR, FAR_SHARE = 8, 1.5
+FEW_PAIRS = 16
+OF_FEW_PAIRS = 0.4
+MOST_FIT_LEARNING_RATE = 0.1
+FAR_FACTOR = 8
+FAR_SHARE = 1.5
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
 SLOWER = 3
@@ -246,9 +256,11 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
     def said(name: str) -> str:
         return flag(name) if name in options.model_fields_set else FIT_MEASURED
 
-    rate, why = FIT_LEARNING_RATE, FIT_MEASURED
+    rate = FIT_LEARNING_RATE
+    why = FIT_MEASURED
     if pairs < FEW_PAIRS:
-        rate, why = OF_FEW_PAIRS / pairs, f"only {pairs} pairs rotate (docs/fitting.md)"
+        rate = OF_FEW_PAIRS / pairs
+        why = f"only {pairs} pairs rotate (docs/fitting.md)"
     rate = min(MOST_FIT_LEARNING_RATE, rate * (FAR_SHARE if target >= FAR_FACTOR * context else 1))
     return Settings(
         row_tokens=row,

@@ -54,7 +54,8 @@ STOPS = "stops when held-out documents no longer improve"
 class AdapterObjective(Objective):
     """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
 
-    command, plan_key = "finetune", "plan"
+    command = "finetune"
+    plan_key = "plan"
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
         "depend on the target), and --dtype bfloat16 (on a GPU also --qlora). The last checkpoint "
@@ -63,7 +64,8 @@ class AdapterObjective(Objective):
 
     def __init__(self, training: Training, options: Finetune, origin: Origin) -> None:
         super().__init__(training)
-        self.options, self.origin = options, origin
+        self.options = options
+        self.origin = origin
         self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
         self.remarks = [*training.data.unread]
         if self.why_no_judge:
@@ -107,7 +109,8 @@ class AdapterObjective(Objective):
                 "launched with FSDP on a CPU, where accelerate silently runs DDP; use GPUs, or the "
                 "config ddp of `ropext.training.launch`"
             )
-        settings, table = self.settings, self.origin.table
+        settings = self.settings
+        table = self.origin.table
         names = [] if settings.rank is None else models.target_names(model, self.options.targets)
         with init_empty_weights(include_buffers=False):
             joined = models.add_adapter(model, self.options, settings, table)
@@ -126,7 +129,8 @@ class AdapterObjective(Objective):
         if label not in (BASE, CONTROL):
             return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
         table = self.origin.table
-        growth, config = table.undone() if table else None, self.origin.base_config()
+        growth = table.undone() if table else None
+        config = self.origin.base_config()
         return Variant(label, label, self.snapshot, config, growth, adapter=adapter)
 
     def measure(self, pause: Show) -> None:
@@ -176,7 +180,9 @@ class AdapterObjective(Objective):
     def learn(self) -> None:
         """Train the adapter, and with --control one of the base on the same tokens; after an early
         stop as many steps as are in the weights that count."""
-        model, rows, patience = self._load(), self.training.rows, self.settings.patience
+        model = self._load()
+        rows = self.training.rows
+        patience = self.settings.patience
         self.check_jumps(model)
         reason = None if self.training.masking else use_sliced_loss(model)
         if reason is not None:
@@ -197,15 +203,19 @@ class AdapterObjective(Objective):
         self, label: str, model: Any, rows: Sequence[Row], pieces: int, **how: Any
     ) -> History:
         """Train an adapter of a model; a row is read in so many pieces."""
-        settings, options, training = self.settings, self.options, self.training
+        settings = self.settings
+        options = self.options
+        training = self.training
         torch.manual_seed(options.seed)
         table = None if label == CONTROL else self.origin.table
         joined = models.add_adapter(model, options, settings, table)
-        until, tokens = how.get("until"), f"of {settings.step_tokens} tokens"
+        until = how.get("until")
+        tokens = f"of {settings.step_tokens} tokens"
         if settings.is_open and not until:
             tokens += f" at most, {STOPS}"
         self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
-        documents, long = training.rows.documents, settings.rows.value * pieces
+        documents = training.rows.documents
+        long = settings.rows.value * pieces
         mixed = WithShort(rows, long, documents, self.context, options)
         made: Sequence[Row] = mixed
         if (masking := training.masking) is not None:
@@ -223,7 +233,8 @@ class AdapterObjective(Objective):
 
     def choose(self, pause: Show) -> Finetuned:
         """The best evaluated weights, or the last; what each model reads on the same tokens."""
-        tuned, control = self.tuned, self.control
+        tuned = self.tuned
+        control = self.control
         trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
         self._read([self.variant(label, history) for label, history in trained.items()], pause)
         measured = self.measured if self.judge else None
@@ -297,7 +308,8 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     per_pass = rows_in(documents, strategy)
     settings = defaults.settings(options, *sizes, per_pass, sharing.readers(), tokens_of(judge))
     settings = settings if kind != "new-rows" else replace(settings, rank=None, alpha=None)
-    count, share = settings.rows.value * settings.steps.value, options.retrieval_share
+    count = settings.rows.value * settings.steps.value
+    share = options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
     training = Training(
         snapshot=origin.snapshot,
@@ -324,7 +336,8 @@ def _judge(
 ) -> Reads | None:
     """Over the documents of --eval that reach the target, or those held out of DATA; None where
     there is none, or none is to be read."""
-    count, target = options.eval_documents, origin.target
+    count = options.eval_documents
+    target = origin.target
     judging: Sequence[corpus.Document] = read.judging(count, target)
     if count and options.evaluate is not None:
         # A datasets id is evaluated on its test split, as `ropext eval` does.

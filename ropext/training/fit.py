@@ -65,7 +65,8 @@ Verdict = tuple[int, str, Plan]
 class SpectrumObjective(Objective):
     """Pair factors and attention factor move; the step that beats the start surely is written."""
 
-    command, plan_key = "fit", "planned"
+    command = "fit"
+    plan_key = "planned"
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
         "--factor. The last checkpoint is kept"
@@ -88,16 +89,20 @@ class SpectrumObjective(Objective):
         far: Sequence[Item] = (),  # at the target
     ) -> None:
         super().__init__(training)
-        self.options, self.within, self.starts = options, within, starts
+        self.options = options
+        self.within = within
+        self.starts = starts
         self.documents = training.data.documents
         self.facts = {"within": within, "starts": list(starts)}
-        start, settings = ", ".join(starts), self.settings
+        start = ", ".join(starts)
+        settings = self.settings
         start = f"the best of {start}" if len(starts) > 1 else start
         if settings.rivals > 1:
             start += f", {settings.rivals} of which are tried for {settings.between} steps"
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
         self.remarks, self.rows = remarks, self._with_short(training.rows)
-        self.near, self.far = near, far
+        self.near = near
+        self.far = far
         self.history = History()
         self.left_steps = 0  # of starts that were tried and left
         self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
@@ -108,7 +113,9 @@ class SpectrumObjective(Objective):
 
     @property
     def forward_tokens(self) -> int:
-        settings, target, judged = self.settings, self.target, self.training.judged
+        settings = self.settings
+        target = self.target
+        judged = self.training.judged
         judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
         questions = 2 * len(self.far) * target + len(self.near) * self.context
         searched = 0
@@ -136,7 +143,8 @@ class SpectrumObjective(Objective):
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
         numbers = list(self.space(next(iter(self.starts))).parameters())
-        count, size = sum(n.numel() for n in numbers), sum(n.nbytes for n in numbers)
+        count = sum(n.numel() for n in numbers)
+        size = sum(n.nbytes for n in numbers)
         return [f"the spectrum ({self.within})"], count, size
 
     def space(self, start: str) -> Space:
@@ -174,7 +182,8 @@ class SpectrumObjective(Objective):
         allowed = allowed or losses  # else all lie outside of the guards
         lowest = sorted(allowed, key=lambda method: allowed[method])
         self.start = next(iter(losses)) if self.options.start else lowest[0]
-        count, self.begun = self.settings.rivals, self.start
+        count = self.settings.rivals
+        self.begun = self.start
         self.rivals = lowest[:count] if count > 1 else [self.start]
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
@@ -216,14 +225,16 @@ class SpectrumObjective(Objective):
         self._ask(self.variant(START, self.starts[self.start]), self.far, pause)
 
     def _ask(self, variant: Variant, items: Sequence[Item], pause: Show) -> None:
-        sentence, label = f"asking {{}} {len(items)} questions", variant.label
+        sentence = f"asking {{}} {len(items)} questions"
+        label = variant.label
         answers = self._measure(sentence, [variant], pause, items)[label].items
         self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
         """Train the spectrum, from the start that is lowest after a few steps; where half of the
         steps gain nothing, go back to the best closed form."""
-        trial, half = self.settings.between, self.settings.half
+        trial = self.settings.between
+        half = self.settings.half
         if len(self.rivals) > 1:
             ends: dict[str, float] = {}
             for start in self.rivals:
@@ -248,8 +259,12 @@ class SpectrumObjective(Objective):
     def _train_from(self, start: str, until: int | None = None, slower: bool = False) -> History:
         """Train the spectrum from a start, up to half of the steps where these gain nothing. What
         was judged before a guard, or a loss that is no number, stays. `slower`: the other half."""
-        training, space, label = self.training, self.space(start), f"{FITTED}-{start}"
-        model, judge, plan = self.model, self.judge, self.starts[start]
+        training = self.training
+        space = self.space(start)
+        label = f"{FITTED}-{start}"
+        model = self.model
+        judge = self.judge
+        plan = self.starts[start]
         if slower:
             training = replace(training, settings=defaults.slower(training.settings))
             label += "-slower"
@@ -295,7 +310,8 @@ class SpectrumObjective(Objective):
         """Read the held-out documents by the present spectrum, and keep it with its reading."""
         if (left := space.outside()) is not None:
             raise LeftGuards(left)
-        half, store = self.settings.half, Store()
+        half = self.settings.half
+        store = Store()
         self.model.eval()
         with self._attention_set(space) as searched:
             done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
@@ -318,13 +334,15 @@ class SpectrumObjective(Objective):
         if self.options.strategy != "pose" or value is None:
             yield 0
             return
-        trained, before = value.detach().clone(), space.knobs()["attention_factor"]
+        trained = value.detach().clone()
+        before = space.knobs()["attention_factor"]
         windows = attention.windows_of(self.documents, self.target)
         scorer = Reader(nullcontext).scorer(self.model, self.judge)
         read = partial(attention.far_losses, scorer, windows, self.show)
         counts = np.array([float(scored.sum()) for _, scored in windows])
         trials = attention.line_search(value, read, counts, self.judge.frame.bootstrap)
-        now, passes = space.knobs()["attention_factor"], trials * len(windows)
+        now = space.knobs()["attention_factor"]
+        passes = trials * len(windows)
         self.note(
             f"attention factor {before:.4f} in short rows, set to {now:.4f} by {passes} passes of "
             f"{self.target} tokens"
@@ -340,9 +358,11 @@ class SpectrumObjective(Objective):
         if self.back_at and step > self.back_at:
             self.begun = self.start
         self.note(reason)
-        written, measured = self._note_written(step, plan), self.measured
+        written = self._note_written(step, plan)
+        measured = self.measured
         change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
-        history, steps = self.history, replace(measured, models=self.steps.models())
+        history = self.history
+        steps = replace(measured, models=self.steps.models())
         trained = history.steps + self.left_steps + self.back_at
         return Fitted(
             output=self.output,
@@ -454,7 +474,8 @@ def prepare(
     pairs = plan.main.rope.dim // 2
     rivals = len(starts) if options.start else min(len(starts), RIVALS)
     settings = defaults.fit_settings(options, plan.context, plan.target, pairs, rivals)
-    length, per_step = settings.row_tokens.value, settings.rows.value
+    length = settings.row_tokens.value
+    per_step = settings.rows.value
     sharing.check_rows(per_step, length, options.keep_short)
     beyond = plan.main.rope.spectrum.short_context or 0
     strategy = strategy_of(options, length, plan.target, beyond)
@@ -498,7 +519,8 @@ def _questions(
 ) -> tuple[FitQuestions | None, list[list[Item]], list[str]]:
     """What rows ask, what is asked before and after (inside the context, and at the target), and
     why nothing is."""
-    share, count = options.retrieval_share, options.retrieval_items
+    share = options.retrieval_share
+    count = options.retrieval_items
     lengths = plan.context, plan.target
     if not share and not count:
         return None, [[], []], []

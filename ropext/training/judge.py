@@ -33,7 +33,8 @@ def read_now(
     model: Any, variant: Variant, reads: Reads, store: Store | None = None, pause: Show = unseen
 ) -> Measurement:
     """Read by a model as it computes now."""
-    stores, progress = {variant.label: store or Store()}, Progress(hooks=Hooks(show=pause))
+    stores = {variant.label: store or Store()}
+    progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
 
 
@@ -46,7 +47,8 @@ def tokens_of(reads: Reads | None) -> int:
 
 def numbers_of(measured: Measurement) -> Numbers:
     """Return what a training reports of each model; the base is held against itself too."""
-    readings, numbers = measured.readings, Numbers()
+    readings = measured.readings
+    numbers = Numbers()
     for label, reading in readings.items():
         base = readings.get(BASE)
         values = text_values(ReadText(measured.frame, reading, base, measured.documents))
@@ -57,7 +59,8 @@ def numbers_of(measured: Measurement) -> Numbers:
 
 def fit_numbers(measured: Measurement) -> Numbers:
     """Return the same of spectra, with their far half and the share of right answers."""
-    numbers, frame = numbers_of(measured), measured.frame
+    numbers = numbers_of(measured)
+    frame = measured.frame
     for label, reading in measured.readings.items():
         values = {f"far_half_nll@{frame.longest}": frame.nll(reading, frame.far_half)}
         for length, items in sorted(grouped(measured.models[label].items, "length").items()):
@@ -95,7 +98,9 @@ class JudgedSteps:
     that goes on knows them, and so that every step can be written in the end."""
 
     def __init__(self, folder: Path, reads: Reads, variant: Variant) -> None:
-        self.folder, self.reads, self.variant = folder, reads, variant
+        self.folder = folder
+        self.reads = reads
+        self.variant = variant
 
     def keep(self, step: int, knobs: Mapping[str, Any], store: Store) -> None:
         """Write a step; its knobs come last, for a kill may come before them."""

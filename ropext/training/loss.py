@@ -136,8 +136,10 @@ class _Sliced(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if needed[1] else None
         of_bias = hidden.new_zeros(len(weight), dtype=torch.float32) if needed[2] else None
         for at in range(0, len(hidden), size):
-            piece, label = hidden[at : at + size], labels[at : at + size, None]
-            counts, label = label != IGNORED, label.clamp(min=0)
+            piece = hidden[at : at + size]
+            label = labels[at : at + size, None]
+            counts = label != IGNORED
+            label = label.clamp(min=0)
             logits = functional.linear(piece, weight, bias)
             slope = logits.float()
             exponent = slope.logsumexp(1, keepdim=True)

@@ -60,12 +60,14 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
     cpu_ram_efficient_loading)."""
     from safetensors import SafetensorError
 
-    where, qlora = device(options), isinstance(options, Finetune) and options.qlora
+    where = device(options)
+    qlora = isinstance(options, Finetune) and options.qlora
     # Neither code from the model nor a pickle beside its weights.
     keywords = {"dtype": dtype(options), "trust_remote_code": False, "use_safetensors": True}
     if qlora:
         keywords["quantization_config"] = four_bits(where)
-    packed, attention = qlora or bool(snapshot.quantisation), options.attn_implementation
+    packed = qlora or bool(snapshot.quantisation)
+    attention = options.attn_implementation
     if packed:
         keywords["device_map"] = {"": where}
 
@@ -173,7 +175,8 @@ def add_adapter(
     if table is not None:
         for _, rows in trained_tables(joined, table):
             (module,) = (m for m in joined.modules() if m._parameters.get("weight") is rows)
-            kind, rows.data = rows.dtype, rows.data.float()  # as a LoRA is: small steps would round
+            kind = rows.dtype
+            rows.data = rows.data.float()  # as a LoRA is: small steps would round
             module.register_forward_hook(lambda _, __, read, kind=kind: read.to(kind))
             rows.register_hook(partial(_without_old, table))
     return joined
@@ -201,7 +204,8 @@ def linear_names(model: Any) -> list[str]:
     from outside of the text decoder stay out. So do layers that multiply otherwise (DeepSeek V4's
     groups, Llama 4's router), and those of a router, past which LongCat reads the weights.
     """
-    head, decoder = model.get_output_embeddings(), model.get_decoder()
+    head = model.get_output_embeddings()
+    decoder = model.get_decoder()
     names: dict[str, bool] = {}
     for name, module in decoder.named_modules():
         parent, _, short = name.rpartition(".")

@@ -44,7 +44,8 @@ from ropext.workdir import USED, has_work
 # Layers are run again in the backward pass unless what they keep for it takes less than this share
 # of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
 # hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
-KEPT_BYTES, PLENTY = 34, 0.125
+KEPT_BYTES = 34
+PLENTY = 0.125
 # Copies of each trained number: itself, its gradient, and AdamW's two moments.
 COPIES = 4
 
@@ -79,8 +80,11 @@ class Objective(ABC):
     typed: Sequence[str]  # the command line
 
     def __init__(self, training: Training) -> None:
-        self.training, self.judge, self.snapshot = training, training.judge, training.snapshot
-        self.settings, self.context = training.settings, training.context
+        self.training = training
+        self.judge = training.judge
+        self.snapshot = training.snapshot
+        self.settings = training.settings
+        self.context = training.context
         self.target = training.target
         self.notes: list[str] = []
         self.models: dict[str, MeasuredModel] = {}  # what was measured, by its labels
@@ -117,14 +121,16 @@ class Objective(ABC):
 
     def count(self) -> None:
         """Count on a model without weights; what cannot be trained is refused."""
-        training, settings = self.training, self.settings
+        training = self.training
+        settings = self.settings
         options = training.options
         models.check_tracker(options.report_to)
         model = skeleton(self.snapshot)
         rows = defaults.micro_rows(
             options, settings.longest, settings.per_step // sharing.readers()
         )
-        config, size = model.config.get_text_config(), models.dtype(options).itemsize
+        config = model.config.get_text_config()
+        size = models.dtype(options).itemsize
         # Of each row, what one process reads.
         tokens = rows * settings.longest // sharing.of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
@@ -142,8 +148,11 @@ class Objective(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """What `--dry-run --json` shows."""
-        training, settings, counts = self.training, self.settings, self.counts
-        options, sliced = training.options, counts.sliced
+        training = self.training
+        settings = self.settings
+        counts = self.counts
+        options = training.options
+        sliced = counts.sliced
         return {
             "model": self.snapshot.name,
             "context": self.context,
@@ -191,7 +200,9 @@ class Objective(ABC):
         self, folder: Path, output: Path, force: bool, command: Sequence[str], say: Say
     ) -> "TrainingResult | None":
         """Go the whole way, from what the folder has on."""
-        self.folder, self.output, self.force = folder, output, force
+        self.folder = folder
+        self.output = output
+        self.force = force
         self.typed, self.say, self.show = command, say, told(say)
         after = f"what is finished is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
@@ -235,7 +246,8 @@ class Objective(ABC):
         """Have variants read what judges, or answer `items`, each by itself, in its place. It is
         kept, so that a run that goes on does not do it again."""
         assert self.judge is not None
-        reads, folder = self.judge, self.folder / "readings"
+        reads = self.judge
+        folder = self.folder / "readings"
         if items is not None:
             reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
         stores = {v.label: Store(folder / v.label, writes=sharing.is_main()) for v in variants}
@@ -262,7 +274,8 @@ class Objective(ABC):
         self, label: str, model: Any, rows: Sequence[Row], training: Training, **more: Any
     ) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
-        place, recompute = self.folder / label, self.counts.recompute
+        place = self.folder / label
+        recompute = self.counts.recompute
         return trainer.train(Job(training, model, rows, place, recompute, **more), self.say)
 
 

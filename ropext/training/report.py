@@ -55,8 +55,11 @@ class Story:
 
 def plan_text(objective: Objective) -> str:
     """What `--dry-run` prints: each setting with where it comes from, then what it takes."""
-    training, settings, counts = objective.training, objective.settings, objective.counts
-    rows, named = training.rows, settings.named.items()
+    training = objective.training
+    settings = objective.settings
+    counts = objective.counts
+    rows = training.rows
+    named = settings.named.items()
     shown = [(name.replace("_", " "), _plain(s.value), s.source) for name, s in named]
     most = "at most " if settings.is_open else ""
     lines = [
@@ -182,7 +185,8 @@ def finetune_table(
     """Base, untuned, control, tuned."""
     if not numbers:
         return None
-    mark, note = mark_of({"overlap": overlap}), "The base is read through its short window"
+    mark = mark_of({"overlap": overlap})
+    note = "The base is read through its short window"
     if CONTROL in numbers:
         both = "Base and control (the base trained on the same tokens)"
         note = f"{both} are read through the short window"
@@ -210,7 +214,8 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     tails = {name: Value.from_json(each[f"tail_nll@{target}"]) for name, each in numbers.items()}
     if tails[BASE].ci95 is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
-    base, tuned = tails[BASE].value, tails[TUNED].value
+    base = tails[BASE].value
+    tuned = tails[TUNED].value
     line = (
         f"At {length_text(target)} the tuned model's loss on the last tokens is "
         f"{_apart(tuned, base)} the base's in its own window"
@@ -230,9 +235,13 @@ def _apart(one: float, other: float) -> str:
 
 def finetune_story(done: Finetuned) -> Story:
     """For the record and the card."""
-    training, targets = done.training, done.objective.counts.targets
-    options, settings, overlap = training.options, training.settings, training.overlap
-    steps, tokens = done.kept_step, done.kept_step * settings.step_tokens
+    training = done.training
+    targets = done.objective.counts.targets
+    options = training.options
+    settings = training.settings
+    overlap = training.overlap
+    steps = done.kept_step
+    tokens = done.kept_step * settings.step_tokens
     section = _section(done, TUNED_BY, ("stopped_early", "passes")) | {
         "targets": list(targets),
         "steps": steps,
@@ -290,14 +299,16 @@ def _losses_picture(done: Finetuned) -> bytes:
         ("training loss of the control", (done.control or {}).get("losses"), plots.GREY),
     ):
         if losses:
-            steps, values = [e["step"] for e in losses], [e["loss"] for e in losses]
+            steps = [e["step"] for e in losses]
+            values = [e["loss"] for e in losses]
             axis.plot(steps, values, color=colour, lw=1.2, label=label)
     if done.evaluations:
         steps = [e["step"] for e in done.evaluations]
         values = [e["tail_nll"] for e in done.evaluations]
         key = f"tail_nll@{done.training.target}"
         if UNTUNED in done.numbers:  # before the first step
-            steps, values = [0, *steps], [done.numbers[UNTUNED][key]["value"], *values]
+            steps = [0, *steps]
+            values = [done.numbers[UNTUNED][key]["value"], *values]
         if BASE in done.numbers:
             base = done.numbers[BASE][key]["value"]
             axis.axhline(base, label="base, in its window", **plots.REFERENCE)
@@ -366,11 +377,13 @@ def fit_tables(done: Fitted) -> tuple[Table, ...]:
 
 
 def _fit_numbers(done: Fitted) -> Table:
-    training, target = done.training, done.training.target
+    training = done.training
+    target = done.training.target
     mark = training.overlap.mark if training.overlap else ""
 
     names = {BASE: BASE, START: done.start, FITTED: marked(FITTED, mark)}
-    rows, asked = _rows(names, done.numbers), f"{FIT_TASK}@{target}"
+    rows = _rows(names, done.numbers)
+    asked = f"{FIT_TASK}@{target}"
     near = rows[0][1].get(f"{FIT_TASK}@{training.context}")
     if near is not None:  # the base is asked inside its own context
         rows[0][1][asked] = near
@@ -409,7 +422,9 @@ def _fit_factors(done: Fitted) -> Table:
 
 def fit_story(done: Fitted) -> Story:
     """For the record and the card."""
-    training, objective, judge = done.training, done.objective, done.training.judge
+    training = done.training
+    objective = done.objective
+    judge = done.training.judge
     assert judge is not None  # of a fit
     section = _section(done, FITTED_BY, FIT_FACTS) | {
         "within": objective.facts["within"],
@@ -472,7 +487,8 @@ def _positions_picture(done: Fitted) -> bytes:
     from ropext.report import plots
 
     assert done.measurement is not None  # of a fit
-    frame, readings = done.measurement.frame, done.measurement.readings
+    frame = done.measurement.frame
+    readings = done.measurement.readings
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
     lines = [
         plots.Curve(

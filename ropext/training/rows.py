@@ -107,7 +107,8 @@ def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int
     return sum(len(document) // strategy.length for document in documents)
 
 
-SPACE, MOST = 64, 16  # of a row that asks: tokens for each key, and keys
+SPACE = 64
+MOST = 16  # of a row that asks: tokens for each key, and keys
 
 
 class KeyRows:
@@ -121,7 +122,10 @@ class KeyRows:
         share: float,
         seed: int,
     ) -> None:
-        self.encoder, self.documents, self.share, self.seed = encoder, documents, share, seed
+        self.encoder = encoder
+        self.documents = documents
+        self.share = share
+        self.seed = seed
         self.words = noise(encoder)
 
     def falls_on(self, number: int) -> bool:
@@ -193,7 +197,10 @@ class Rows(Sequence[Row]):
     ) -> None:
         self.documents = [d for d in documents if len(d) >= strategy.length]
         self.too_short = len(documents) - len(self.documents)
-        self.strategy, self.size, self.seed, self.questions = strategy, count, seed, questions
+        self.strategy = strategy
+        self.size = count
+        self.seed = seed
+        self.questions = questions
         self.far_half = far_half
         self.per_pass = rows_in(documents, strategy)
         if not self.per_pass:
@@ -245,7 +252,8 @@ class ControlRows(Sequence[Row]):
     """
 
     def __init__(self, rows: Rows, context: int) -> None:
-        self.rows, self.context = rows, context
+        self.rows = rows
+        self.context = context
         self.per_row = -(-rows.strategy.length // context)
 
     def __len__(self) -> int:
@@ -280,7 +288,8 @@ def glue(
 
 
 def _too_short(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> str:
-    count, longest = len(documents), max(map(len, documents), default=0)
+    count = len(documents)
+    longest = max(map(len, documents), default=0)
     if isinstance(strategy, Pose):
         return (
             f"--window {strategy.length}: the longest of {count} documents has {longest} tokens; "
@@ -300,7 +309,9 @@ FIT_TASK = "passkey"
 # noisy, pooled by tokens it would be drowned (docs/fitting.md).
 QUESTION_WEIGHT = 0.25
 # Seeds of what is drawn, apart from one another.
-FITTED, SHORT, MASKED = 1, 2, 3
+FITTED = 1
+SHORT = 2
+MASKED = 3
 
 
 class FitQuestions:
@@ -314,7 +325,10 @@ class FitQuestions:
         seed: int,
         share: float = 0.0,
     ) -> None:
-        self.encoder, self.strategy, self.seed, self.share = encoder, strategy, seed, share
+        self.encoder = encoder
+        self.strategy = strategy
+        self.seed = seed
+        self.share = share
         stream = np.concatenate([document.ids for document in documents])
         self.around: tuple[Haystack, ...] = (running_text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
@@ -328,7 +342,8 @@ class FitQuestions:
         """One item as a row: the loss on its answer alone."""
         rng = np.random.default_rng((self.seed, FITTED, number))
         around = self.around[number // len(TASKS) % len(self.around)]
-        room, depths = self.strategy.length - len(self.before), (float(rng.random()),)
+        room = self.strategy.length - len(self.before)
+        depths = (float(rng.random()),)
         how: dict[str, Any] = {"depths": depths, "index": number, "seed": self.seed + FITTED}
         task = find_task(TASKS[number % len(TASKS)])
         (item,) = task.build(self.encoder, around, length=room, **how)
@@ -341,7 +356,8 @@ class FitQuestions:
 
     def measured(self, length: int, count: int) -> list[Item]:
         """Keys among repeated sentences, which no fitted item has around it."""
-        around, room = repetition(self.encoder), length - len(self.before)
+        around = repetition(self.encoder)
+        room = length - len(self.before)
         how: dict[str, Any] = {"length": room, "depths": DEPTHS, "seed": self.seed}
         items: list[Item] = []
         for index in range(-(-count // len(DEPTHS))):
@@ -370,7 +386,9 @@ class WithShort(Sequence[Row]):
         context: int,
         options: TrainingOptions,
     ) -> None:
-        self.rows, self.long, self.short = rows, per_step, options.keep_short
+        self.rows = rows
+        self.long = per_step
+        self.short = options.keep_short
         self.per_step, steps = self.long + self.short, len(rows) // per_step
         if self.short:
             seed = options.seed + SHORT
@@ -391,7 +409,10 @@ class MaskedRows(Sequence[Row]):
     last ones, and with what the stock collator masks, by the seed and its number alone."""
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, masking: Masking, seed: int) -> None:
-        self.rows, self.tokenizer, self.masking, self.seed = rows, tokenizer, masking, seed
+        self.rows = rows
+        self.tokenizer = tokenizer
+        self.masking = masking
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -399,7 +420,8 @@ class MaskedRows(Sequence[Row]):
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]
         from transformers import DataCollatorForLanguageModeling
 
-        row, masking = self.rows[number], self.masking
+        row = self.rows[number]
+        masking = self.masking
         text = row.ids[: masking.text_in(len(row.ids))]
         drawn = int(np.random.default_rng((self.seed, MASKED, number)).integers(2**32))
         mask = DataCollatorForLanguageModeling(self.tokenizer, mlm=True, seed=drawn)

@@ -119,7 +119,8 @@ class Ramp(Space):
 
     def __init__(self, site: PlannedSite, target: int, ceiling: float) -> None:
         super().__init__(site, ceiling)
-        rope, params = site.rope, site.params
+        rope = site.rope
+        params = site.params
         self.s = target / rope.context
         self.low, high = yarn_bounds(
             rope.dim,
@@ -141,7 +142,8 @@ class Ramp(Space):
     def forward(self) -> Moved:
         low, high = self._ends()
         # Stock clamps both ends to 0 .. dim - 1.
-        low, high = low.clamp(min=0.0), high.clamp(max=self.rope.dim - 1.0)
+        low = low.clamp(min=0.0)
+        high = high.clamp(max=self.rope.dim - 1.0)
         pairs = torch.arange(self.rope.dim // 2, dtype=torch.float64, device=self.ends.device)
         ramp = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
         attention = self.start_attention + ATTENTION_UNIT * self.attention
@@ -220,7 +222,9 @@ class _Live:
     """Stands in for a rotary module's forward: the module's own arithmetic, on moving numbers."""
 
     def __init__(self, module: nn.Module, site: PlannedSite, space: Space) -> None:
-        self.module, self.space, self.label = module, space, site.label
+        self.module = module
+        self.space = space
+        self.label = site.label
         self.own = module.forward
         self.arithmetic = inspect.unwrap(type(module).forward)
         now = site.rope.spectrum
@@ -237,8 +241,10 @@ class _Live:
         factors, attention = self.space()
         inv_freq = (self.inv_freq.to(factors.device) / factors).float()
         prefix = f"{self.label}_" if self.label else ""
-        frequency, scaling = f"{prefix}inv_freq", f"{prefix}attention_scaling"
-        buffers, before = self.module._buffers, getattr(self.module, scaling)
+        frequency = f"{prefix}inv_freq"
+        scaling = f"{prefix}attention_scaling"
+        buffers = self.module._buffers
+        before = getattr(self.module, scaling)
         held = buffers[frequency]
         buffers[frequency] = inv_freq.to(x.device)
         setattr(self.module, scaling, (self.attention_factor * attention).float().to(x.device))
@@ -342,7 +348,10 @@ class Learner(nn.Module):
 
     def __init__(self, model: Any, space: Space, *, sliced: bool, tail: int) -> None:
         super().__init__()
-        self.model, self.space, self.sliced, self.tail = model, space, sliced, tail
+        self.model = model
+        self.space = space
+        self.sliced = sliced
+        self.tail = tail
 
     def forward(
         self,

@@ -27,7 +27,8 @@ from ropext.training.training import Training
 from ropext.workdir import CHECKPOINT, USED, remove
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
-WATCHED, TAIL = "eval_held_out", "eval_tail_nll"
+WATCHED = "eval_held_out"
+TAIL = "eval_tail_nll"
 MOST = 3  # checkpoints that are kept
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
@@ -148,7 +149,8 @@ def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]
 
 def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
     """The steps whose evaluation was no better than the best before it."""
-    steps, best = [], math.inf
+    steps = []
+    best = math.inf
     for evaluation in evaluations:
         if evaluation["held_out"] >= best:
             steps.append(evaluation["step"])
@@ -165,9 +167,13 @@ class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
     def __init__(self, say: Say, job: "Job") -> None:
-        self.say, self.job = say, job
+        self.say = say
+        self.job = job
         self.asked: Callable[[], bool] = lambda: False
-        self.pace, self.first, self.begun, self.since = Pace(), 0, False, 0.0
+        self.pace = Pace()
+        self.first = 0
+        self.begun = False
+        self.since = 0.0
         self.trainer: _Trainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -180,7 +186,8 @@ class _Watch(transformers.TrainerCallback):
             self.since = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        step, steps = state.global_step, self.job.last_step
+        step = state.global_step
+        steps = self.job.last_step
         first = step == self.first + 1
         if not logs or "loss" not in logs:
             return
@@ -194,13 +201,15 @@ class _Watch(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if state.global_step == self.first + 1 and state.is_world_process_zero:
-            took, log = time.monotonic() - self.since, self.job.folder.parent / USED
+            took = time.monotonic() - self.since
+            log = self.job.folder.parent / USED
             what = f"the first step ({self.job.folder.name})"
             tell_used(log, self.say, args.device, what, took)
         if state.global_step in self.job.lowered_after and self.trainer is not None:
             self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
-        stopping, trainer = self.asked(), self.trainer
+        stopping = self.asked()
+        trainer = self.trainer
         if trainer is not None and trainer.accelerator.num_processes > 1:
             # Where any process was asked to stop, all of them stop at the same step.
             flag = torch.tensor(float(stopping), device=trainer.accelerator.device)
@@ -239,7 +248,8 @@ class Job:
 
 def arguments(job: Job) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
-    settings, options = job.training.settings, job.training.options
+    settings = job.training.settings
+    options = job.training.options
     processes = readers()
     share = job.rows_per_step // processes
     micro = defaults.micro_rows(options, job.row_tokens, share)
@@ -397,7 +407,8 @@ def train(job: Job, say: Say) -> History:
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.remove_callback(transformers.trainer_callback.ProgressCallback)
     watch.trainer = trainer
-    trainer.job, trainer.say = job, say
+    trainer.job = job
+    trainer.say = say
     sentence = "stopping after this step and saving (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopped:
         watch.asked = stopped

@@ -41,7 +41,8 @@ from ropext.training.objective import Finetuned, Fitted
 from ropext.training.origin import Origin
 from ropext.training.report import Story
 
-ADAPTER, TRAINING = "adapter", "training"
+ADAPTER = "adapter"
+TRAINING = "training"
 
 KINDS = {"lora": "LoRA, merged", "new-rows": "new rows of the position table"}
 KINDS["both"] = f"{KINDS['new-rows']}, and a {KINDS['lora']}"
@@ -77,7 +78,9 @@ model = PeftModel.from_pretrained(base, folder)
 
 def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: Show) -> None:
     """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
-    objective, plan, output = done.objective, done.plan, done.output
+    objective = done.objective
+    plan = done.plan
+    output = done.output
     snapshot = objective.snapshot
 
     def prove(directory: Path) -> dict[str, Any]:
@@ -122,7 +125,9 @@ def write_tuned(
 
     `adapter` and `control` are the checkpoints whose weights count, `extras` files of OUT/training.
     """
-    snapshot, output, options = origin.snapshot, done.output, done.training.options
+    snapshot = origin.snapshot
+    output = done.output
+    options = done.training.options
     check_space(output, room_for(snapshot, options))
     with staged(output, force=done.objective.force, inputs=[snapshot.directory]) as stage:
         directory = stage.directory
@@ -183,9 +188,11 @@ def _write_rows(
 
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
-    snapshot, table = origin.snapshot, origin.table
+    snapshot = origin.snapshot
+    table = origin.table
     assert table is not None
-    scheme, offset = replace(table.positions, context=table.target), table.positions.offset
+    scheme = replace(table.positions, context=table.target)
+    offset = table.positions.offset
     (trained,) = load_file(adapter / WEIGHTS).values()
     new = trained[offset:].double().numpy()
     growth = replace(
@@ -212,7 +219,8 @@ def _carry(
     own config.json, which lacks the legacy spellings, gives way to the base's."""
     digests = dict[str, str]()
     for name in names:
-        source, target = snapshot.path(name), directory / name
+        source = snapshot.path(name)
+        target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         if name in snapshot.weight_files:
@@ -246,7 +254,8 @@ def _copy_adapter(
 
 def _adapter_card(hub_id: str | None, origin: Origin) -> str:
     base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
-    name, is_lora = hub_id or f"../{BASE}", origin.table is None
+    name = hub_id or f"../{BASE}"
+    is_lora = origin.table is None
     loading = LOADING.format(base=base, kind=auto_class(origin.is_masked).__name__)
     return ADAPTER_CARD.format(
         where=json.dumps(name),
@@ -263,7 +272,8 @@ def _adapter_card(hub_id: str | None, origin: Origin) -> str:
 def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, Any]) -> Record:
     """The base's record with the new weights, the run, and a proof of the merged checkpoint, beside
     what was compared of `rows`."""
-    record, path = origin.record, origin.path
+    record = origin.record
+    path = origin.path
     if origin.table is not None:
         proved = dict(rows) | proof.prove_table(directory, origin.table.extended)
     else:
