@@ -2,7 +2,8 @@
 
 import pytest
 
-from ropext.training import trainer
+from ropext import workdir
+from ropext.training import judge, trainer
 
 NAMES = ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "complete")
 
@@ -35,3 +36,8 @@ def test_the_last_checkpoints_and_the_best_one_stay(folder, best, kept):
     for name in ("checkpoint-2-keep", "checkpoint-4-notes", "checkpoint-12-7"):
         assert (folder / name / "complete").read_text() == "mine"
     assert trainer.last_checkpoint(folder).name == "checkpoint-10"
+
+
+def test_what_a_judged_step_leaves_has_a_name_of_ropext_s():
+    """Else the folder of a finished fit would stay."""
+    assert workdir.OURS.fullmatch(f"steps/yarn/1/{judge.}")
