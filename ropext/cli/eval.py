@@ -13,6 +13,7 @@ from ropext.cli.output import Bar, Out, stoppable
 from ropext.errors import UsageError
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
+from ropext.options.fields import flag
 
 if TYPE_CHECKING:
     from ropext.results.gates import Gate
@@ -95,38 +96,66 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
-    from ropext.evaluation.sharing import is_main
-    from ropext.narration import Hooks
-    from ropext.pipeline.ports import evaluate_port, plan_port
-    from ropext.pipeline.public import count_evaluation, evaluate
-    from ropext.ports.measuring import Call
-    from ropext.ports.plan import plan_lines
-    from ropext.report import text
     from ropext.results.gates import parse_gate
 
     gates = tuple(map(parse_gate, fail_if or ()))
+    loading = {"revision": revision, "trust_remote_code": trust_remote_code}
     if is_port(given):
-        for flag, value in (
-            ("--losses", losses),
-            ("--revision", revision),
-            ("--trust-remote-code", trust_remote_code),
-        ):
+        for name, value in (loading | {"losses": losses}).items():
             if value:
-                raise UsageError(f"{flag} is about a model that ropext loads, not about a server")
-        plan = plan_port(given, model, gates)
-        if dry_run:
-            lines = plan_lines(plan)
-            out.result("\n".join(lines), {"plan": lines} | plan.decides)
-            return
-        with stoppable() as stop:
-            hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-            done = evaluate_port(plan, Call(output, force, sys.argv, hooks))
-        _tell_port(out, done, gates)
+                raise UsageError(
+                    f"{flag(name)} is about a model that ropext loads, not about a server"
+                )
+        _ask_port(out, given, model, gates, RunFolder(output, force), dry_run)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
-    given |= {"revision": revision, "trust_remote_code": trust_remote_code, "gates": gates}
-    given |= {"losses": losses, "force": force}
+    given |= loading | {"gates": gates, "losses": losses, "force": force}
+    _read_model(out, given, model, output, dry_run, full)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run is kept, and whether another one there is replaced."""
+
+    output: Path | None
+    force: bool
+
+
+def _ask_port(
+    out: Out,
+    given: dict[str, Any],
+    model: str | None,
+    gates: "tuple[Gate, ...]",
+    kept: RunFolder,
+    dry_run: bool,
+) -> None:
+    """Measure a running server."""
+    from ropext.narration import Hooks
+    from ropext.pipeline.ports import evaluate_port, plan_port
+    from ropext.ports.measuring import Call
+    from ropext.ports.plan import plan_lines
+
+    plan = plan_port(given, model, gates)
+    if dry_run:
+        lines = plan_lines(plan)
+        out.result("\n".join(lines), {"plan": lines} | plan.decides)
+        return
+    with stoppable() as stop:
+        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
+        done = evaluate_port(plan, Call(kept.output, kept.force, sys.argv, hooks))
+    _tell_port(out, done, gates)
+
+
+def _read_model(
+    out: Out, given: dict[str, Any], model: str, output: Path | None, dry_run: bool, full: bool
+) -> None:
+    """Measure a model that is loaded here."""
+    from ropext.evaluation.sharing import is_main
+    from ropext.narration import Hooks
+    from ropext.pipeline.public import count_evaluation, evaluate
+    from ropext.report import text
+
     if dry_run:
         costs = count_evaluation(model, output, say=out.say, **given)
         out.result(text.costs(costs), costs)
@@ -135,7 +164,7 @@ def command(
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
         done = evaluate(model, output, command=sys.argv, hooks=hooks, **given)
     if is_main():
-        _tell(out, done, gates, full)
+        _tell(out, done, given["gates"], full)
 
 
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:
