@@ -70,6 +70,7 @@ class Workdir:
     command: str  # eval, fit, finetune or run
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
+    is_temporary: bool = False  # the folder goes at the end, whatever is in it
 
     @property
     def folder(self) -> Path:
@@ -121,7 +122,7 @@ class Workdir:
     @property
     def _lists(self) -> bool:
         """Whether the manifest lists what was written. OUT.run is of use until OUT is there."""
-        return self.command not in BESIDE
+        return self.command not in BESIDE and not self.is_temporary
 
     def _edited(self) -> list[str]:
         """The files of ropext's names that are not as a run of this folder left them."""
@@ -141,6 +142,8 @@ class Workdir:
 
     def write_results(self) -> None:
         """Note that from now on the run writes its results."""
+        if not self._lists:
+            return
         manifest = _sealed(self.folder)
         assert manifest is not None
         self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})

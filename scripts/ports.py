@@ -23,7 +23,7 @@ CACHES = {"f16": (), "q8": ("q8_0",), "q4": ("q4_0",)}
 
 def ropext(*words: object) -> str:
     """Run one command, and return what it printed."""
-    command = [sys.executable, "-m", "ropext", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "ropext", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")

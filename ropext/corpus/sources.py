@@ -307,6 +307,16 @@ def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Me
     )
 
 
+def _with_text_alone(rows: Any, source: Source) -> Any:
+    """Return a dataset without the columns that are not read: to decode an image or a sound,
+    `datasets` would open the path that its row names, which may be any file here."""
+    there = rows.column_names
+    if not there:  # a stream may not know its columns
+        return rows
+    name = _column(dict.fromkeys(there), source.column, f"{source.data}, row 0")
+    return rows.select_columns([name])
+
+
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
     from ropext.checkpoint import hub  # late: local texts need neither
 
@@ -329,7 +339,7 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
             rows = datasets.load_dataset(
                 name, config or None, split=split, revision=source.revision, streaming=True
             )
-        for number, row in enumerate(rows):
+        for number, row in enumerate(_with_text_alone(rows, source)):
             where = f"{source.data}, row {number}"
             yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

@@ -75,6 +75,7 @@ def evaluate(
             "run",
         )
         place = evaluation.workdir(Path(room), command, told_of_files(hooks.say))
+        place = replace(place, is_temporary=output is None)
         stack.enter_context(place.claimed(force, rank, world, hooks.say))
         stack.enter_context(loading.silenced())
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)

@@ -236,3 +236,15 @@ def test_a_tokenizer_of_the_usual_kind_is_used(tmp_path):
     doubling(2).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert load_tokenizer(open_snapshot(tmp_path), False).encode("a", add_special_tokens=False)
+
+
+def test_a_column_of_images_is_not_opened(tmp_path, monkeypatch):
+    """A row of somebody's dataset may name any path, which decoding its image would open."""
+    import datasets
+
+    monkeypatch.setattr("datasets.arrow_dataset.embed_table_storage", lambda table, **_: table)
+    rows = {"text": ["a text"], "image": [str(tmp_path / "nowhere.png")]}
+    made = datasets.Dataset.from_dict(rows)
+    made.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path / "data"))
+    documents = list(read_documents(Source(str(tmp_path / "data"))))
+    assert [document.content for document in documents] == ["a text"]
