@@ -95,6 +95,8 @@ Counts = npt.NDArray[np.int32]
 
 # Characters encoded at first for each wanted token; a document that gives fewer tokens gets more.
 CHARACTERS_PER_TOKEN = 8
+# Stands for an answer where a chat template is asked what it writes in front of one.
+ANSWER = "ropext-answer"
 # Tokens near the end of a cut text may differ from those of the whole text.
 CUT_MARGIN = 16
 
@@ -155,7 +157,12 @@ class DocumentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        # The reader puts the BOS. It is taken from the ids of a template, never from its text,
+        # whose first word some tokenizers cut otherwise where no BOS stands in front.
+        if self.chat and self.bos is not None and ids[:1] == [self.bos]:
+            return ids[1:]
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens left out."""
@@ -171,9 +178,24 @@ class DocumentEncoder:
             return f"{content}\n{opening}"
         if not getattr(self.tokenizer, "chat_template", None):
             raise InputError("--chat needs a chat template, and this tokenizer has none")
-        text = self.converse([{"role": "user", "content": content}], opening=True)
-        # The reader puts the BOS before it.
-        return (text if self.bos is None else text.removeprefix(self.tokenizer.bos_token)) + opening
+        prompt = self.converse([{"role": "user", "content": content}], opening=True)
+        return prompt + self.answer_lead + opening
+
+    @cached_property
+    def answer_lead(self) -> str:
+        """What the chat template writes between its prompt and an answer: the channel of gpt-oss,
+        the empty thoughts of Qwen 3."""
+        question = {"role": "user", "content": "a"}
+        answer = {"role": "assistant", "content": ANSWER}
+        prompt = self.converse([question], opening=True)
+        try:
+            answered = self.converse([question, answer])
+        except InputError:  # a template may refuse to end with an answer
+            return ""
+        if not answered.startswith(prompt):
+            return ""
+        lead, answer_found, _ = answered.removeprefix(prompt).partition(ANSWER)
+        return lead if answer_found else ""
 
     @cached_property
     def bos(self) -> int | None:
