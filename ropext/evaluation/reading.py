@@ -8,7 +8,7 @@ named (`Item.references`), teacher forcing gives the beginning, and greedy decod
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -20,6 +20,7 @@ from packaging.version import Version  # accelerate needs it
 from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
 from ropext.results.retrieval import ItemScore
+from ropext.results.windows import short_windows, strided_windows
 from ropext.tasks import Item
 from ropext.tasks.asking import match
 from ropext.tasks.item import common_prefix
@@ -148,43 +149,6 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
 
 
 HF_STRIDE = 512  # of the loop in the transformers documentation
-
-
-@dataclass(frozen=True)
-class Window:
-    """Tokens [begin, end) are read; the NLL of tokens [first, end) is taken."""
-
-    begin: int
-    end: int
-    first: int
-
-
-def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
-    """Windows every `stride` tokens; each token is scored once, by the first window that holds it.
-
-    Position 0 has nothing before it and is not scored.
-    """
-    if not 0 < stride <= size:
-        raise ValueError(f"a stride of {stride} leaves gaps between windows of {size}")
-    done = 1
-    for begin in range(0, num_tokens, stride):
-        end = min(begin + size, num_tokens)
-        if end > done:
-            yield Window(begin, end, done)
-        done = max(done, end)
-        if end == num_tokens:
-            return
-
-
-def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
-    """The short window: windows of L, stride L/2, the new half scored, so that every token beyond
-    the first window sees between L/2 and L tokens."""
-    return strided_windows(num_tokens, context, max(1, context // 2))
-
-
-def forward_tokens(windows: Iterable[Window]) -> int:
-    """How many tokens are read in windows."""
-    return sum(window.end - window.begin for window in windows)
 
 
 def hf_stride(size: int) -> int:

@@ -18,15 +18,12 @@ from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.reading import (
     Decode,
     Masking,
-    Window,
     hf_stride,
     pinned,
     read_pass,
     read_short,
     read_strided,
     score_items,
-    short_windows,
-    strided_windows,
 )
 from ropext.evaluation.variants import Variant
 from ropext.files import values_json
@@ -34,6 +31,7 @@ from ropext.lengths import length_text
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
+from ropext.results.windows import Window, short_windows, strided_windows
 from ropext.tasks import Item
 
 ANSWERS = "items/"  # of a store

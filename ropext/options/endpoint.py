@@ -58,7 +58,8 @@ class AskPort(Measuring):
     api: Literal["chat", "completions"] = wanted("chat", "how a server is asked", panel=Panel.PORT)
     tokenizer: Content[ModelPlace | None] = wanted(
         None,
-        "what counts a prompt, where the server does not: a directory or GGUF [its usage]",
+        "what counts a prompt, where the server does not: a directory or GGUF [its usage]; a "
+        "directory's also encodes the texts of --data [that of --against]",
         "MODEL",
         panel=Panel.PORT,
     )
@@ -80,6 +81,11 @@ class AskPort(Measuring):
     def asked(self) -> tuple[str, ...]:
         """The tasks: those that are named, else several keys in one text."""
         return self.tasks or ("mkey",)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the perplexity of texts is wanted."""
+        return self.data is not None and self.haystack != "text"
 
 
 ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model_fields)
@@ -110,11 +116,6 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
         raise UsageError(f"--lengths go up to {LONGEST_TARGET} tokens")
     if options.haystack == "text" and options.data is None:
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
-    if options.data is not None and options.haystack != "text":
-        raise UsageError(
-            "with --endpoint the texts of --data are what surrounds keys: add --haystack text. The "
-            "perplexity of a server is not measured (ropext eval DIR --data measures a directory's)"
-        )
     if options.haystack == "noise":
         raise UsageError("--haystack noise is made of token ids, and a server takes words")
     if any(not 0 <= depth <= 1 for depth in options.depths) or not options.depths:

@@ -29,7 +29,6 @@ from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.ranking import closed_forms, frame_of, preference, readable, rivals
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.sharing import processes
 from ropext.evaluation.variants import Variant, applied
@@ -60,6 +59,7 @@ from ropext.results.rules import (
     tail_above,
 )
 from ropext.results.values import FEWEST_DOCUMENTS
+from ropext.results.windows import forward_tokens, short_windows
 from ropext.tasks import Item, find_task, repetition
 from ropext.workdir import Ledger, Step, Workdir, once, remove
 

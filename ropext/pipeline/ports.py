@@ -2,23 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ropext.errors import UsageError
+from ropext.inspecting import open_model
 from ropext.options.endpoint import AskPort, port_options
 from ropext.ports.gates import PortMetrics
 from ropext.ports.measuring import Call, measure_port
-from ropext.ports.plan import PortPlan, plan_lines, prepare_port
+from ropext.ports.plan import PortPlan, plan_lines, prepare_port, reading_texts
 from ropext.ports.report import write_port_report
+from ropext.ports.texts import PortTexts
+from ropext.ports.vocabulary import text_tokenizer
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
+from ropext.results.perplexity import Documents
+
+if TYPE_CHECKING:
+    from ropext.corpus import Source
 
 
 def plan_port(given: Mapping[str, Any], model: str | None, gates: Sequence[Gate] = ()) -> PortPlan:
     """Who is there, and what will be asked; gates about anything else are refused."""
     options = port_options(given)
     plan = prepare_port(options, model, _texts(options))
+    if plan.losses is not None:
+        plan = reading_texts(plan, _as_tokens(options, plan.wish.lengths))
     asked = options.model_copy(update={"tasks": plan.wish.tasks})
-    PortMetrics(asked, plan.labels, plan.wish.lengths).check(gates)
+    reads_text = plan.reads is not None
+    PortMetrics(asked, plan.labels, plan.wish.lengths, reads_text=reads_text).check(gates)
     return plan
 
 
@@ -30,16 +42,54 @@ def evaluate_port(plan: PortPlan, call: Call) -> Measurement:
 
 
 def _texts(options: AskPort) -> tuple[str, ...]:
-    """The texts of --data."""
-    if options.data is None:
+    """The texts of --data that surround keys."""
+    if options.data is None or options.haystack != "text":
         return ()
-    from ropext.corpus import Source, read_documents  # late: most servers are asked without
+    from ropext.corpus import read_documents  # late: most servers are asked without
 
-    where = options.column, options.split, options.data_revision, options.max_document_mib
     texts = list[str]()
-    for document in read_documents(Source(options.data, *where)):
+    for document in read_documents(_source(options)):
         if isinstance(document.content, str):
             texts.append(document.content)
         if len(texts) >= options.max_docs:
             break
     return tuple(texts)
+
+
+def _source(options: AskPort) -> "Source":
+    from ropext.corpus import Source
+
+    assert options.data is not None
+    where = options.column, options.split, options.data_revision, options.max_document_mib
+    return Source(options.data, *where)
+
+
+def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
+    """The documents that an evaluation of a directory would read, with the tokens that it would."""
+    import numpy as np
+
+    from ropext.corpus import DocumentEncoder, Wanted, choose_documents, read_documents
+
+    encoder = DocumentEncoder(text_tokenizer(_directory(options)), seed=options.seed)
+    source = _source(options)
+    wanted = Wanted(tuple(lengths), True, options.max_docs, source.is_streamed)
+    corpus = choose_documents(read_documents(source), encoder, wanted)
+    documents = Documents(
+        tuple(document.name for document in corpus.documents),
+        tuple(document.prefix_hashes(lengths) for document in corpus.documents),
+        tuple(document.token_bytes.astype(np.int64) for document in corpus.documents),
+    )
+    ids = tuple(document.ids for document in corpus.documents)
+    return PortTexts(documents, ids, encoder.bos, corpus.to_json())
+
+
+def _directory(options: AskPort) -> Path:
+    """Where the tokenizer is that encodes texts."""
+    if options.tokenizer is not None:
+        return Path(options.tokenizer)
+    if options.against is None or Path(options.against).is_file():
+        raise UsageError(
+            "perplexity is read of token ids: give --tokenizer DIR, the model's directory, which "
+            "encodes the texts of --data"
+        )
+    return open_model(options.against).directory

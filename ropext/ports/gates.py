@@ -1,17 +1,29 @@
 """Gates on a server's shares: `found@32k < 0.9`."""
 
+from dataclasses import dataclass
+
+from ropext.results import BASE
 from ropext.results.gates import Metrics
 from ropext.results.retrieval import FOUND
 from ropext.tasks import RULER, THIRTEEN
 
 
+@dataclass(frozen=True)
 class PortMetrics(Metrics):
     """What an evaluation of a server is going to measure."""
+
+    reads_text: bool = False
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
         """Name what is measured at every length: the share of each task, and of all together."""
         tasks = [*self.options.tasks]
-        at = [*tasks, FOUND]
+        at = list[str]()
+        whole = list[str]()
+        if self.reads_text:
+            self._text_metrics(variant, run, at, whole)
+        if BASE in (variant, run):  # the base is not asked
+            return at, whole
+        at += [*tasks, FOUND]
         if len({*tasks} & {*THIRTEEN}) > 1:
             at.append(RULER)
-        return at, []
+        return at, whole

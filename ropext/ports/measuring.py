@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from ropext.ports.plan import CUT, PORT, PortPlan
 from ropext.ports.port import Port
 from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
 from ropext.ports.shares import port_results
-from ropext.results import EXTENDED, rundir
+from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import Measurement, Store
+from ropext.results.perplexity import TokenNll
 from ropext.results.retrieval import MISSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES
 from ropext.tasks.item import NOUNS, derived_rng
@@ -85,6 +87,7 @@ def _measure(plan: PortPlan, kept: Kept, call: Call) -> Measurement:
     questions, remarks = _questions(plan, counts, kept, call.hooks)
     rows = _rows(plan, questions, counts, kept)
     resumed = _ask(plan, rows, call)
+    resumed += _read(plan, kept, call)
     witnesses = _witnesses(plan, rows[PORT], counts, call)
     items = {label: _scored(row, witnesses if label == PORT else {}) for label, row in rows.items()}
     _write(plan, kept, rows, items, remarks)
@@ -151,26 +154,64 @@ def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
     waiting = [one for one in every if not one[3].has(f"{one[1].name}.json")]
     unique = {(one[3].file(one[1].name)): one for one in waiting}
     total = sum(put.counted for _, _, put, _ in unique.values())
-    call.hooks.show(0, total, "questions")
-    done = 0
 
     def one(row: PortRow, question: Question, put: Question, store: Store) -> int:
         store.put(f"{question.name}.json", asdict(answered(row.port, put, row.counting)))
         return put.counted
 
-    with ThreadPoolExecutor(plan.options.parallel) as pool:
-        pending: set[Future[int]] = {pool.submit(one, *each) for each in unique.values()}
+    work = [partial(one, *each) for each in unique.values()]
+    _do(Work("questions", work, total), plan.options.parallel, call)
+    return len(every) - len(waiting)
+
+
+def _read(plan: PortPlan, kept: Kept, call: Call) -> int:
+    """Read what of the texts no file holds yet; how many readings were there."""
+    if plan.reads is None:
+        return 0
+    longest = plan.reads.frame.longest
+    work = list[Callable[[], int]]()
+    there = 0
+
+    def one(store: Store, name: str, read: Callable[[], TokenNll]) -> int:
+        store.put(name, read())
+        return longest
+
+    for label in plan.text_labels:
+        store = kept.store(label, plan)
+        for name, read in plan.reads.units(label):
+            if store.has(name):
+                there += 1
+            else:
+                work.append(partial(one, store, name, read))
+    _do(Work("texts", work, longest * len(work)), plan.options.parallel, call)
+    return there
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a server is asked, each piece by a request that says how many tokens it was."""
+
+    what: str
+    pieces: Sequence[Callable[[], int]]
+    total: int  # tokens
+
+
+def _do(work: Work, parallel: int, call: Call) -> None:
+    """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
+    call.hooks.show(0, work.total, work.what)
+    done = 0
+    with ThreadPoolExecutor(parallel) as pool:
+        pending: set[Future[int]] = {pool.submit(piece) for piece in work.pieces}
         try:
             while pending:
                 finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
                 done += sum(future.result() for future in finished)
-                call.hooks.show(done, total, "questions")
+                call.hooks.show(done, work.total, work.what)
                 _stop_if_asked(call.hooks, call.output, done)
         except BaseException:
             for future in pending:
                 future.cancel()
             raise
-    return len(every) - len(waiting)
 
 
 def _stop_if_asked(hooks: Hooks, output: Path | None, done: int) -> None:
@@ -256,7 +297,7 @@ def _write(
     if lines:
         write_text(kept.folder / "items.jsonl", "\n".join(lines) + "\n")
     window = plan.window and plan.window[0]
-    context = window or plan.wish.lengths[-1]
+    context = plan.context
     results: dict[str, Any] = {
         "schema": rundir.SCHEMA,
         "protocol": "questions",
@@ -267,7 +308,7 @@ def _write(
         "tail_tokens": tail_tokens(context),
         "seed": plan.options.seed,
         "resamples": RESAMPLES,
-        "documents": None,
+        "documents": None if plan.reads is None else plan.reads.texts.counts,
         "warnings": list(remarks),
         "endpoint": {
             "url": plan.port.server.root,
@@ -278,6 +319,7 @@ def _write(
             "window": window,
             "window_from": plan.window and plan.window[1],
             "plain": plan.plain and {"url": plan.plain.server.root, "model": plan.plain.model},
+            "remarks": list(plan.remarks),
         },
     }
     stores = {label: kept.store_name(label, plan) for label in rows}
@@ -288,4 +330,22 @@ def _write(
         | port_results(items[label], plan.options.seed)
         for label, row in rows.items()
     }
+    _add_texts(plan, kept, results)
     write_json(kept.folder / "results.json", results)
+
+
+def _add_texts(plan: PortPlan, kept: Kept, results: dict[str, Any]) -> None:
+    """Write the documents, and add the numbers of the texts to the rows that they are of."""
+    if plan.reads is None:
+        return
+    rundir.write_documents(kept.folder, plan.reads.texts.documents, plan.reads.frame.longest)
+    stores = {label: kept.store(label, plan) for label in plan.text_labels}
+    for label, row in plan.reads.results(stores).items():
+        variant = results["variants"].get(label)
+        if variant is None:  # the plain server's reading
+            assert plan.plain is not None
+            variant = {"kind": BASE, "model": plan.plain.model, "target": plan.plain.limit}
+            variant |= {"adapter": None, "store": kept.store_name(label, plan)}
+            variant |= port_results((), plan.options.seed)
+        metrics = variant["metrics"] | row["metrics"]
+        results["variants"][label] = variant | row | {"metrics": metrics}

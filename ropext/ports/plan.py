@@ -7,16 +7,20 @@ from typing import Any
 
 from ropext.checkpoint.provenance import clean_command, digest, installed
 from ropext.errors import UsageError
-from ropext.lengths import doubling_grid, lengths_text
+from ropext.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.ports.counting import Counting, counting_of
+from ropext.ports.losses import TokenLosses, losses_of
 from ropext.ports.port import Port
 from ropext.ports.questions import Wish, sentences_of
 from ropext.ports.server import served_model, server_at
 from ropext.ports.shares import ENOUGH, deciding_questions
+from ropext.ports.texts import PortTexts, TextPlan
 from ropext.ports.window import trained_window
-from ropext.results import rundir
+from ropext.results import BASE, rundir
+from ropext.results.perplexity import Frame
+from ropext.results.values import Bootstrap
 from ropext.tasks import find_task
 from ropext.workdir import Workdir
 
@@ -24,6 +28,10 @@ PORT = "port"
 CUT = "cut"  # the two rows
 SHORTEST = 1024  # of the lengths, where nothing says what the window is
 MOST_LENGTHS = 8  # where none are named
+ROOM = 1  # token that a server generates behind a text whose losses it tells
+NO_LOSSES = (
+    "perplexity is not measured: {} tells no log-probabilities of a prompt, as vLLM and SGLang do"
+)
 
 
 @dataclass(frozen=True)
@@ -37,16 +45,33 @@ class PortPlan:
     window: tuple[int, str] | None
     wish: Wish
     texts: tuple[str, ...]
+    losses: TokenLosses | None = None  # where it tells them, and texts are given to read
+    reads: TextPlan | None = None  # with the texts as tokens
+    remarks: tuple[str, ...] = ()  # what is not measured, and why
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The rows that there will be."""
-        return (PORT,) if self.window is None else (PORT, CUT)
+        labels = (PORT,) if self.window is None else (PORT, CUT)
+        return (*labels, BASE) if self.reads is not None and self.reads.base else labels
+
+    @property
+    def text_labels(self) -> tuple[str, ...]:
+        """The rows that have a perplexity."""
+        if self.reads is None:
+            return ()
+        return (PORT,) if self.reads.base is None else (PORT, BASE)
+
+    @property
+    def context(self) -> int:
+        """The trained window; where nobody says it, the longest length."""
+        return self.wish.lengths[-1] if self.window is None else self.window[0]
 
     @property
     def decides(self) -> dict[str, Any]:
         """What must be equal for a run to go on in its folder."""
         plain = self.plain
+        of_texts = {} if self.reads is None else self.reads.decides
         return {
             "schema": rundir.SCHEMA,
             "endpoint": [self.port.server.root, self.port.model, self.port.limit],
@@ -58,7 +83,7 @@ class PortPlan:
             "texts_sha256": digest(self.texts),
             "variants": {},
             "versions": installed(("ropext",)),
-        }
+        } | of_texts
 
     def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
         """The folder of the run."""
@@ -75,10 +100,12 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
     port = _port(url, options, model)
     plain = None if options.plain is None else _port(options.plain, options, None)
     window = trained_window(options.context, options.against)
+    losses = losses_of(port) if options.reads_text else None
+    lengths = lengths_of(options, port, window and window[0], room=ROOM * (losses is not None))
     hay = sentences_of(texts) if options.haystack == "text" else ()
     wish = Wish(
         options.asked,
-        lengths_of(options, port, window and window[0]),
+        lengths,
         options.depths,
         options.items,
         options.seed,
@@ -86,7 +113,47 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
         hay,
     )
     counting = counting_of(port, options.tokenizer)
-    return PortPlan(options, port, plain, counting, window, wish, tuple(texts))
+    remarks = (NO_LOSSES.format(port.server.root),) if options.reads_text and not losses else ()
+    plan = PortPlan(options, port, plain, counting, window, wish, tuple(texts), losses)
+    return replace(plan, remarks=remarks)
+
+
+def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
+    """The same, with texts to read; the plain server reads them through the short window, where it
+    can."""
+    assert plan.losses is not None
+    frame = Frame(
+        plan.context,
+        plan.wish.lengths,
+        tail_tokens(plan.context),
+        Bootstrap(plan.options.seed),
+    )
+    base = None
+    reason = _no_base(plan)
+    if reason is None and plan.plain is not None:
+        base = losses_of(plan.plain)
+        if base is None:
+            reason = NO_LOSSES.format(plan.plain.server.root)
+    reads = TextPlan(frame, texts, plan.losses, base)
+    remarks = [*plan.remarks]
+    if reason is not None:
+        remarks.append(f"no gain and no short tax: {reason}")
+    return replace(plan, reads=reads, remarks=tuple(remarks))
+
+
+def _no_base(plan: PortPlan) -> str | None:
+    """Why no server reads the texts through the short window."""
+    if plan.window is None:
+        return "give --context, or --against what was extended"
+    if plan.plain is None:
+        return "--plain URL names a server of the unscaled model"
+    limit = plan.plain.limit
+    if limit is not None and min(plan.window[0], plan.wish.lengths[-1]) + ROOM > limit:
+        return (
+            f"{plan.plain.server.root} takes {limit} tokens, and windows of {plan.window[0]} are "
+            "read with one more that is generated: start it with that length"
+        )
+    return None
 
 
 def _port(url: str, options: AskPort, model: str | None) -> Port:
@@ -95,9 +162,15 @@ def _port(url: str, options: AskPort, model: str | None) -> Port:
     return Port(server, name, limit, options.api, options.template_args)
 
 
-def lengths_of(options: AskPort, port: Port, window: int | None) -> tuple[int, ...]:
-    """The lengths that are asked for, else doubling up to what the server says that it takes."""
+def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) -> tuple[int, ...]:
+    """The lengths that are asked for, else doubling up to what the server says that it takes; texts
+    are read with `room` for what is generated."""
     if options.lengths:
+        if port.limit is not None and options.lengths[-1] + room > port.limit and room:
+            raise UsageError(
+                f"{port.server.root} takes {port.limit} tokens, and a text is read with one more "
+                f"that is generated: give --lengths below {port.limit}, or start it with more"
+            )
         return options.lengths
     if port.limit is None:
         raise UsageError(
@@ -105,7 +178,7 @@ def lengths_of(options: AskPort, port: Port, window: int | None) -> tuple[int, .
             "4k,8k,16k"
         )
     grid = doubling_grid(window or min(4 * SHORTEST, port.limit), port.limit)
-    return grid[-MOST_LENGTHS:]
+    return tuple(length for length in grid if length + room <= port.limit)[-MOST_LENGTHS:]
 
 
 def plan_lines(plan: PortPlan) -> list[str]:
@@ -132,7 +205,10 @@ def plan_lines(plan: PortPlan) -> list[str]:
             f"beside it the same questions cut to {plan.window[0]} tokens ({plan.window[1]}), read "
             f"by {plan.plain.server.root}"
         )
-    return lines
+    if plan.reads is not None:
+        count = len(plan.reads.texts.ids)
+        lines.append(f"perplexity of {count} documents at {lengths_text(plan.wish.lengths)}")
+    return [*lines, *plan.remarks]
 
 
 def _questions_line(plan: PortPlan) -> str:

@@ -55,7 +55,7 @@ class Port:
         request = self.named(text) | {"max_tokens": room, "temperature": 0, "stream": False}
         status, body = self.reached(PATHS[self.api], request)
         if status >= 400:
-            return Reply(error=_error(status, body))
+            return Reply(error=error_text(status, body))
         return reply_of(self.server.parsed(PATHS[self.api], body))
 
     def reached(self, path: str, request: Mapping[str, Any]) -> tuple[int, bytes]:
@@ -74,7 +74,7 @@ class Port:
             raise InputError(f"--endpoint {root} wants a key (HTTP {status}): put it into {KEY}")
         if status in (404, 405):
             raise InputError(
-                f"--endpoint {root} has no {path} (HTTP {status}: {_error(status, body)}); "
+                f"--endpoint {root} has no {path} (HTTP {status}: {error_text(status, body)}); "
                 "--api chat and --api completions ask in two ways"
             )
         if status in BUSY:
@@ -85,7 +85,7 @@ class Port:
         return status, body
 
 
-def _error(status: int, body: bytes) -> str:
+def error_text(status: int, body: bytes) -> str:
     """A server's own words on one line, and no more of them than a line shows."""
     words = " ".join(body[: 4 * SHOWN].decode(errors="replace").split())
     return f"HTTP {status}: {words[:SHOWN]}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ropext.lengths import length_text
 from ropext.ports.plan import CUT, PORT
-from ropext.report.tables import Column, Results, nats, share, table_of
+from ropext.report.tables import Column, Results, nats, share, table_of, text_tables
 from ropext.results.measurement import Measurement, item_differences
 from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED
 from ropext.results.values import Value, values_of
@@ -27,7 +27,13 @@ def is_of_port(results: Results) -> bool:
 def port_tables(run: Measurement) -> list[Table]:
     """Shares by length beside those on cut text, depths, and what became of the questions."""
     results = run.results
-    return with_rows([_shares(run), *_by_task(results), _depths(results), _outcomes(results)])
+    asked = [_shares(run), *_by_task(results), _depths(results), _outcomes(results)]
+    return with_rows([*asked, *_texts(results)])
+
+
+def _texts(results: Results) -> list[Table]:
+    """The tables of a directory's evaluation, where texts were read."""
+    return text_tables({**results, "headline": "tail"}) if results["documents"] else []
 
 
 def row_names(results: Results) -> dict[str, str]:
@@ -140,6 +146,7 @@ def port_lines(results: Results) -> list[str]:
             count = row["counts"][outcome]
             length = length_text(row["length"])
             lines.append(f"{length}: {count} {WORDS.get(outcome, outcome)}: {reason}")
+    lines += [*results["variants"][PORT]["verdicts"], *told["remarks"]]
     if told["window"] is None:
         lines.append("no row of cut text: give --context, or --against what was extended")
     return lines

@@ -11,11 +11,60 @@ from typing import Any
 from ropext.errors import InputError, UsageError
 
 Counted = Callable[[str], int]
+TOKENIZER = "tokenizer.json"
 MODEL, TOKENS, MERGES = (f"tokenizer.ggml.{name}" for name in ("model", "tokens", "merges"))
+
+
+class FileTokenizer:
+    """A tokenizer.json as documents need a tokenizer, without transformers."""
+
+    is_fast = True
+
+    def __init__(self, coder: Any) -> None:
+        coder.no_truncation()
+        coder.no_padding()
+        self.coder = coder
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """What it puts before a text."""
+        alone = self.encode("a", add_special_tokens=False)
+        whole = self.encode("a", add_special_tokens=True)
+        return None if whole[:1] == alone[:1] else whole[0]
+
+    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = False) -> list[int]:
+        """Ids of a text."""
+        return list(self.coder.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def __call__(self, text: str, *, add_special_tokens: bool, **_: bool) -> dict[str, list[Any]]:
+        """Ids of a text, and where each token of it begins and ends."""
+        coded = self.coder.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": list(coded.ids), "offset_mapping": list(coded.offsets)}
+
+
+def text_tokenizer(place: Path) -> FileTokenizer:
+    """The tokenizer of a directory, which encodes texts as the model reads them."""
+    if not (place / TOKENIZER).is_file():
+        raise UsageError(
+            f"perplexity is read of token ids, and {place} holds no {TOKENIZER}: give --tokenizer "
+            "DIR, the model's directory"
+        )
+    return FileTokenizer(_coder(place / TOKENIZER))
 
 
 def tokenizer_at(place: str) -> Counted:
     """How many tokens a text has for the tokenizer of a directory or of a GGUF file."""
+    path = Path(place)
+    file = path / TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"--tokenizer {place} is neither a directory with tokenizer.json nor a file"
+        )
+    coder = _coder(file)
+    return lambda text: len(coder.encode(text, add_special_tokens=False).ids)
+
+
+def _coder(file: Path) -> Any:
     try:
         import tokenizers
     except ImportError:
@@ -23,21 +72,12 @@ def tokenizer_at(place: str) -> Counted:
             "--tokenizer needs the package tokenizers (pip install tokenizers); without it the "
             "server's usage counts"
         ) from None
-    path = Path(place)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(
-            f"--tokenizer {place} is neither a directory with tokenizer.json nor a file"
-        )
-    coder: Any
     if file.suffix == ".gguf":
-        coder = _of_gguf(file)
-    else:
-        try:
-            coder = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises no class of its own
-            raise InputError(f"--tokenizer {file}: {str(error)[:200]}") from None
-    return lambda text: len(coder.encode(text, add_special_tokens=False).ids)
+        return _of_gguf(file)
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises no class of its own
+        raise InputError(f"--tokenizer {file}: {str(error)[:200]}") from None
 
 
 def _of_gguf(file: Path) -> Any:

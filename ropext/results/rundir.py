@@ -152,7 +152,7 @@ def _measurement(
         label: MeasuredModel(
             variant["kind"],
             store(path, variant["store"]).reading(label, variant["passes"], hashes)
-            if documents is not None
+            if documents is not None and variant["passes"]
             else None,
             tuple(items.get(label, ())),
             overlap_in(variant.get("overlap")),

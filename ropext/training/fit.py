@@ -17,7 +17,6 @@ from ropext.evaluation import sharing
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reader import Reader
-from ropext.evaluation.reading import forward_tokens, short_windows
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
@@ -30,6 +29,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.overlap import kept_out_of
 from ropext.results.retrieval import CAN_DO, share_of
 from ropext.results.values import MARGIN
+from ropext.results.windows import forward_tokens, short_windows
 from ropext.rope import compression
 from ropext.tasks import Item, check_amount
 from ropext.training import (

@@ -48,11 +48,15 @@ class Fake:
     body: bytes | None = None  # in place of every answer to a question
     drips: bool = False  # a byte now and then
     says: Callable[[str], str] = looked_up
+    losses: Callable[[tuple[int, ...]], tuple[float, ...]] | None = None  # log-probabilities
+    engine: str = "vllm"  # which tells them
     asked: list[tuple[str, Answer]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
     def answered(self, question: Answer) -> tuple[int, Answer]:
         """A status and what is answered to a question."""
+        if isinstance(question.get("prompt"), list):
+            return self.read(question["prompt"], question, self.engine == "vllm")
         chat = "messages" in question
         text = question["messages"][-1]["content"] if chat else question["prompt"]
         tokens = words(text)
@@ -67,6 +71,27 @@ class Fake:
         reply = self.replied(text, question["max_tokens"], chat)
         usage = self.usage(read)
         return 200, {"choices": [reply]} | ({} if usage is None else {"usage": usage})
+
+    def read(self, ids: list[int], question: Answer, is_told: bool) -> tuple[int, Answer]:
+        """The log-probability of each token of a prompt, as vLLM or SGLang tells it."""
+        if self.limit is not None and len(ids) + 1 > self.limit:
+            return 400, {"error": f"{len(ids)} tokens and one more"}
+        choice: Answer = {"text": "", "finish_reason": "length"}
+        if self.losses is None or not is_told:
+            return 200, {"choices": [choice]}
+        told = self.losses(tuple(ids))
+        if self.engine == "sglang":
+            assert question["logprob_start_len"] == 0
+            assert question["return_logprob"]
+            rows = [[value, token, None] for value, token in zip((None, *told), ids, strict=True)]
+            return 200, {"text": "", "meta_info": {"input_token_logprobs": rows}}
+        if question.get("prompt_logprobs") is not None:
+            entries: list[Answer | None] = [None]
+            for token, value in zip(ids[1:], told, strict=True):
+                best = {"logprob": 0.0, "rank": 1, "decoded_token": "x"}
+                entries.append({"best": best, str(token): {"logprob": value, "rank": 7}})
+            choice["prompt_logprobs"] = entries
+        return 200, {"choices": [choice]}
 
     def replied(self, text: str, room: int, chat: bool) -> Answer:
         if room <= self.thinks:
@@ -105,6 +130,9 @@ def serving(fake: Fake) -> Iterator[str]:
                 chat = "messages" in question
                 text = question["messages"][-1]["content"] if chat else question["prompt"]
                 self.tell(200, {"count": len(words(text)) + TEMPLATE * chat})
+                return
+            if self.path == "/generate" and fake.engine == "sglang":
+                self.tell(*fake.read(question["input_ids"], question, True))
                 return
             if self.path not in ("/v1/chat/completions", "/v1/completions"):
                 self.tell(404, {})

@@ -263,7 +263,6 @@ def test_an_answer_is_text_and_nothing_else(tmp_path, capsys, monkeypatch) -> No
         (("--dtype", "float16"), "--dtype is about a model that ropext loads"),
         (("--tasks", "copy"), "copy is asked in token ids"),
         (("--haystack", "text"), "--haystack text is made of --data"),
-        (("--data", "ropext://held-out"), "add --haystack text. The perplexity of a server is not"),
     ],
 )
 def test_options_of_a_loaded_model_are_refused(options, says, capsys) -> None:

@@ -1,0 +1,41 @@
+"""Windows over a text, as pure integers: what is read together, and which part of it is scored."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens [begin, end) are read; the NLL of tokens [first, end) is taken."""
+
+    begin: int
+    end: int
+    first: int
+
+
+def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
+    """Windows every `stride` tokens; each token is scored once, by the first window that holds it.
+
+    Position 0 has nothing before it and is not scored.
+    """
+    if not 0 < stride <= size:
+        raise ValueError(f"a stride of {stride} leaves gaps between windows of {size}")
+    done = 1
+    for begin in range(0, num_tokens, stride):
+        end = min(begin + size, num_tokens)
+        if end > done:
+            yield Window(begin, end, done)
+        done = max(done, end)
+        if end == num_tokens:
+            return
+
+
+def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
+    """The short window: windows of L, stride L/2, the new half scored, so that every token beyond
+    the first window sees between L/2 and L tokens."""
+    return strided_windows(num_tokens, context, max(1, context // 2))
+
+
+def forward_tokens(windows: Iterable[Window]) -> int:
+    """How many tokens are read in windows."""
+    return sum(window.end - window.begin for window in windows)
