@@ -160,7 +160,7 @@ def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
         return put.counted
 
     work = [partial(one, *each) for each in unique.values()]
-    _do(Work("questions", work, total), plan.options.parallel, call)
+    _do(Requests("questions", work, total), plan.options.parallel, call)
     return len(every) - len(waiting)
 
 
@@ -183,12 +183,12 @@ def _read(plan: PortPlan, kept: Kept, call: Call) -> int:
                 there += 1
             else:
                 work.append(partial(one, store, name, read))
-    _do(Work("texts", work, longest * len(work)), plan.options.parallel, call)
+    _do(Requests("texts", work, longest * len(work)), plan.options.parallel, call)
     return there
 
 
 @dataclass(frozen=True)
-class Work:
+class Requests:
     """What a server is asked, each piece by a request that says how many tokens it was."""
 
     what: str
@@ -196,7 +196,7 @@ class Work:
     total: int  # tokens
 
 
-def _do(work: Work, parallel: int, call: Call) -> None:
+def _do(work: Requests, parallel: int, call: Call) -> None:
     """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
     call.hooks.show(0, work.total, work.what)
     done = 0
