@@ -158,6 +158,17 @@ def test_folders_are_where_their_programs_say(homes, tmp_path, monkeypatch):
         bundled.find_gguf("small.Q8_0.gguf")
 
 
+def test_a_split_model_of_lm_studios_is_named_by_its_first_part(homes, tmp_path):
+    parts = [f"large-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        shutil.copy(homes["renamed"], homes["lm studio"].parent / part)
+    folder = homes["lm studio"].parent
+    assert bundled.find_gguf(parts[0]) == folder / parts[0]
+    assert bundled.find_gguf(f"org/small-GGUF/{parts[0]}") == folder / parts[0]
+    homes["lm studio"].unlink()
+    assert bundled.find_gguf(str(folder)) == folder / parts[0]
+
+
 def test_a_projector_beside_the_file_is_named(homes, capsys):
     assert "mmproj" not in run("plan", "renamed", "--factor", "2", capsys=capsys)[1].out
     (homes["renamed"].parent / "mmproj-F16.gguf").write_bytes(b"GGUF")

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
     return GgufFile(
         name=model,
         directory=path,
-        config=_config(head, row),
+        config=_config(parts, row),
         files={part.path.name: part.size for part in parts},
         left={},
         container=name,
@@ -138,8 +138,9 @@ def _single(head: GgufHeader, key: str) -> int | None:
     return max(set(listed), key=listed.count)
 
 
-def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
+def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Any]:
     """The config that transformers would have, as far as positions go."""
+    head = parts[0]
     key = f"{row.name}.{{}}".format
     layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
     layers -= (drafting := head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0)
@@ -153,7 +154,7 @@ def _config(head: GgufHeader, row: Architecture) -> dict[str, Any]:
     experts = head.whole(key("expert_count"), 0) and row.experts
     row = replace(row, type=(window and row.windowed) or experts or row.type)
     tokens = head.entries.get("tokenizer.ggml.tokens")
-    rope = rope_of(head, row, dim, context)
+    rope = rope_of(parts, row, dim, context)
     out: dict[str, Any] = {
         "model_type": row.type,
         "hidden_size": hidden,
@@ -277,13 +278,24 @@ def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
     return head.decimal(f"{row.name}.{older}") if value is None and older else value
 
 
+def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
+    """The part that holds a tensor: of a split model not always the first, which may hold none."""
+    return next((part for part in parts if part.tensor(name) is not None), None)
+
+
+def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
+    """The rope factors of a name; none where no part has it."""
+    part = part_with(parts, name)
+    return () if part is None else part.floats(name)
+
+
 def rope_of(
-    head: GgufHeader, row: Architecture, dim: int, context: int, *, ollama: bool = True
+    parts: Sequence[GgufHeader], row: Architecture, dim: int, context: int, *, ollama: bool = True
 ) -> GgufRope:
     """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them, from
     `ollama` or as they stand."""
-
-    names = {*head.entries, *(tensor.name for tensor in head.tensors)}
+    head = parts[0]
+    names = {*head.entries, *(tensor.name for part in parts for tensor in part.tensors)}
     given = given_by_ollama(row.name, names, context) if ollama else {}
 
     def at(key: str, default: float, least: float = 0.0) -> float:
@@ -300,7 +312,7 @@ def rope_of(
     stated = "scaling.factor" in given or f"{row.name}.rope.scaling.factor" in names
     factor = at("scaling.factor" if stated else "scale_linear", 0.0) or 1.0
     named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
-    divisors, short = (head.floats(name) for name in named_sets)
+    divisors, short = (_factors(parts, name) for name in named_sets)
     if row.halves:  # a row for the windowed layers, of which the others read the first half
         divisors = divisors[: dim // 2]
         short = short[: dim // 2]

@@ -10,7 +10,7 @@ from ropext.checkpoint.headers import Header, read_header
 from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.families import ABSENT, Edit
-from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key
+from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
 from ropext.gguf.header import F32, FLOAT32, STRING, TYPES, UINT32, GgufHeader
 from ropext.loaders.gguf import (
     STORED,
@@ -64,19 +64,42 @@ def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, 
         value = known_key(model.head, row, name)
         if value is not None and f"{row.name}.{name}" not in present:
             keys.setdefault(f"{row.name}.{name}", (FLOAT32, value))
-    return keys, _tensors(model, rope)
+    return keys, _in_the_head(model, _tensors(model, rope))
 
 
 def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
     """The divisors of this spectrum; those of another that are there already become ones."""
-    present = [name for name in (FREQS, LONG, SHORT) if model.head.tensor(name)]
-    out = {name: (1.0,) * len(model.head.floats(name)) for name in present}
+    out = dict[str, tuple[float, ...]]()
+    for name in (FREQS, LONG, SHORT):
+        part = part_with(model.parts, name)
+        if part is not None:
+            out[name] = (1.0,) * len(part.floats(name))
     if rope.short:
         return out | {LONG: rope.divisors, SHORT: rope.short}
     if rope.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
         more = len(rope.divisors) if architecture(model.container).halves else 0
         out[FREQS] = rope.divisors + (1.0,) * more
     return out
+
+
+def _in_the_head(
+    model: GgufFile, tensors: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """What is written into the first part. The others are carried as they are, so that factors in
+    one of them cannot be others."""
+    written = dict(tensors)
+    for name, values in tensors.items():
+        part = part_with(model.parts, name)
+        if part is None or part is model.head:
+            continue
+        if not _close(part.floats(name), list(values)):
+            raise NotExpressible(
+                f"{model.name}: {name} has to change and lies in {part.path.name}, while only the "
+                "first part is written anew; join the parts (llama-gguf-split --merge FIRST "
+                "OUT.gguf) and extend that"
+            )
+        del written[name]
+    return written
 
 
 def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
@@ -208,7 +231,7 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
         for key in header.tensors:
             if match := MATRIX.fullmatch(key):
                 name = f"blk.{match[1]}.{MATRICES[match[2]]}.weight"
-                part = next((p for p in model.parts if p.tensor(name)), None)
+                part = part_with(model.parts, name)
                 if part and not _same_rows(part, name, header, key):
                     raise _differs(source, model, f"the numbers of {name}")
 

@@ -287,7 +287,9 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     context = model.config["max_position_embeddings"]
     dim, _ = sizes(model.head, row)
     readers = (True,) if row.only else (False, True)
-    return [ggml_read(rope_of(model.head, row, dim, context, ollama=each), dim) for each in readers]
+    return [
+        ggml_read(rope_of(model.parts, row, dim, context, ollama=each), dim) for each in readers
+    ]
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:

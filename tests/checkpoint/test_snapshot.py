@@ -207,6 +207,13 @@ def test_an_index_too_large_or_too_full(model: Path):
     refused(model, "1,000 objects")
 
 
+def test_an_index_of_a_hundred_thousand_tensors_is_read_and_carried(model: Path):
+    shards = sorted(file.name for file in model.glob("model-*.safetensors"))
+    table = {f"layer.{n}.expert.weight": shards[n % len(shards)] for n in range(100_000)}
+    write_json(model / "model.safetensors.index.json", {"weight_map": table})
+    assert open_snapshot(str(model), weights=True).index == table
+
+
 @pytest.mark.needs("mkfifo")
 def test_links_to_anything_else_are_refused(model: Path, tmp_path: Path):
     for target, words in ((model / "gone", "cannot be read"), (model, "neither a regular file")):

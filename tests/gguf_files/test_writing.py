@@ -238,6 +238,31 @@ def test_split_files_stay_apart(base, tmp_path):
     assert f"-m {out} " in served[0].command
 
 
+def test_rope_factors_in_a_later_part_are_read_and_never_doubled(tmp_path):
+    """As `llama-gguf-split --no-tensor-first-split` leaves them: the first part has keys alone."""
+    factors = np.array([1, 1, 1, 1, 2, 4, 8, 8], np.float32)
+    rows = making.tensors() | {"rope_freqs.weight": factors}
+    whole = making.write(tmp_path / "whole.gguf", data=rows)
+    for number, data in enumerate(({}, rows)):
+        split = {"split.no": np.uint16(number), "split.count": np.uint16(2)}
+        split |= {"split.tensors.count": np.int32(len(rows))}
+        path = tmp_path / f"m-0000{number + 1}-of-00002.gguf"
+        making.write(path, metadata={} if number else making.LLAMA, general=split, data=data)
+    first = tmp_path / "m-00001-of-00002.gguf"
+    angles, _ = ggml.rope(whole, 16)
+    for path in (whole, first):
+        spectrum = inspecting.inspect(str(path)).main.rope.spectrum
+        np.testing.assert_allclose(spectrum.inv_freq, angles, rtol=DRIFT)
+    extend(first, tmp_path / "kept", length_only=True)
+    read = open_gguf(str(tmp_path / "kept"))
+    assert read.head.tensor("rope_freqs.weight") is None
+    for spectrum in writing.spectra_in(read):
+        np.testing.assert_allclose(spectrum.inv_freq, angles, rtol=DRIFT)
+    with pytest.raises(NotExpressible, match=r"lies in m-00002-of-00002\.gguf.*--merge"):
+        extend(first, tmp_path / "moved", method="pi")
+    assert not (tmp_path / "moved").exists()
+
+
 def test_what_an_architecture_cannot_carry_is_refused(tmp_path):
     path = making.write(tmp_path / "q.gguf", "qwen2")
     extend(path, tmp_path / "ok.gguf", method="yarn", attention_factor=1.3)

@@ -26,6 +26,14 @@ VALUES = {
         ("passkey@32k < 0.9", False),  # 0.88
         ("passkey@32k.value < 0.9", True),
         ("passkey@32k < .8", True),
+        ("passkey@32k < 0.88", True),  # the end itself
+        ("passkey@32k <= 0.88", False),
+        ("passkey@32k > 0.99", True),
+        ("passkey@32k >= 0.99", False),
+        ("tail@32k.value > 8.4", True),
+        ("tail@32k.value >= 8.4", False),
+        ("tail@32k.value < 8.4", True),
+        ("tail@32k.value <= 8.4", False),
         ("short_tax > 0.5", False),  # no interval
         ("short_tax.value > 0.02", True),
         ("effective_context.multi-key < 32k", False),
