@@ -160,7 +160,7 @@ def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
         return put.counted
 
     work = [partial(one, *each) for each in unique.values()]
-    _do(Requests("questions", work, total), plan.options.parallel, call)
+    _do(Requests("questions", work, total, len(every) - len(waiting)), plan.options.parallel, call)
     return len(every) - len(waiting)
 
 
@@ -183,7 +183,7 @@ def _read(plan: PortPlan, kept: Kept, call: Call) -> int:
                 there += 1
             else:
                 work.append(partial(one, store, name, read))
-    _do(Requests("texts", work, longest * len(work)), plan.options.parallel, call)
+    _do(Requests("texts", work, longest * len(work), there), plan.options.parallel, call)
     return there
 
 
@@ -194,24 +194,30 @@ class Requests:
     what: str
     pieces: Sequence[Callable[[], int]]
     total: int  # tokens
+    there: int = 0  # pieces that were done before
 
 
 def _do(work: Requests, parallel: int, call: Call) -> None:
     """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
     call.hooks.show(0, work.total, work.what)
     done = 0
+
+    def unless_stopped(piece: Callable[[], int]) -> int:
+        return 0 if call.hooks.stop() else piece()
+
     with ThreadPoolExecutor(parallel) as pool:
-        pending: set[Future[int]] = {pool.submit(piece) for piece in work.pieces}
+        pending: set[Future[int]] = {pool.submit(unless_stopped, each) for each in work.pieces}
         try:
-            while pending:
+            while pending and not call.hooks.stop():
                 finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
                 done += sum(future.result() for future in finished)
                 call.hooks.show(done, work.total, work.what)
-                _stop_if_asked(call.hooks, call.output, done)
-        except BaseException:
+        finally:
             for future in pending:
                 future.cancel()
-            raise
+    # What was in hand is kept too.
+    done += sum(future.result() for future in pending if not future.cancelled())
+    _stop_if_asked(call.hooks, call.output, done + work.there)
 
 
 def _stop_if_asked(hooks: Hooks, output: Path | None, done: int) -> None:

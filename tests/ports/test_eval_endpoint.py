@@ -5,11 +5,15 @@ it read, follows from what it keeps of a prompt.
 """
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from command_line import run
-from fake_server import Fake, serving, words
+from fake_server import Fake, looked_up, serving, words
 
 from ropext.results.rundir import read_run
 
@@ -112,8 +116,6 @@ def test_a_silent_cut_without_usage_is_seen_by_the_first_word(capsys) -> None:
 
 def test_a_model_that_reads_no_start_is_not_called_cut_where_usage_is_whole(capsys) -> None:
     def blind(text: str) -> str:
-        from fake_server import looked_up
-
         return looked_up(" ".join(text.split()[-400:]).replace(". What", ".\n\nWhat"))
 
     with serving(Fake(says=blind)) as url:
@@ -200,6 +202,71 @@ def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
         code, told = run("eval", "--endpoint", url, "--lengths", "256", "-o", out, capsys=capsys)
     assert code == 2
     assert "holds another run of ropext eval" in told.err
+
+
+def test_ctrl_c_keeps_what_is_answered(tmp_path, capsys) -> None:
+    """The signal comes during the third question, which is answered before the run ends."""
+
+    def stopped(text: str) -> str:
+        if len(fake.asked) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return looked_up(text)
+
+    fake = Fake(limit=4096, says=stopped)
+    out = tmp_path / "o"
+    with serving(fake) as url:
+        options = ("--endpoint", url, "--lengths", "256", "--items", "2", "-o", out)
+        code, told = run("eval", *options, capsys=capsys)
+        assert code == 4, told.err
+        assert f"what was answered is kept in {out}" in told.err
+        assert not (out / "results.json").exists()
+        kept = len(sorted(out.glob("variants/port-*/*.json")))
+        assert kept == len(fake.asked)
+        assert 3 <= kept < 10
+        fake.says = looked_up
+        code, told = run("eval", *options, capsys=capsys)
+    assert code == 0, told.err
+    assert f"{kept} questions were answered before" in told.err
+    assert len(fake.asked) == 10
+
+
+def test_ctrl_c_without_a_folder_keeps_nothing(capsys) -> None:
+    def stopped(text: str) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        return looked_up(text)
+
+    with serving(Fake(limit=4096, says=stopped)) as url:
+        code, _, err = evaluated(capsys, url, "--lengths", "256", "--items", "1")
+    assert code == 130, err
+    assert "nothing was kept" in err
+
+
+def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys) -> None:
+    """Two are in hand at once, and what is written is that of one by one."""
+    in_hand = [0]
+    most = [0]
+    lock = threading.Lock()
+
+    def slow(text: str) -> str:
+        with lock:
+            in_hand[0] += 1
+            most[0] = max(most[0], in_hand[0])
+        time.sleep(0.02)
+        with lock:
+            in_hand[0] -= 1
+        return looked_up(" ".join(text.split()[-300:]))
+
+    with serving(Fake(limit=4096, says=slow)) as url:
+        for at_once in ("1", "2"):
+            most[0] = 0
+            options = (*LENGTHS, "--context", "256", "--parallel", at_once)
+            code, _, err = evaluated(capsys, url, *options, "-o", tmp_path / at_once)
+            assert code == 0, err
+            assert most[0] == int(at_once)
+    for name in ("items.jsonl", "results.json"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
 def test_gates_look_at_shares(capsys) -> None:
