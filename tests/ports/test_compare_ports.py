@@ -1,5 +1,6 @@
 """Servers are compared question by question, and with nobody who was asked something else."""
 
+import json
 import math
 
 import pytest
@@ -7,6 +8,8 @@ from command_line import run
 from fake_server import Fake, looked_up, serving
 
 import ropext
+from ropext.bundled import find_model
+from ropext.evaluation import session
 from ropext.results.measurement import discordances
 from ropext.results.retrieval import ItemScore, sign_test
 from ropext.results.rundir import read_run
@@ -101,3 +104,28 @@ def test_a_directory_is_paired_by_the_words_of_its_questions(runs, tmp_path, cap
     code, told = run("compare", runs / "whole", tmp_path / "demo", capsys=capsys)
     assert code == 2
     assert "one was asked in token ids" in told.err
+
+
+def test_a_directory_that_was_asked_the_very_words_is_paired(tmp_path, capsys, monkeypatch) -> None:
+    """A task in words whose answers have the same room for both, counted by the directory's own
+    tokenizer: a server that completes texts gets the prompts of a directory's run."""
+    asked = ("--tasks", "niah_single_1", "--lengths", "512", "--items", "1")
+    asked += ("--depths", "0,1")
+    # The bundled model answers nothing in words; which questions are alike is what counts here.
+    monkeypatch.setattr(session, "not_measurable", lambda items, context: {})
+    code, told = run("eval", "ropext://demo", *asked, "-o", tmp_path / "demo", capsys=capsys)
+    assert code == 0, told.err
+    place = find_model("ropext://demo")
+    own = ("--api", "completions", "--tokenizer", place, "-o", tmp_path / "port")
+    with serving(Fake(limit=4096, usage=lambda read: None)) as url:
+        code, told = run("eval", "--endpoint", url, *asked, *own, capsys=capsys)
+    assert code == 0, told.err
+    left = {item.text_hash for item in read_run(tmp_path / "port").models["port"].items}
+    right = {item.text_hash for item in read_run(tmp_path / "demo").models["untouched"].items}
+    assert left == right
+    assert len(left) == 2
+    runs = (f"{tmp_path / 'demo'}:untouched", f"{tmp_path / 'port'}:port")
+    code, told = run("compare", *runs, "--json", capsys=capsys)
+    assert code == 0, told.err
+    (difference,) = json.loads(told.out)["retrieval"].values()
+    assert difference["niah_single_1@512"]["n"] == 2
