@@ -629,3 +629,67 @@ def test_a_fit_that_answers_surely_fewer_questions_has_lost():
     assert rules.lost(found, "one", "start") is None
     assert rules.lost(found, "start", "twelve") is None
     assert rules.lost(found, "no", "no") is None
+
+
+def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
+    """Stock's model with a rotation of its own, the loss written out, and AdamW by hand: windows of
+    the target and short ones, from the same rows."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(rules, "is_lower", lambda *_: True)  # none goes back
+    decide, seen = fit.SpectrumObjective._decide, []
+
+    def remembering(self, pause):
+        seen.append((self, self.steps.knobs(4)))
+        return decide(self, pause)
+
+    monkeypatch.setattr(fit.SpectrumObjective, "_decide", remembering)
+    options = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "keep_short": 2}
+    options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.05}
+    train(
+        "fit", DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), tmp_path / "out", **options
+    )
+    objective, knobs = seen[0]
+
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "checkpoint").eval().requires_grad_(False)
+    plain = torch.tensor(10000.0 ** (-np.arange(0, 32, 2) / 32))
+    # Sixteen offsets of the logarithms of the pair factors, which begin at 2, and the attention's.
+    moving = torch.zeros(17, dtype=torch.float64, requires_grad=True)
+
+    def rotation(x, position_ids, *args, **kwargs):
+        frequencies = (plain / (2 * moving[:16].exp())).float()
+        angles = position_ids[:, :, None].float() * frequencies
+        both = torch.cat([angles, angles], -1)
+        scale = (moving[16] / 4).exp().float()
+        return both.cos() * scale, both.sin() * scale
+
+    model.model.rotary_emb.forward = rotation
+    mean = torch.zeros(17, dtype=torch.float64)
+    square = torch.zeros(17, dtype=torch.float64)
+    losses = []
+    for step, rate in enumerate((0.0, 0.05, 0.0375, 0.0125)):  # one step of warm-up, then a cosine
+        total = 0.0
+        for number in range(4 * step, 4 * step + 4):
+            ids = torch.from_numpy(objective.rows[number].ids.astype("int64"))
+            logits = model(ids[None], use_cache=False).logits[0]
+            nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+            loss = nll.mean()
+            if len(ids) == 256:  # the far half, and as much the last 32 tokens
+                loss = (nll[127:].mean() + nll[-32:].mean()) / 2
+            total = total + loss / 4
+        (gradient,) = torch.autograd.grad(total, moving)
+        gradient = gradient / max(1.0, float(gradient.norm()))
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.95 * square + 0.05 * gradient**2
+        first = mean / (1 - 0.9 ** (step + 1))
+        second = square / (1 - 0.95 ** (step + 1))
+        with torch.no_grad():
+            moving -= rate * first / (second.sqrt() + 1e-8)
+        losses.append(total.item())
+    assert [own["loss"] for own in objective.history.losses] == pytest.approx(losses, abs=1e-4)
+    factors = 2 * moving[:16].detach().exp().numpy()
+    assert np.abs(factors / 2 - 1).max() > 0.05  # or the comparison would show nothing
+    assert np.array(knobs["pair_factors"]) == pytest.approx(factors, rel=1e-5)
+    assert knobs["attention_factor"] == pytest.approx(
+        float((moving[16].detach() / 4).exp()), rel=1e-5
+    )
