@@ -658,6 +658,11 @@ def _endpoint(
     if probed.lost is None:
         return Check("endpoint", True, said)
     said += f", where a reading without the extension would differ by {probed.lost:.1e}"
+    if probed.drawn and probed.lost < server.ORDER * probed.tolerance:
+        said += (
+            f" at most (of up to {probed.drawn} prompts of each length; {server.ORDER} times the "
+            "tolerance was sought)"
+        )
     if probed.lost >= 2 * probed.tolerance:
         return Check("endpoint", True, said)
     return Check("endpoint", None, f"{said}: too little to tell the two apart on this model")

@@ -28,7 +28,9 @@ TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored 
 # The same for a GGUF, in the mean: llama.cpp also rounds what it multiplies by quantised weights.
 # Seen alike: 0.03 to 0.1 (Q8_0, Q4_1; single positions 0.8); an attention factor lost alone: 0.3.
 MEAN_TOLERANCE = 0.15
-DRAWS = 2  # prompts of a length, of which one is taken
+DRAWS = (2, 8)  # prompts of a length, of which one is taken: at least, and at most
+DRAWN_TOKENS = 8192  # of a length together, where the fewest have no more
+ORDER = 10  # times the tolerance that the plain model is to lie off
 ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
 
 # Token ids -> the log-probability of every next token.
@@ -56,6 +58,7 @@ class Probe:
     # Of a GGUF: what a reading by the spectrum before the extension differs by, beyond the old
     # context in the mean; None where nothing was extended.
     lost: float | None = None
+    drawn: int = 0  # prompts of the shortest length, of which the furthest was taken
 
 
 def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
@@ -176,7 +179,7 @@ def probe(
     wanted = transformers_reference(directory, **loading)
     vocab_size = len(wanted([0]))
     prompts = [
-        _furthest(length, token_ids(length, vocab_size, avoid), plain, wanted)
+        _furthest(token_ids(length, vocab_size, avoid), plain, wanted, ORDER * tolerance)
         for length in lengths(context, target)
     ]
     done = compare(server, model, prompts, context, wanted)
@@ -197,7 +200,14 @@ def probe(
                 f"the server's top log-probabilities differ from transformers' by up to "
                 f"{prompt.difference:.2f} (tolerance {tolerance:g}): {why}"
             )
-    return Probe(model, limit, tolerance, done, lost)
+    drawn = draws(min(lengths(context, target))) if plain else 0
+    return Probe(model, limit, tolerance, done, lost, drawn)
+
+
+def draws(length: int) -> int:
+    """How many prompts of a length are read to take one of them: fewer of a long one."""
+    least, most = DRAWS
+    return max(least, min(most, DRAWN_TOKENS // length))
 
 
 def _candidates(
@@ -205,16 +215,25 @@ def _candidates(
 ) -> Iterator[list[int]]:
     """Some prompts of each length, of which one is taken."""
     for length in lengths(context, target):
-        for draw in range(DRAWS):
+        for draw in range(draws(length)):
             yield token_ids(length, vocab_size, avoid, draw)
 
 
-def _furthest(length: int, first: list[int], plain: Rows, wanted: Reference) -> list[int]:
-    """The prompt of a length after which a reading without the extension lies furthest off."""
-    those = [list(ids) for ids in plain if len(ids) == length]
-    if not those:
-        return first
-    return max(those, key=lambda ids: _apart(plain[tuple(ids)], wanted(ids)))
+def _furthest(first: list[int], plain: Rows, wanted: Reference, enough: float) -> list[int]:
+    """The prompt, of those as long as the first, after which a reading without the extension lies
+    furthest off, or the first one after which that is enough."""
+    best = first
+    furthest = 0.0
+    for ids, row in plain.items():
+        if len(ids) != len(first):
+            continue
+        gap = _apart(row, wanted(ids))
+        if gap > furthest:
+            best = list(ids)
+            furthest = gap
+        if gap >= enough:
+            break
+    return best
 
 
 def _apart(row: Sequence[float], truth: Sequence[float]) -> float:
