@@ -129,10 +129,12 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
 # Options and arguments whose value is a text that is no place on this machine.
 WORDS = """action attn_implementation base_model begin budget chat_args column data_revision depths
 device device_map dtype endpoint factor family for_loaders keys lengths license lm_eval method
-name only push_to_hub report_to repository revision split split_documents start targets tasks
+name only plain push_to_hub report_to repository revision split split_documents start targets tasks
 words"""
 # (command, its option): the words that give it a path IN; what else the command needs.
 EXTENDED = ("ext", "--data", "texts.jsonl", "-o", "OUT")
+PORT = ("--endpoint", "http://127.0.0.1:9", "--tasks", "passkey", "-o", "OUT")
+KEPT = ("--plain", "http://127.0.0.1:9", "--fingerprint", "IN")
 PATHS = {
     ("inspect", "model"): ("IN", "--plot", "p.png"),
     ("inspect", "plot"): ("ropext://demo", "--plot", "IN"),
@@ -152,6 +154,7 @@ PATHS = {
     ("extend", "evaluate"): ("base", "--factor", "2", "--eval", "IN", "-o", "OUT"),
     ("verify", "directory"): ("IN", "--fix"),
     ("verify", "against"): ("base", "--fix", "--against", "IN"),
+    ("verify", "fingerprint"): (*("base", "--endpoint", "http://127.0.0.1:9"), *KEPT),
     ("fit", "model"): ("IN", "--data", "t.jsonl", "--factor", "2", "-o", "OUT"),
     ("fit", "data"): ("base", "--data", "IN", "--factor", "2", "-o", "OUT"),
     ("fit", "output"): ("base", "--data", "t.jsonl", "--factor", "2", "-o", "IN"),
@@ -167,6 +170,8 @@ PATHS = {
     ("eval", "base"): ("base", "--tasks", "passkey", "--base", "IN", "-o", "OUT"),
     ("eval", "adapter"): ("base", "--tasks", "passkey", "--adapter", "IN", "-o", "OUT"),
     ("eval", "fail_if"): ("base", "--data", "t", "--fail-if", "tail@1k > vs IN", "-o", "OUT"),
+    ("eval", "against"): (*PORT, "--against", "IN"),
+    ("eval", "tokenizer"): (*PORT, "--tokenizer", "IN"),
     ("eval", "losses"): ("base", "--data", "t", "--losses", "IN"),
     ("eval", "output"): ("base", "--tasks", "passkey", "-o", "IN"),
     ("compare", "runs"): ("IN", "-o", "OUT"),

@@ -297,12 +297,15 @@ class Plan(ExtensionPlan):
         top = [edit for edit in self.edits if len(edit.path) == 1 + len(self.model.path)]
         lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
         known = [edit.path[-1] for edit in top if edit.before is not families.ABSENT]
-        original = [key for key in known if key == "original_max_position_embeddings"]
+        original_key = "original_max_position_embeddings"
+        original = [key for key in known if key == original_key]
         # The size of a head, where the config leaves it to a class that has none (Mixtral).
-        sizes = [e.path[-1] for e in top if e.before in (families.ABSENT, None)]
-        sizes = [
-            key for key in sizes if type(text.get(key)) is int and key not in (*lengths, *original)
-        ]
+        sizes = list[str]()
+        for edit in top:
+            key = edit.path[-1]
+            is_new = edit.before in (families.ABSENT, None)
+            if is_new and type(text.get(key)) is int and key not in (*lengths, original_key):
+                sizes.append(key)
         names = ("rope_parameters", *lengths, *original, *sizes)
         return {key: text[key] for key in names if key in text}
 

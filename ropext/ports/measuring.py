@@ -71,7 +71,9 @@ class Call:
 
 def measure_port(plan: PortPlan, call: Call) -> Measurement:
     """Ask every question that was not asked yet, and write what follows."""
-    guard.check({"--against": plan.options.against}, {"--output": call.output})
+    options = plan.options
+    read = {"--against": options.against, "--tokenizer": options.tokenizer}
+    guard.check(read, {"--output": call.output})
     with _room(call.output) as room:
         place = plan.workdir(room, call.command)
         with place.claimed(call.force, say=call.hooks.say):

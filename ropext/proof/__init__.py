@@ -153,14 +153,22 @@ def _seconds(directory: Path) -> float:
     return min(TIMEOUT, LEAST_SECONDS + experts / EXPERTS_A_SECOND)
 
 
+def _free_memory() -> int:
+    """How many bytes this machine has left; 0 where accelerate, and with it psutil, is missing,
+    which the child says in its own sentence."""
+    try:
+        import psutil
+    except ImportError:
+        return 0
+    return int(psutil.virtual_memory().available)
+
+
 def _room(directory: Path, last: int) -> int:
     """How many bytes of addresses its proof may take: files are mapped, once for each reading; a
     model with a table of `last` positions may keep a mask of their square in each layer."""
-    import psutil  # accelerate needs it
-
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     built = ROOM + last**2 * _stated(directory, "layers?$|depth$")
-    here = max(LEAST_ROOM, int(psutil.virtual_memory().available * 0.8))
+    here = max(LEAST_ROOM, int(_free_memory() * 0.8))
     return 3 * weights + min(built, here)
 
 

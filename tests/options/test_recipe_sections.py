@@ -26,7 +26,10 @@ OPTION_CLASSES = {
 ELSEWHERE = {
     "extend": ("finetune", "like"),
     "fit": tuple(Reach.model_fields),
-    "evaluate": ("method", "factor", "target", "context", "base", "adapter"),
+    "evaluate": (
+        *("method", "factor", "target", "context", "base", "adapter"),
+        *("window", "group", "literal"),  # of a method in memory
+    ),
 }
 # Of `ropext extend`, but about this very call: they decide nothing about what is made.
 OF_THE_CALL = {
