@@ -149,9 +149,15 @@ def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
 
 
 def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
-    """`state` of every file below a directory but its record; what is `known` is not read."""
-    names = [name for name in listing(directory) if name != RECORD]
-    return {name: known.get(name) or state(directory / name) for name in names}
+    """`state` of every file below a directory but its record; what is `known` is not read, but a
+    log, which was copied with the rest, is a log all the same."""
+    found = dict[str, State]()
+    for name in listing(directory):
+        if name == RECORD:
+            continue
+        is_known = name in known and not name.endswith(".log")
+        found[name] = known[name] if is_known else state(directory / name)
+    return found
 
 
 def state(path: Path) -> State:

@@ -298,3 +298,10 @@ def test_a_tilde_is_the_home_folder_in_an_output_too(tmp_path, monkeypatch, caps
     assert f"{tmp_path / 'home'} (--output) exists" in said.err
     ropext.extend("ropext://demo", "~/out-2", factor=2, no_verify=True)
     assert sorted(os.listdir(tmp_path / "home")) == ["out", "out-2"]
+
+
+def test_a_log_that_was_copied_is_a_log(tmp_path):
+    (tmp_path / "used.log").write_text("one")
+    (tmp_path / "config.json").write_text("{}")
+    known = {"used.log": "0" * 64, "config.json": "1" * 64}
+    assert guard.states(tmp_path, known) == {"used.log": "log", "config.json": "1" * 64}

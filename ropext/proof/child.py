@@ -449,12 +449,12 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
 def limit_memory(room: int) -> None:
     """Let this process take so many bytes more of addresses than it has now, torch's among them;
     only Linux tells how many those are, and keeps such a limit for every kind of allocation."""
-    told = Path("/proc/self/statm")
-    if not told.exists():
+    if sys.platform != "linux":
         return
     import resource
 
-    now = int(told.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    sizes = Path("/proc/self/statm").read_text(encoding="ascii")
+    now = int(sizes.split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or now + room < hard:
         resource.setrlimit(resource.RLIMIT_AS, (now + room, hard))

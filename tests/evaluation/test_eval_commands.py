@@ -48,7 +48,7 @@ def evaluated(runs, *more, capsys):
 def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
     code, said = evaluated(runs, capsys=capsys)
     assert code == 0
-    assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
+    assert "\n\nPerplexity of the last 16 tokens before each length\n" in said.out
     assert "  gain: nats per token by which a model predicts" in said.out
     assert "36 finished pieces were found" in said.err
     assert "report.html" in said.err
@@ -56,8 +56,8 @@ def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
 
 def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, capsys):
     printed = evaluated(runs, capsys=capsys)[1].out
-    assert printed.count("\n\n") == 1  # a table, then what is surely so
-    printed, said = printed.split("\n\n")
+    assert printed.count("\n\n") == 1  # what is surely so, then a table
+    said, printed = printed.split("\n\n")
     assert "Inside the trained context pi-4x pays a short tax" in said
     lines = [line.split() for line in printed.splitlines()]
     results = json.loads((runs / "one" / "results.json").read_text())
@@ -351,7 +351,8 @@ def test_a_gate_that_cannot_be_answered_fails_after_the_result_is_printed(runs, 
     gate = f"tail@64 > 0 vs {runs / 'apart'}:untouched"
     code, said = evaluated(runs, "--fail-if", gate, capsys=capsys)
     assert code == 3
-    assert said.out.startswith("Perplexity of the last 16 tokens before each length\n")
+    assert said.out.startswith("FAILED ")
+    assert "\n\nPerplexity of the last 16 tokens before each length\n" in said.out
     assert "read different tokens" in said.out
 
 

@@ -56,7 +56,8 @@ def literal(model, place, length, window):
         own = torch.full((TARGET,), torch.nan)
         begin, done = 0, 1
         while done < TARGET:
-            part = ids[begin : min(begin + window, TARGET)]
+            part = ids[begin : min(begin + window, TARGET)].clone()
+            part[0] = ids[0]  # a text that is cut begins with BOS, too
             logits = model(input_ids=part[None]).logits[0].log_softmax(-1)
             at = torch.arange(max(done, begin + 1), begin + len(part))
             own[at] = -logits[at - begin - 1, part[at - begin]]

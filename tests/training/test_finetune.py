@@ -219,9 +219,11 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
         if f"stories.jsonl:{number}" not in held:
             continue
         ids = torch.tensor(tokenizer(text)["input_ids"][:256])
-        # Windows of 64, stride 32: the last 16 tokens before 256 lie in the one from 192 on.
+        # Windows of 64, stride 32: the last 16 tokens before 256 lie in the one from 192 on, in
+        # which BOS, with which the tokenizer begins a text, stands in the first token's place.
+        window = torch.cat([ids[:1], ids[193:]])
         with torch.no_grad():
-            logits = model(input_ids=ids[None, 192:]).logits[0].float()
+            logits = model(input_ids=window[None]).logits[0].float()
         nll = torch.nn.functional.cross_entropy(logits[47:63], ids[240:256], reduction="none")
         losses.append(float(nll.mean()))
     assert len(losses) == 3

@@ -361,8 +361,8 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all_at_the_same_step(
 def test_the_narrower_forms_are_written_by_their_own_keys(
     within, start, context, form, method, tmp_path
 ):
-    options = {"within": within, "start": start, "context": context, "steps": 8}
-    options |= {"factor": 256 / context, "retrieval_items": 0}
+    options = {"within": within, "start": start, "context": context, "steps": 24}
+    options |= {"factor": 256 / context, "retrieval_items": 0, "held_out": 32}
     done = train(
         "fit",
         DEMO / "checkpoint",
