@@ -122,7 +122,8 @@ FAILURES = [
     (("push", "extended", "org/open"), 2),
     ((*EXTEND, "-o", "not-pushed", "--push-to-hub", "other/name"), 4),
     (("verify", "extended", "--endpoint", f"http://user:{PASSWORD}@127.0.0.1:9"), 2),
-    (("verify", "extended", "--endpoint", "http://127.0.0.1:9"), 2),
+    (("verify", "extended", "--endpoint", "http://127.0.0.1:9"), 5),
+    (("serve", ADDRESS), 2),
     (("run", "secret.yaml", "-o", "never"), 2),
     (("run", "smoke.yaml", "-o", "never", f"evaluate.data={ADDRESS}.jsonl"), 2),
     (("run", "smoke.yaml", "-o", "never", f"model={FIRST}/model"), 2),
@@ -142,7 +143,9 @@ def test_no_command_shows_a_token(tmp_path, hub):
         ]
         for name, words in (ROWS | OTHERS).items()
     }
-    assert set(rows) == set(COMMANDS)  # a new command is run here too
+    # A new command is run here too; `serve`, which does not end by itself, among the failures, and
+    # what it logs in tests/serving.
+    assert {*rows, "serve"} == set(COMMANDS)
     lines = [[*EXTEND, "-o", "extended"], *([name, *words] for name, words in rows.items())]
     tokens = {"HF_TOKEN": FIRST, "HUGGING_FACE_HUB_TOKEN": SECOND, "HF_ENDPOINT": hub.url}
     codes = drive(tmp_path, lines + [words for words, _ in FAILURES], **tokens)
