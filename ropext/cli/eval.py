@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropext import guard
 from ropext.cli import options
 from ropext.cli.output import Bar, Out, stoppable
 from ropext.errors import UsageError
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
-from ropext.options.fields import flag, reads
+from ropext.options.fields import flag
 
 if TYPE_CHECKING:
     from ropext.results.gates import Gate
@@ -137,8 +136,7 @@ def _ask_port(
     from ropext.ports.measuring import Call
     from ropext.ports.plan import plan_lines
 
-    guard.check(reads(given, AskPort), {"--output": kept.output})
-    plan = plan_port(given, model, gates)
+    plan = plan_port(given, model, gates, kept.output)
     if dry_run:
         lines = plan_lines(plan)
         out.result("\n".join(lines), {"plan": lines} | plan.decides)

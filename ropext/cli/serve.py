@@ -39,6 +39,7 @@ def command(
     from ropext.dequantising import directory_of
     from ropext.files import read_text
     from ropext.options.extend import parse_extend
+    from ropext.ports.server import KEY
     from ropext.serving.stock import check_parts
 
     if given and "method" not in given:
@@ -55,7 +56,7 @@ def command(
         if not local:
             out.say(
                 f"warning: [open-port] {host} is reached from other machines; whoever reaches it "
-                f"can ask this model{'' if app.has_key() else f', and no key is set ({app.KEY})'}"
+                f"can ask this model{'' if app.has_key() else f', and no key is set ({KEY})'}"
             )
         taken.listen()
         bound = taken.getsockname()[1]

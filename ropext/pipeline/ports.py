@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import guard
 from ropext.errors import UsageError
 from ropext.inspecting import open_model
 from ropext.options.endpoint import AskPort, port_options
+from ropext.options.fields import reads
 from ropext.ports.gates import PortMetrics
 from ropext.ports.measuring import Call, measure_port
 from ropext.ports.plan import PortPlan, plan_lines, prepare_port, reading_texts
@@ -22,8 +24,15 @@ if TYPE_CHECKING:
     from ropext.corpus import Source
 
 
-def plan_port(given: Mapping[str, Any], model: str | None, gates: Sequence[Gate] = ()) -> PortPlan:
-    """Who is there, and what will be asked; gates about anything else are refused."""
+def plan_port(
+    given: Mapping[str, Any],
+    model: str | None,
+    gates: Sequence[Gate] = (),
+    output: Path | None = None,
+) -> PortPlan:
+    """Find out who is there, and plan what will be asked. Gates about anything else are refused,
+    and an output over, in or around what is read."""
+    guard.check(reads(given, AskPort), {"--output": output})
     options = port_options(given)
     plan = prepare_port(options, model, _texts(options))
     if plan.losses is not None:

@@ -13,6 +13,7 @@ from ropext.families import Model, Site
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.options.fields import flag
 from ropext.planning.plan import (
+    LENGTH_ONLY,
     WRONG,
     MethodRow,
     PlannedSite,
@@ -298,7 +299,6 @@ def method_row(model: Model, method: str, chosen: str, target: int, recipe: Exte
     )
 
 
-LENGTH_ONLY = "length-only"  # what stands in the place of a method
 # The method whose own form a scaling has; of another's pair factors nobody has the file.
 ITS_METHOD = {"yarn": "yarn", "llama3": "llama3", "linear": "pi", "dynamic": "dynamic"}
 

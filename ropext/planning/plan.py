@@ -41,6 +41,9 @@ class MethodRow:
     misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
 
 
+LENGTH_ONLY = "length-only"  # what stands in the place of a method
+
+
 @dataclass(frozen=True)
 class Way:
     """One of the two ways to extend a model that is scaled already."""
@@ -217,7 +220,7 @@ class Plan(ExtensionPlan):
         advice = f"--method {chosen.method}{origin}"
         if chosen.method == "none":
             advice = "none"
-        elif chosen.method == "length-only":
+        elif chosen.method == LENGTH_ONLY:
             advice = "--length-only"
         facts += [
             ("written as", ", ".join(written)),

@@ -12,7 +12,6 @@ from ropext.loaders import LoaderReading
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.methods import (
-    LENGTH_ONLY,
     default_method,
     method_row,
     needs_no_scaling,
@@ -23,6 +22,7 @@ from ropext.planning.methods import (
     ways_of,
 )
 from ropext.planning.plan import (
+    LENGTH_ONLY,
     WRONG,
     ExtensionPlan,
     MethodRow,

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext import guard
 from ropext.checkpoint.provenance import digest
 from ropext.errors import Interrupted, NothingKept, UsageError
 from ropext.files import values_json, write_json, write_text
@@ -71,9 +70,6 @@ class Call:
 
 def measure_port(plan: PortPlan, call: Call) -> Measurement:
     """Ask every question that was not asked yet, and write what follows."""
-    options = plan.options
-    read = {"--against": options.against, "--tokenizer": options.tokenizer}
-    guard.check(read, {"--output": call.output})
     with _room(call.output) as room:
         place = plan.workdir(room, call.command)
         with place.claimed(call.force, say=call.hooks.say):

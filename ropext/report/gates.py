@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from ropext.lengths import length_text
+from ropext.results import STRIDED
 from ropext.results.gates import Gate, Outcome, metric_text, parse_gate
 from ropext.results.metrics import TEXT_METRICS
 from ropext.table import Table
 
-TEXT = {"hf_stride", *(metric.name for metric in TEXT_METRICS)}
+TEXT = {STRIDED, *(metric.name for metric in TEXT_METRICS)}
 TRAIN = "train it, or longer (`ropext finetune`), or try another method (`ropext eval --method`)"
 REACH = "serve it no longer than that, or train it longer (`ropext finetune`)"
 QUESTIONS = (

@@ -187,13 +187,14 @@ def item_differences(
     for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
         first = [a for a, _ in group]
         values[f"{task}@{length}"] = mean_of(_gaps(group), first, bootstrap, bounded=True)
-        losses = [
-            a.answer_nll - b.answer_nll
-            for a, b in group
-            if a.answer_nll is not None and b.answer_nll is not None
-        ]
+        losses = list[float]()
+        scored = list[ItemScore]()  # a server tells no loss of an answer
+        for a, b in group:
+            if a.answer_nll is not None and b.answer_nll is not None:
+                losses.append(a.answer_nll - b.answer_nll)
+                scored.append(a)
         if losses:
-            values[f"{task}_nll@{length}"] = mean_of(losses, first, bootstrap)
+            values[f"{task}_nll@{length}"] = mean_of(losses, scored, bootstrap)
     asked = [pair for pair in pairs if pair[0].outcome is not None]
     for length, group in sorted(_by_place(asked, "length").items()):
         first = [a for a, _ in group]

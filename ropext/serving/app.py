@@ -22,12 +22,12 @@ from ropext.errors import InputError
 from ropext.evaluation.loading import silenced
 from ropext.files import parse_object
 from ropext.narration import Say, interruptible, silent
+from ropext.ports.server import KEY
 from ropext.serving.answers import AnswerSoFar
 from ropext.serving.questions import Refusal, check_model, prompt_ids, question_of
 from ropext.serving.served import LiveModel, model_card
 from ropext.serving.turns import Item, TurnStreamer, Worker
 
-KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the key that requests must bring
 MOST_BYTES = 64 << 20  # of a request's body: some ten million tokens
 PATIENCE = 2  # seconds for open answers when the port closes
 LOCAL = ("localhost", "127.0.0.1", "::1")
