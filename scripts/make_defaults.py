@@ -2,7 +2,7 @@
 
 Run with the transformers version whose defaults are wanted (a test holds the file against it):
 
-    python scripts/make_defaults.py
+    python scripts/make_defaults.py [FILE]
 """
 
 import json
@@ -207,7 +207,8 @@ def main() -> None:
                 continue
             if found:
                 added[model_type] = found
-    DEFAULTS.write_text(
+    place = Path(sys.argv[1]) if sys.argv[1:] else DEFAULTS
+    place.write_text(
         f'{{\n "transformers": {json.dumps(transformers.__version__)},\n'
         f' "types": {{\n{lines_of(made)}\n }},\n "composites": {{\n{lines_of(added)}\n }}\n}}\n',
         encoding="utf-8",
