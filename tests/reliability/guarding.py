@@ -148,8 +148,11 @@ Placed = tuple[str, str]  # the input and the output, as the command line names 
 
 def is_(room: Path, kind: Kind) -> Placed:
     """The output is the input, which is marked as ropext's as far as it can be."""
-    if (room / kind.source).is_dir():
-        mark(room / kind.source)
+    source = room / kind.source
+    if source.is_dir():
+        if not (source / "ropext.json").exists():
+            _copy(room / "ext/ropext.json", source / "ropext.json")
+        mark(source)
     return kind.source, kind.source
 
 
