@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import configs
@@ -421,6 +422,21 @@ def test_for_vllm_and_llama_cpp_answers_for_each_family(family: str):
     kinds = {"model_type": model.model_type, "length": model.stated_context}
     rows = {r.loader: r for r in reversed(loaders.readings(model.text_type, params, **kinds))}
     assert {rows[name].verdict for name in names} == {"same"}
+
+
+def test_a_refusal_is_about_the_form_that_was_asked_for(monkeypatch):
+    """Where a yarn is known to be misread, nobody asks how a longrope in its place is read."""
+    (mlx,) = loaders.select("mlx")
+    cells = {"yarn": table.TableCell("different", "by a ramp of its own")}
+    old = replace(mlx, versions="0.31", spans=(("0.31", "0.31"),), families={"qwen3": cells})
+    monkeypatch.setattr(table, "readers", lambda: (mlx, old))
+    plain = {"model_type": "qwen3"} | keys_of("qwen3", SIZES, {})
+    with pytest.raises(NotExpressible) as refused:
+        make_plan(plain, Extend(factor=4, method="yarn", for_loaders=("mlx==0.31",)))
+    said = str(refused.value)
+    assert "mlx 0.31 reads yarn scaling in qwen3 otherwise (different: by a ramp of its own" in said
+    assert "--even-so writes longrope scaling instead, which was not measured there" in said
+    assert "how mlx==0.31 reads longrope" not in said
 
 
 def test_gpt_oss_in_vllm_hangs_on_written_betas():

@@ -409,6 +409,17 @@ def exact_in(
     )
 
 
+def misread(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
+    """Say what a loader makes of such a dict where that is known to be something else; "" where it
+    is not known, or right."""
+    for reader in select(name):
+        reading = _reading(reader, family, params, kinds_of(params), model_type, None)
+        if reading.verdict not in ("same", "not measured"):
+            known = f"{reader.loader} {reader.versions} reads {params['rope_type']} scaling in"
+            return f"{known} {family} otherwise ({reading.verdict}: {reading.why})"
+    return ""
+
+
 def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
     """What of such a dict is not known in a loader, and what is: the kind in another family, and
     this family with the plain form."""

@@ -193,6 +193,11 @@ def _why_not(
     names = recipe.for_loaders
     trusted = carried(recipe.changed(even_so=True))
     if trusted is not None:
+        misread = _misread(model, names, carried(recipe.changed(for_loaders=())))
+        if misread:
+            form = trusted["rope_type"]
+            other = f"--even-so writes {form} scaling instead, which was not measured there"
+            return f"--method {method} --for {','.join(names)}: {misread}; {other}"
         unsure = [name for name in names if not exact((name,), trusted, False)]
         said = (
             f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
@@ -234,6 +239,17 @@ def _why_not(
     if recipe.method is None and recipe.attention is None and not knobs and not able:
         wish = "no method can"  # nobody asked for this one
     return f"{wish} be written exactly in the {where}{hint}"
+
+
+def _misread(model: Model, names: Sequence[str], params: forms.Params | None) -> str:
+    """Say which of the loaders of --for is known to read this dict as something else, if any is."""
+    if params is None or model.container:
+        return ""
+    for name in names:
+        why = loaders.misread(name, model.text_type, params, model_type=model.model_type)
+        if why:
+            return why
+    return ""
 
 
 def _they(names: Sequence[str], verb: str) -> str:
