@@ -6,13 +6,13 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 8.2,
-    "comprehensions": 60.0,
-    "conditional expressions": 43.5,
-    "starred": 21.5,
-    "packed assignments": 1.0,
-    "Any": 40.0,
-    "functions of more than six parameters": 37.0,
+    "nodes a statement": 8.1,
+    "comprehensions": 57.2,
+    "conditional expressions": 42.6,
+    "starred": 20.3,
+    "packed assignments": 0.9,
+    "Any": 39.6,
+    "functions of more than six parameters": 35.0,
     "files that import more than twenty others": 9.0,
 }
 

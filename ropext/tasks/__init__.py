@@ -32,20 +32,25 @@ TASKS: tuple[Task, ...] = (
     shots.TASK,
 )
 RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
-WORDINGS = {worded.name: worded for worded in (passkey.WORDED, mkey.WORDED)}
+# The tasks in token ids that can be asked in words as well.
+WORDINGS = {passkey.NAME: passkey.WORDED, mkey.NAME: mkey.WORDED}
 THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
 
 def find_task(name: str) -> Task:
+    """Return the task of a name."""
     for task in TASKS:
         if task.name == name:
             return task
-    known = ", ".join([*(task.name for task in TASKS), f"{RULER} (its {len(THIRTEEN)} together)"])
-    raise UsageError(f"there is no retrieval task {name!r}; --tasks takes {known}")
+    known = ", ".join(task.name for task in TASKS)
+    raise UsageError(
+        f"there is no retrieval task {name!r}; --tasks takes {known}, {RULER} (its "
+        f"{len(THIRTEEN)} together)"
+    )
 
 
 def wording_of(name: str) -> Worded:
-    """How a task is asked of a server, which takes words and no token ids."""
+    """Return how a task is asked of a server, which takes words and no token ids."""
     task = find_task(name)
     if isinstance(task.maker, Worded):
         return task.maker
@@ -57,9 +62,14 @@ def wording_of(name: str) -> Worded:
 
 
 def all_named(names: Sequence[str]) -> tuple[str, ...]:
-    """The tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
-    expanded = [task for name in names for task in (THIRTEEN if name == RULER else (name,))]
-    return tuple(dict.fromkeys(find_task(name).name for name in expanded))
+    """Return the tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
+    expanded = list[str]()
+    for name in names:
+        if name == RULER:
+            expanded += THIRTEEN
+        else:
+            expanded.append(find_task(name).name)
+    return tuple(dict.fromkeys(expanded))
 
 
 __all__ = [

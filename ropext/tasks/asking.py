@@ -6,6 +6,7 @@ sentences, words or passages as the budget takes. The budget holds the room for 
 
 import functools
 import hashlib
+import operator
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from ropext.tasks.item import (
 ENDLESS = 10**9  # units of a text that can be made as long as wanted
 SURELY = 20  # items whose sizes tell what any of a task takes
 FILLED = 0.9  # of the budget at least, else the material was too little for the length
+SENTENCE_END = re.compile(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n")
 
 
 @dataclass(frozen=True)
@@ -45,29 +47,36 @@ class Asked:
     @property
     def written(self) -> str:
         """The answer, as it stands behind the opening."""
-        return self.answer or (self.references[0] if self.part else ", ".join(self.references))
+        if self.answer:
+            return self.answer
+        if self.part:
+            return self.references[0]
+        return ", ".join(self.references)
 
     @property
     def digest(self) -> str:
-        """What tells this question in words from any other."""
+        """A digest that tells this question in words from any other."""
         return hashlib.sha256(f"{self.text}{self.question}".encode()).hexdigest()[:32]
 
     def after(self, example: "Asked") -> "Asked":
-        """The same behind an example with its answer."""
+        """Return the same question behind an example with its answer."""
         shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
         return replace(self, text=shown + self.text)
 
 
-def match(said: str, references: Sequence[str], part: bool) -> float:
-    """RULER's string match: the share of the references that were said; or, if a part is enough,
-    whether any was. Case does not count."""
-    hits = [reference.lower() in said.lower() for reference in references]
-    return float(any(hits)) if part else sum(hits) / len(hits)
+def match(answer: str, references: Sequence[str], part: bool) -> float:
+    """Score an answer by RULER's string match: return the share of the references in it, or, if a
+    part is enough, whether it holds any. Case does not count."""
+    text = answer.lower()
+    hits = sum(reference.lower() in text for reference in references)
+    if part:
+        return float(hits > 0)
+    return hits / len(references)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a family is asked for: so many units of context, and a question at each depth."""
+    """What a task builds questions from: so many units of context, and a question at each depth."""
 
     units: int
     depths: Sequence[float]
@@ -87,52 +96,61 @@ class Worded:
     most: int = ENDLESS
 
     def __call__(self, encoder: Asker, haystack: Haystack, wanted: Request) -> list[Item]:
-        """The questions over the longest context that fits; what they have in common is shared."""
-        length = wanted.length
-        index = wanted.index
-        seed = wanted.seed
+        """Build the questions over the longest context that fits; a common prefix is shared."""
 
         def count(question: Asked) -> int:
-            return len(encoder.encode(_prompt(encoder, question))) + self._room(encoder, question)
+            prompt = encoder.encode(_prompt(encoder, question))
+            return len(prompt) + self._answer_room(encoder, question)
 
-        chosen = self.fitting(count, wanted)
-        parts = [self._encoded(encoder, question) for question in chosen]
-        first = parts[0][0]
-        shared = min(common_prefix(first, prompt) for prompt, _ in parts) if parts[1:] else 0
-        return [
-            Item(
-                *(self.name, length, question.depth, index, seed, prompt, answer, shared),
-                *(question.references, question.part, self._room(encoder, question)),
+        items = list[Item]()
+        for question in self.fitting(count, wanted):
+            prompt, answer = self._encoded(encoder, question)
+            item = Item(
+                task=self.name,
+                length=wanted.length,
+                depth=question.depth,
+                index=wanted.index,
+                seed=wanted.seed,
+                prompt=prompt,
+                answer=answer,
+                references=question.references,
+                part=question.part,
+                room=self._answer_room(encoder, question),
                 text_hash=question.digest,
             )
-            for question, (prompt, answer) in zip(chosen, parts, strict=True)
-        ]
+            items.append(item)
+        if len(items) == 1:
+            return items
+        shared = min(common_prefix(items[0].prompt, item.prompt) for item in items)
+        return [replace(item, shared=shared) for item in items]
 
     def fitting(
         self, count: Callable[[Asked], int], wanted: Request, hay: Sequence[str] = ()
     ) -> Sequence[Asked]:
-        """The questions over the longest context that fits into a length. `count` is of the tokens
-        of a question's prompt and of the room for its answer."""
+        """Draw the questions over the longest context that fits into a length. `count` returns the
+        tokens of a question's prompt and of the room for its answer."""
 
-        def drawn(units: int, index: int = wanted.index) -> Sequence[Asked]:
+        def draw(units: int, index: int) -> Sequence[Asked]:
             rng = derived_rng(wanted.seed, self.name, wanted.length, index)
             return self.make(Order(units, wanted.depths, wanted.length, rng, hay))
 
-        def needed(units: int, index: int = wanted.index) -> int:
-            return max(count(question) for question in drawn(units, index))
+        def needed(units: int, index: int) -> int:
+            return max(count(question) for question in draw(units, index))
 
-        if needed(self.least) > wanted.length:  # refused, with what other items take as well
-            others = range(wanted.index, wanted.index + SURELY)
-            most = max(needed(self.least, other) for other in others)
+        if needed(self.least, wanted.index) > wanted.length:
+            # The refusal names a length that holds the next items too, not this one alone.
+            indices = range(wanted.index, wanted.index + SURELY)
+            most = max(needed(self.least, index) for index in indices)
             room_for_filler(self.name, wanted.length, most)
-        return drawn(self._most_that_fits(needed, wanted.length))
+        units = self._most_that_fits(lambda units: needed(units, wanted.index), wanted.length)
+        return draw(units, wanted.index)
 
-    def _room(self, encoder: Asker, question: Asked) -> int:
-        """The task's, or the answer's own size where a tokenizer cuts it into more tokens."""
+    def _answer_room(self, encoder: Asker, question: Asked) -> int:
+        """Return the task's room, or the answer's size where a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
     def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens]:
-        """Prompt and answer, encoded together and cut where they part."""
+        """Encode prompt and answer together, and cut them where they part."""
         prompt = _prompt(encoder, question)
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
@@ -146,7 +164,7 @@ class Worded:
         return whole[:cut], whole[cut:]
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
-        """The largest number of units; what they need grows almost evenly."""
+        """Find the largest number of units that fits; what they need grows almost evenly."""
         low = self.least
         high = self.most + 1
         at_low = needed(low)
@@ -170,19 +188,9 @@ class Worded:
         return low
 
 
-def worded(
-    name: str,
-    summary: str,
-    make: Callable[[Order], Sequence[Asked]],
-    room: int,
-    *,
-    per_haystack: int = 1,
-    ruler: bool = True,
-    least: int = 1,
-    most: int = ENDLESS,
-) -> Task:
-    """An entry in the list of tasks."""
-    return Task(name, summary, Worded(name, make, room, least, most), per_haystack, ruler)
+def worded_task(maker: Worded, summary: str, *, per_haystack: int = 1, ruler: bool = True) -> Task:
+    """Return the entry in the list of tasks for a task that is asked in words."""
+    return Task(maker.name, summary, maker, per_haystack, ruler)
 
 
 def _prompt(encoder: Asker, question: Asked) -> str:
@@ -191,25 +199,32 @@ def _prompt(encoder: Asker, question: Asked) -> str:
 
 @functools.cache
 def sentences() -> tuple[str, ...]:
-    """Of Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
-    return split_sentences(resources.files("ropext.tasks").joinpath("alice.txt").read_text("utf-8"))
+    """Read Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
+    book = resources.files("ropext.tasks").joinpath("alice.txt")
+    return split_sentences(book.read_text("utf-8"))
 
 
 def split_sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text."""
-    return tuple(s for s in re.split(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n", text) if s)
+    """Split a text into its sentences."""
+    return tuple(filter(None, SENTENCE_END.split(text)))
 
 
 def surrounding(order: Order, otherwise: Sequence[str]) -> list[str]:
-    """So many sentences from a random one on; behind the last comes the first."""
-    source = order.hay or otherwise
-    start = order.rng.randrange(len(source))
-    return [source[(start + k) % len(source)] for k in range(order.units)]
+    """Return the order's sentences of filler, or of `otherwise`, from a random one on."""
+    return drawn_cycle(order.hay or otherwise, order.units, order.rng)
+
+
+def drawn_cycle(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """Return so many sentences from a random one on; behind the last comes the first."""
+    start = rng.randrange(len(source))
+    return [source[(start + k) % len(source)] for k in range(count)]
 
 
 def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
-    """The filler with every needle at its depth, 0 before all of it and 1 behind it."""
+    """Return the filler with every needle at its depth: 0 before all of it, 1 behind it."""
     text = list(filler)
-    for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda pair: -pair[0]):
+    pairs = list(zip(depths, needles, strict=True))
+    # Deepest first: an insertion then moves none of the places that are still to be filled.
+    for depth, needle in sorted(pairs, key=operator.itemgetter(0), reverse=True):
         text.insert(round(depth * len(filler)), needle)
     return text

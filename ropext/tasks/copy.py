@@ -5,6 +5,7 @@ fail at passkeys still give a signal here.
 """
 
 import random
+from dataclasses import dataclass
 
 from ropext.tasks.item import (
     Encoder,
@@ -17,46 +18,51 @@ from ropext.tasks.item import (
     occurs,
     one_per_depth,
     room_for_filler,
+    spliced,
     until_unambiguous,
 )
 
 NAME = "copy"
-CUE = 4
-"""Tokens of the span that the prompt repeats: enough to tell the span from anything else."""
-SPAN = 20
+SPAN = 20  # tokens
+CUE = 4  # tokens of the span that the prompt repeats: enough to tell it from anything else
+
+
+@dataclass(frozen=True)
+class RepeatedSpan:
+    """What is to be repeated: tokens of `source`; the prompt repeats the first `cue` of them."""
+
+    source: Haystack
+    size: int = SPAN
+    cue: int = CUE
 
 
 def one_item(
-    haystack: Haystack,
-    source: Haystack,
-    *,
-    length: int,
-    depth: float,
-    rng: random.Random,
-    span: int = SPAN,
-    cue: int = CUE,
+    haystack: Haystack, span: RepeatedSpan, *, length: int, depth: float, rng: random.Random
 ) -> tuple[Tokens, Tokens]:
-    """Prompt and answer; `source` gives the span, `haystack` what surrounds it."""
-    room = room_for_filler(NAME, length, 2 * span)
+    """Build prompt and answer; the haystack surrounds the span."""
+    room = room_for_filler(NAME, length, 2 * span.size)
 
     def draw() -> tuple[Tokens, list[int]]:
-        return tuple(source(span, rng)), haystack(room, rng)
+        tokens = tuple(span.source(span.size, rng))
+        filler = haystack(room, rng)
+        return tokens, filler
 
     def clear(drawn: tuple[Tokens, list[int]]) -> bool:
-        planted, filler = drawn
-        begin = planted[:cue]
-        return not occurs(begin, filler) and not occurs(begin, planted[1:])
+        tokens, filler = drawn
+        cue = tokens[: span.cue]
+        return not occurs(cue, filler) and not occurs(cue, tokens[1:])
 
-    planted, filler = until_unambiguous(NAME, draw, clear)
-    cut = round(depth * room)
-    return (*filler[:cut], *planted, *filler[cut:], *planted[:cue]), planted[cue:]
+    tokens, filler = until_unambiguous(NAME, draw, clear)
+    cue = tokens[: span.cue]
+    return spliced(filler, tokens, depth) + cue, tokens[span.cue :]
 
 
 def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
-    source = noise(encoder)
+    """Build an item for each depth, with spans of random nouns."""
+    span = RepeatedSpan(noise(encoder))
 
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
-        return one_item(haystack, source, length=wanted.length, depth=depth, rng=rng)
+        return one_item(haystack, span, length=wanted.length, depth=depth, rng=rng)
 
     return one_per_depth(NAME, ask, wanted)
 

@@ -10,12 +10,13 @@ import random
 import re
 import string
 
-from ropext.tasks.asking import Asked, Order, sentences, worded
+from ropext.tasks.asking import Asked, Order, Worded, sentences, worded_task
 from ropext.tasks.item import NOUNS
 
 TEN = 10
 LONG = 4096
-OFTEN, SELDOM = 30, 3  # times each; 6 and 1 below a length of 4096
+OFTEN = 30  # times that each of the ten stands; 6 below a length of 4096
+SELDOM = 3  # times that any other stands; 1 below a length of 4096
 CODED = 6  # letters
 ALPHA = 2.0
 ZETA = math.pi**2 / 6
@@ -24,32 +25,41 @@ LEAST_CODED = 73  # from here on the counts of the third and the fourth word dif
 
 @functools.cache
 def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Words of the bundled book, and for the longest lists nouns put together."""
-    book = dict.fromkeys(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
-    count = len(NOUNS)
-    pairs = (a + NOUNS[(at + k) % count] for k in range(count) for at, a in enumerate(NOUNS))
-    return tuple(sorted(book)), tuple(pair for pair in pairs if pair not in book)
+    """Return the words of the bundled book, and for the longest lists nouns put together."""
+    book = set(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
+    pairs = list[str]()
+    for shift in range(len(NOUNS)):
+        for first, second in zip(NOUNS, NOUNS[shift:] + NOUNS[:shift], strict=True):
+            if first + second not in book:
+                pairs.append(first + second)
+    return tuple(sorted(book)), tuple(pairs)
 
 
 def common(order: Order) -> list[Asked]:
-    """One list, behind a short one with its answer."""
-    often, seldom = (OFTEN, SELDOM) if order.length >= LONG else (OFTEN // 5, 1)
+    """Ask about one list, behind a short one with its answer."""
     example = _list(TEN, 3, 1, order.rng)
-    return [_list(order.units, often, seldom, order.rng).after(example)]
+    if order.length >= LONG:
+        asked = _list(order.units, OFTEN, SELDOM, order.rng)
+    else:
+        asked = _list(order.units, OFTEN // 5, 1, order.rng)
+    return [asked.after(example)]
 
 
 def _list(others: int, often: int, seldom: int, rng: random.Random) -> Asked:
-    book, more = vocabulary()
-    drawn = rng.sample(book + more[: max(0, others + TEN - len(book))], others + TEN)
-    words = drawn[:TEN] * often + drawn[TEN:] * seldom
+    book, pairs = vocabulary()
+    count = others + TEN
+    missing = max(0, count - len(book))
+    drawn = rng.sample(book + pairs[:missing], count)
+    wanted = drawn[:TEN]
+    words = wanted * often + drawn[TEN:] * seldom
     rng.shuffle(words)
     return Asked(
-        "Some words of the numbered list below stand in it more often than the others.\n\n"
+        text="Some words of the numbered list below stand in it more often than the others.\n\n"
         f"{_numbered(words)}\n\n",
-        "Which ten words of the list above are the most common?",
-        "The ten most common words of the list are:",
-        tuple(drawn[:TEN]),
-        answer=_numbered(drawn[:TEN]),
+        question="Which ten words of the list above are the most common?",
+        opening="The ten most common words of the list are:",
+        references=tuple(wanted),
+        answer=_numbered(wanted),
     )
 
 
@@ -58,25 +68,29 @@ def _numbered(words: list[str]) -> str:
 
 
 def frequent(order: Order) -> list[Asked]:
-    """One coded text, whose most frequent sign is noise and no word."""
-    ranks = range(1, max(5, order.length // 50) + 1)
-    counts = [int(order.units * rank**-ALPHA / ZETA) for rank in ranks]
-    words = ["".join(order.rng.choices(string.ascii_lowercase, k=CODED)) for _ in counts]
-    words[0] = "..."
-    text = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
+    """Ask about one coded text, whose most frequent sign is noise and no word."""
+    words = list[str]()
+    text = list[str]()
+    for rank in range(1, max(5, order.length // 50) + 1):
+        word = "".join(order.rng.choices(string.ascii_lowercase, k=CODED))
+        if rank == 1:
+            word = "..."
+        words.append(word)
+        text += [word] * int(order.units * rank**-ALPHA / ZETA)
     order.rng.shuffle(text)
-    return [
-        Asked(
-            "The text below is in code. Count how often each coded word stands in it; dots are no "
-            f"word.\n\n{' '.join(text)}\n\n",
-            "Which three coded words are the most frequent?",
-            "The three most frequent coded words of the text are:",
-            tuple(words[1:4]),
-        )
-    ]
+    asked = Asked(
+        text="The text below is in code. Count how often each coded word stands in it; dots are no "
+        f"word.\n\n{' '.join(text)}\n\n",
+        question="Which three coded words are the most frequent?",
+        opening="The three most frequent coded words of the text are:",
+        references=tuple(words[1:4]),
+    )
+    return [asked]
 
 
+CWE = Worded("cwe", common, room=120, least=TEN, most=20_000)
+FWE = Worded("fwe", frequent, room=50, least=LEAST_CODED)
 TASKS = (
-    worded("cwe", "the ten common words of a list", common, 120, least=TEN, most=20_000),
-    worded("fwe", "the three frequent words of a code", frequent, 50, least=LEAST_CODED),
+    worded_task(CWE, "the ten common words of a list"),
+    worded_task(FWE, "the three frequent words of a code"),
 )

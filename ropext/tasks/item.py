@@ -64,10 +64,14 @@ class Item:
 
     @property
     def most_read(self) -> int:
-        """Tokens read for it at most: where an answer is generated, the question is read with the
-        right one first, and then with what is said in its place."""
-        again = len(self.prompt) - self.shared if self.shared else 1
-        return len(self.prompt) + len(self.answer) + (again + self.room if self.room else 0)
+        """How many tokens are read for this item at most. Where an answer is generated, the
+        question is read first with the right answer, and then with the generated one."""
+        once = len(self.prompt) + len(self.answer)
+        if not self.room:
+            return once
+        if self.shared:
+            return once + len(self.prompt) - self.shared + self.room
+        return once + 1 + self.room
 
 
 @dataclass(frozen=True)
@@ -109,21 +113,29 @@ class Task:
         seed: int,
     ) -> list[Item]:
         """Build one item for each depth."""
-        bad = [depth for depth in depths if not 0.0 <= depth <= 1.0]
-        if bad or not depths:
-            raise UsageError(
-                f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
-                f" found {bad[0] if bad else 'no depth'} (--depths)"
-            )
+        if not depths:
+            raise self._bad_depth("no depth")
+        for depth in depths:
+            if not 0.0 <= depth <= 1.0:
+                raise self._bad_depth(str(depth))
         return self.maker(encoder, haystack, Request(length, tuple(depths), index, seed))
 
+    def _bad_depth(self, given: str) -> UsageError:
+        return UsageError(
+            f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
+            f" found {given} (--depths)"
+        )
+
     def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
-        """Index and depths of every haystack, each depth asked `items` times."""
+        """Return index and depths of every haystack; each depth is asked `items` times."""
         if not self.in_words:
             return [(index, tuple(depths)) for index in range(items)]
-        every = tuple(depths) * items
-        size = self.per_haystack
-        return [(at // size, every[at : at + size]) for at in range(0, len(every), size)]
+        remaining = tuple(depths) * items
+        groups = list[tuple[int, tuple[float, ...]]]()
+        while remaining:
+            groups.append((len(groups), remaining[: self.per_haystack]))
+            remaining = remaining[self.per_haystack :]
+        return groups
 
 
 @dataclass(frozen=True)
@@ -137,10 +149,11 @@ class Template:
     ask: str
 
     def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
+        """Encode the statement of a key."""
         return tuple(encoder.encode(self.statement.format(key=key, name=name)))
 
     def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
-        """Question and answer, encoded together and cut where they part.
+        """Encode question and answer together, and cut them where they part.
 
         Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
         differently at its start).
@@ -152,6 +165,7 @@ class Template:
 
 
 def common_prefix(left: Tokens, right: Tokens) -> int:
+    """Count the leading tokens that two sequences share."""
     for position, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return position
@@ -159,20 +173,28 @@ def common_prefix(left: Tokens, right: Tokens) -> int:
 
 
 def derived_rng(*origin: object) -> random.Random:
-    """A generator that depends on `origin` alone: on no other item, process or hash seed."""
+    """Seed a generator by `origin` alone: by no other item, process or hash seed."""
     digest = hashlib.sha256(repr(origin).encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "big"))
 
 
 def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
     """Whether `needle` stands in `hay` as a run of tokens."""
-    size = len(needle)
-    first = needle[0]
     wanted = list(needle)
-    return any(
-        hay[at] == first and list(hay[at : at + size]) == wanted
-        for at in range(len(hay) - size + 1)
-    )
+    size = len(wanted)
+    for start in range(len(hay) - size + 1):
+        # The first token alone rules most places out, and costs no slice.
+        if hay[start] == wanted[0] and list(hay[start : start + size]) == wanted:
+            return True
+    return False
+
+
+def spliced(filler: Sequence[int], needle: Sequence[int], depth: float) -> Tokens:
+    """Return the filler with a needle at its depth: 0 before all of it, 1 behind it."""
+    cut = round(depth * len(filler))
+    tokens = list(filler)
+    tokens[cut:cut] = needle
+    return tuple(tokens)
 
 
 class TooShort(UsageError):
@@ -188,14 +210,14 @@ class TooShort(UsageError):
 
 
 def room_for_filler(task: str, length: int, fixed: int) -> int:
-    """How many filler tokens a length leaves beside the `fixed` ones."""
+    """Return how many filler tokens a length leaves beside the `fixed` ones."""
     if length < fixed:
         raise TooShort(task, length, fixed)
     return length - fixed
 
 
 def check_amount(tokens: int, remedy: str) -> None:
-    """Items that together would not fit into memory are refused before the first is built."""
+    """Refuse items that together would not fit into memory, before the first is built."""
     if tokens > MOST_TOKENS:
         raise UsageError(
             f"the retrieval items asked for have {tokens} tokens together, and at most "
@@ -223,17 +245,14 @@ def until_unambiguous(
 def one_per_depth(
     task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: Request
 ) -> list[Item]:
-    """An item of its own for each depth; `ask` gives prompt and answer."""
-    length = wanted.length
-    index = wanted.index
-    seed = wanted.seed
-    return [
-        Item(
-            *(task, length, depth, index, seed),
-            *ask(depth, derived_rng(seed, task, length, depth, index)),
-        )
-        for depth in wanted.depths
-    ]
+    """Build an item with a haystack of its own for each depth; `ask` gives prompt and answer."""
+    items = list[Item]()
+    for depth in wanted.depths:
+        rng = derived_rng(wanted.seed, task, wanted.length, depth, wanted.index)
+        prompt, answer = ask(depth, rng)
+        item = Item(task, wanted.length, depth, wanted.index, wanted.seed, prompt, answer)
+        items.append(item)
+    return items
 
 
 _WORDS = """
@@ -267,35 +286,40 @@ SENTENCES = (
 
 
 def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haystack:
-    """The same few sentences again and again, begun at a random one."""
+    """Make a haystack of the same few sentences again and again, begun at a random one."""
     parts = [encoder.encode(sentence) for sentence in sentences]
 
     def tokens(count: int, rng: random.Random) -> list[int]:
         start = rng.randrange(len(parts))
-        cycle = [token for part in parts[start:] + parts[:start] for token in part]
+        cycle = list[int]()
+        for part in parts[start:] + parts[:start]:
+            cycle += part
         return (cycle * (count // len(cycle) + 1))[:count]
 
     return tokens
 
 
 def noise(encoder: Encoder) -> Haystack:
-    """Tokens of common nouns, drawn one by one: ids that every tokenizer has."""
-    return drawn_from(sorted({token for noun in NOUNS for token in encoder.encode(" " + noun)}))
+    """Make a haystack of tokens of common nouns: ids that every tokenizer has."""
+    pool = set[int]()
+    for noun in NOUNS:
+        pool.update(encoder.encode(" " + noun))
+    return drawn_from(sorted(pool))
 
 
 def drawn_from(pool: Sequence[int]) -> Haystack:
-    """Tokens drawn one by one from a pool."""
+    """Make a haystack of tokens that are drawn one by one from a pool."""
     return lambda count, rng: rng.choices(pool, k=count)
 
 
 def running_text(stream: Sequence[int]) -> Haystack:
-    """A run of a text, from a random place on; beyond its end it begins again."""
+    """Make a haystack of a text from a random place on; beyond its end it begins again."""
 
     def tokens(count: int, rng: random.Random) -> list[int]:
         start = rng.randrange(len(stream))
-        ids = [int(token) for token in stream[start : start + count]]
+        ids = list(map(int, stream[start : start + count]))
         while len(ids) < count:
-            ids += [int(token) for token in stream[: count - len(ids)]]
+            ids += map(int, stream[: count - len(ids)])
         return ids
 
     return tokens

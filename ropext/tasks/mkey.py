@@ -4,9 +4,11 @@ After RULER's niah_multikey (Hsieh et al. 2024). The haystack with all its needl
 prefix of the items of one index, so a model reads it once for all questions.
 """
 
+import operator
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ropext.errors import UsageError
 from ropext.tasks.asking import Asked, Order, Worded, planted, surrounding
@@ -31,88 +33,115 @@ DIGITS = 4
 
 PLAIN = Template("\nThe key of {name} is {key}.\n", "\nThe key of {name} is {key}")
 
-Needle = tuple[Tokens, Tokens, Tokens]
-"""Statement, question, answer."""
+
+class Needle(NamedTuple):
+    """A key with its name, in token ids."""
+
+    statement: Tokens
+    question: Tokens
+    answer: Tokens
+
+    @property
+    def size(self) -> int:
+        """Tokens that asking takes: question and answer."""
+        return len(self.question) + len(self.answer)
 
 
 def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needle]:
-    """Needles with different names and keys whose questions all take the same number of tokens.
+    """Draw needles with different names and keys whose questions all take equally many tokens.
 
     Equal sizes keep every item at its exact length behind one shared prefix.
     """
     names = rng.sample(NOUNS, len(NOUNS))
-    keys = [f"{key:0{DIGITS}d}" for key in rng.sample(range(10**DIGITS), len(names))]
-    questions = [PLAIN.question(encoder, key, name) for name, key in zip(names, keys, strict=True)]
-    sizes = Counter(len(question) + len(answer) for question, answer in questions)
-    size, available = max(sizes.items(), key=lambda entry: (entry[1], -entry[0]))
+    numbers = rng.sample(range(10**DIGITS), len(names))
+    keys = dict[str, str]()
+    questions = dict[str, tuple[Tokens, Tokens]]()
+    for name, number in zip(names, numbers, strict=True):
+        keys[name] = f"{number:0{DIGITS}d}"
+        questions[name] = PLAIN.question(encoder, keys[name], name)
+    sizes = Counter(len(question) + len(answer) for question, answer in questions.values())
+    available = max(sizes.values())
+    size = min(size for size, times in sizes.items() if times == available)
     if available < count:
         raise UsageError(
             f"the task {NAME} was asked for {count} needles in one haystack, but only {available}"
             " names take equally many tokens of this tokenizer: give fewer depths (--depths)"
         )
-    chosen = [i for i, (q, a) in enumerate(questions) if len(q) + len(a) == size][:count]
-    return [(PLAIN.state(encoder, keys[i], names[i]), *questions[i]) for i in chosen]
+    needles = list[Needle]()
+    for name, (question, answer) in questions.items():
+        if len(needles) < count and len(question) + len(answer) == size:
+            statement = PLAIN.state(encoder, keys[name], name)
+            needles.append(Needle(statement, question, answer))
+    return needles
 
 
 def shared_prefix(
     filler: Sequence[int], statements: Sequence[Tokens], depths: Sequence[float]
 ) -> Tokens:
-    """The filler with each statement at its depth; equal depths keep their order."""
-    prefix: list[int] = []
+    """Return the filler with each statement at its depth; equal depths keep their order."""
+    prefix = list[int]()
     done = 0
-    for depth, statement in sorted(zip(depths, statements, strict=True), key=lambda pair: pair[0]):
+    pairs = zip(depths, statements, strict=True)
+    for depth, statement in sorted(pairs, key=operator.itemgetter(0)):
         cut = round(depth * len(filler))
-        prefix += [*filler[done:cut], *statement]
+        prefix += filler[done:cut]
+        prefix += statement
         done = cut
-    return (*prefix, *filler[done:])
+    prefix += filler[done:]
+    return tuple(prefix)
 
 
 def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
-    length = wanted.length
-    depths = wanted.depths
-    index = wanted.index
-    seed = wanted.seed
-    rng = derived_rng(seed, NAME, length, depths, index)
+    """Build one haystack with a key at each depth, and a question for each."""
+    rng = derived_rng(wanted.seed, NAME, wanted.length, wanted.depths, wanted.index)
 
     def draw() -> tuple[list[Needle], list[int]]:
-        needles = draw_needles(encoder, len(depths), rng)
-        statements = sum(len(stated) for stated, _, _ in needles)
-        fixed = statements + len(needles[0][1]) + len(needles[0][2])
-        return needles, haystack(room_for_filler(NAME, length, fixed), rng)
+        needles = draw_needles(encoder, len(wanted.depths), rng)
+        fixed = sum(len(needle.statement) for needle in needles) + needles[0].size
+        return needles, haystack(room_for_filler(NAME, wanted.length, fixed), rng)
 
     def clear(drawn: tuple[list[Needle], list[int]]) -> bool:
         needles, filler = drawn
-        return not any(occurs(answer, filler) for _, _, answer in needles)
+        return not any(occurs(needle.answer, filler) for needle in needles)
 
     needles, filler = until_unambiguous(NAME, draw, clear)
-    prefix = shared_prefix(filler, [stated for stated, _, _ in needles], depths)
-    return [
-        Item(NAME, length, depth, index, seed, prefix + question, answer, shared=len(prefix))
-        for depth, (_, question, answer) in zip(depths, needles, strict=True)
-    ]
+    statements = [needle.statement for needle in needles]
+    prefix = shared_prefix(filler, statements, wanted.depths)
+    items = list[Item]()
+    for depth, needle in zip(wanted.depths, needles, strict=True):
+        item = Item(
+            task=NAME,
+            length=wanted.length,
+            depth=depth,
+            index=wanted.index,
+            seed=wanted.seed,
+            prompt=prefix + needle.question,
+            answer=needle.answer,
+            shared=len(prefix),
+        )
+        items.append(item)
+    return items
 
 
 ROOM = 32  # tokens of an answer in words
 
 
 def in_words(order: Order) -> list[Asked]:
-    """One text with a key at each depth; each is asked for by its name."""
+    """Write one text with a key at each depth, and ask for each key by its name."""
     hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
     names = order.rng.sample(NOUNS, len(order.depths))
-    keys = [str(key) for key in order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))]
-    stated = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
-    text = " ".join(planted(hay, stated, order.depths))
-    return [
-        Asked(
-            "Some keys are told in the text below. Keep them in mind: a question about one of "
-            f"them follows.\n\n{text}\n\n",
-            f"What is the key of {name}?",
-            f"The key of {name} is",
-            (key,),
-            depth,
-        )
-        for name, key, depth in zip(names, keys, order.depths, strict=True)
-    ]
+    keys = order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
+    statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
+    joined = " ".join(planted(hay, statements, order.depths))
+    text = (
+        "Some keys are told in the text below. Keep them in mind: a question about one of "
+        f"them follows.\n\n{joined}\n\n"
+    )
+    questions = list[Asked]()
+    for name, key, depth in zip(names, keys, order.depths, strict=True):
+        question = f"What is the key of {name}?"
+        questions.append(Asked(text, question, f"The key of {name} is", (str(key),), depth))
+    return questions
 
 
 WORDED = Worded(NAME, in_words, ROOM)

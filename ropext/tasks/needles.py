@@ -8,7 +8,15 @@ import random
 import uuid
 from dataclasses import dataclass
 
-from ropext.tasks.asking import Asked, Order, planted, sentences, worded
+from ropext.tasks.asking import (
+    Asked,
+    Order,
+    Worded,
+    drawn_cycle,
+    planted,
+    sentences,
+    worded_task,
+)
 from ropext.tasks.item import NOUNS, SENTENCES, Task
 
 NOISE = " ".join(sentence.strip() for sentence in SENTENCES)
@@ -29,68 +37,94 @@ class Needles:
     asked: int = 1  # keys in one question
 
     def __call__(self, order: Order) -> list[Asked]:
-        rng = order.rng
-        several = self.values * self.asked > 1
-        others = order.units if self.around == "needles" else 0
-        stating = {
-            key: [self._value(rng) for _ in range(self.values)]
-            for key in self._keys(self.keys + others, rng)
-        }
-        stated = [
-            f"The secret {self.value} of {key} is {value}."
-            for key, values in stating.items()
-            for value in values
-        ]
-        needles = stated[: self.keys * self.values]
-        lines = stated[self.keys * self.values :]
-        places = [] if several else list(order.depths)
-        places += [rng.random() for _ in needles[len(places) :]]
-        hay = planted(lines or self._filler(order.units, rng), needles, places)
-        joined = (" " if self.around == "book" else "\n").join(hay)
-        text = (
+        """Write one text, and a question about each key or about several keys together."""
+        keys = self._keys(order)
+        values = dict[str, list[str]]()
+        statements = list[str]()
+        for key in keys:
+            values[key] = [self._value(order.rng) for _ in range(self.values)]
+            for value in values[key]:
+                statements.append(f"The secret {self.value} of {key} is {value}.")
+        text = self._text(order, statements)
+        if self._in_one_question:
+            return [self._about_several(text, keys[: self.asked], values)]
+        questions = list[Asked]()
+        for key, depth in zip(keys[: self.keys], order.depths, strict=False):
+            questions.append(self._about_one(text, key, values[key], depth))
+        return questions
+
+    @property
+    def _in_one_question(self) -> bool:
+        """Whether one question asks for all values, which then lie at places of no depth."""
+        return self.values * self.asked > 1
+
+    def _about_one(self, text: str, key: str, values: list[str], depth: float) -> Asked:
+        return Asked(
+            text=text,
+            question=f"What is the secret {self.value} of {key}?",
+            opening=f"As the text tells, the secret {self.value} of {key} is",
+            references=tuple(values),
+            depth=depth,
+        )
+
+    def _about_several(self, text: str, keys: list[str], values: dict[str, list[str]]) -> Asked:
+        named = keys[0]
+        if len(keys) > 1:
+            named = f"{', '.join(keys[:-1])} and {keys[-1]}"
+        references = list[str]()
+        for key in keys:
+            references += values[key]
+        return Asked(
+            text=text,
+            question=f"List the secret {self.value}s of {named}, all of them.",
+            opening=f"As the text tells, the secret {self.value}s of {named} are",
+            references=tuple(references),
+        )
+
+    def _text(self, order: Order, statements: list[str]) -> str:
+        """Write the text around the needles, which are the first of the statements."""
+        count = self.keys * self.values
+        needles = statements[:count]
+        places = list[float]()
+        if not self._in_one_question:
+            places += order.depths
+        while len(places) < count:
+            places.append(order.rng.random())
+        filler = self._filler(order, statements[count:])
+        separator = " " if self.around == "book" else "\n"
+        joined = separator.join(planted(filler, needles, places))
+        return (
             f"Some secret {self.value}s are told in the text below. Keep them in mind: a question "
             f"about them follows.\n\n{joined}\n\n"
         )
-        if not several:
-            return [
-                Asked(
-                    text,
-                    f"What is the secret {self.value} of {key}?",
-                    f"As the text tells, the secret {self.value} of {key} is",
-                    tuple(values),
-                    depth,
-                )
-                for (key, values), depth in zip(stating.items(), order.depths, strict=False)
-            ]
-        names = list(stating)[: self.asked]
-        key = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
-        return [
-            Asked(
-                text,
-                f"List the secret {self.value}s of {key}, all of them.",
-                f"As the text tells, the secret {self.value}s of {key} are",
-                tuple(value for name in names for value in stating[name]),
-            )
-        ]
 
-    def _keys(self, count: int, rng: random.Random) -> list[str]:
-        keys = dict[str, None]()
+    def _keys(self, order: Order) -> list[str]:
+        """Draw different keys: the needles', and among other needles one for each unit."""
+        count = self.keys
+        if self.around == "needles":
+            count += order.units
         words = 2 if count <= PAIRED else 3
+        keys = dict[str, None]()
         while len(keys) < count:
-            keys[_uuid(rng) if self.by_uuid else "-".join(rng.sample(NOUNS, words))] = None
+            if self.by_uuid:
+                key = _uuid(order.rng)
+            else:
+                key = "-".join(order.rng.sample(NOUNS, words))
+            keys[key] = None
         return list(keys)
 
     def _value(self, rng: random.Random) -> str:
-        low = 10 ** (DIGITS - 1)
-        return _uuid(rng) if self.value == "UUID" else str(rng.randrange(low, 10 * low))
+        if self.value == "UUID":
+            return _uuid(rng)
+        return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
 
-    def _filler(self, count: int, rng: random.Random) -> list[str]:
-        """Noise, or the book from a random sentence on; behind the last comes the first."""
+    def _filler(self, order: Order, others: list[str]) -> list[str]:
+        """Return noise, the other statements, or the book from a random sentence on."""
         if self.around == "noise":
-            return [NOISE] * count
-        book = sentences()
-        start = rng.randrange(len(sentences()))
-        return [book[(start + k) % len(book)] for k in range(count)]
+            return [NOISE] * order.units
+        if self.around == "needles":
+            return others
+        return drawn_cycle(sentences(), order.units, order.rng)
 
 
 def _uuid(rng: random.Random) -> str:
@@ -98,19 +132,18 @@ def _uuid(rng: random.Random) -> str:
 
 
 def _task(name: str, summary: str, needles: Needles, per_haystack: int = 1) -> Task:
-    return worded(f"niah_{name}", summary, needles, ROOM, per_haystack=per_haystack)
+    return worded_task(Worded(f"niah_{name}", needles, ROOM), summary, per_haystack=per_haystack)
 
 
 # Where a haystack holds several keys, as many are asked for, one by one.
+AMONG_UUIDS = Needles("needles", "UUID", by_uuid=True, keys=10)
 TASKS = (
     _task("single_1", "one number in noise", Needles("noise")),
     _task("single_2", "one number in a book", Needles()),
     _task("single_3", "one UUID in a book", Needles(value="UUID")),
     _task("multikey_1", "four keys in a book", Needles(keys=4), 4),
     _task("multikey_2", "a key among lines like its own", Needles("needles", keys=10), 10),
-    _task(
-        "multikey_3", "a UUID among lines of them", Needles("needles", "UUID", True, keys=10), 10
-    ),
+    _task("multikey_3", "a UUID among lines of them", AMONG_UUIDS, 10),
     _task("multivalue", "four values of one key in a book", Needles(values=4)),
     _task("multiquery", "four keys at once in a book", Needles(keys=4, asked=4)),
 )

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropext.errors import UsageError
-from ropext.tasks.asking import Asked, Order, Worded, planted, worded
+from ropext.tasks.asking import Asked, Order, Worded, planted, worded_task
 from ropext.tasks.item import NOUNS, Task
 
 ROOM = 32
-_FIRST = """
+_FIRST_NAMES = """
     Ada Anton Beata Bruno Celia Dora Edgar Elsa Felix Flora Greta Hugo Ida Jonas Karl Linus Magda
     Nora Otto Paula Rosa Silas Stella Theo Ursula Viktor Walter Yara
 """
 _SYLLABLES = "bar bel cor dal fal gar hol kel lam mar mel nor per ros sel tan ved wil zan"
 _TRADES = "baker carpenter chemist engraver gardener miller printer sailor tailor weaver"
-FIRST, SYLLABLES, TRADES = (tuple(text.split()) for text in (_FIRST, _SYLLABLES, _TRADES))
+FIRST_NAMES = tuple(_FIRST_NAMES.split())
+SYLLABLES = tuple(_SYLLABLES.split())
+TRADES = tuple(_TRADES.split())
 
 
 @dataclass(frozen=True)
@@ -34,57 +36,73 @@ class KnownAnswer:
 
     @property
     def hops(self) -> int:
-        """One passage, or two and more."""
+        """1 if one passage answers the question, 2 if it takes two or more."""
         return min(2, len(self.passages))
 
 
 @dataclass(frozen=True)
 class OverPassages:
-    """Questions of one or two hops; `known` are the user's, none: they are made."""
+    """Questions of one or two hops: the user's `known` ones, or without these invented ones."""
 
     hops: int = 1
     known: tuple[KnownAnswer, ...] = ()
 
     def __call__(self, order: Order) -> list[Asked]:
+        """Write one text of passages, and ask a question for each depth."""
         rng = order.rng
-        fitting = [known for known in self.known if known.hops == self.hops]
-        # One question of a passage: planted for two, it would stand at two depths.
-        apart = {known.passages: known for known in rng.sample(fitting, len(fitting))}
-        made_here = [made(self.hops, rng) for _ in order.depths]
-        questions = list(apart.values())[: len(order.depths)] if self.known else made_here
-        gold = [text for known in questions for text in known.passages]
-        # What a question needs first stands at its depth, the rest anywhere.
-        places = [
-            rng.random() if k else depth
-            for known, depth in zip(questions, order.depths, strict=True)
-            for k, _ in enumerate(known.passages)
-        ]
-        every = planted(self._others(order.units, gold, rng), gold, places)
-        text = "\n\n".join(f"Passage {number}:\n{text}" for number, text in enumerate(every, 1))
-        brief = "Answer by the passages {}, as briefly as you can.\n\n"
-        text = f"{brief.format('below')}{text}\n\n{brief.format('above')}"
+        drawn = self._drawn(rng)
+        invented = [invent(self.hops, rng) for _ in order.depths]
+        questions = drawn[: len(order.depths)] if self.known else invented
+        needed = list[str]()
+        places = list[float]()
+        for known, depth in zip(questions, order.depths, strict=True):
+            # The first passage of a question stands at its depth, the others anywhere.
+            needed += known.passages
+            places.append(depth)
+            places += (rng.random() for _ in known.passages[1:])
+        passages = planted(self._others(order.units, needed, rng), needed, places)
+        numbered = list[str]()
+        for number, passage in enumerate(passages, 1):
+            numbered.append(f"Passage {number}:\n{passage}\n\n")
+        text = (
+            "Answer by the passages below, as briefly as you can.\n\n"
+            f"{''.join(numbered)}"
+            "Answer by the passages above, as briefly as you can.\n\n"
+        )
         return [
-            Asked(
-                *(text, f"Question: {known.question}", "Answer:", known.answers, depth), part=True
-            )
+            Asked(text, f"Question: {known.question}", "Answer:", known.answers, depth, part=True)
             for known, depth in zip(questions, order.depths, strict=True)
         ]
 
-    def _others(self, count: int, gold: Sequence[str], rng: random.Random) -> list[str]:
-        if not self.known:  # a second passage about whom or what is asked for would tell another
-            subjects = {_subject(text) for text in gold}
-            others = list[str]()
-            while len(others) < count:
-                text = rng.choice(made(2, rng).passages)
-                others += [] if _subject(text) in subjects else [text]
-            return others
-        texts = dict.fromkeys(text for known in self.known for text in known.passages)
-        return rng.sample([text for text in texts if text not in gold], count)
+    def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
+        """Draw from the user's questions, one for each passage: a passage planted for two
+        questions would stand at two depths."""
+        fitting = [known for known in self.known if known.hops == self.hops]
+        by_passages = dict[tuple[str, ...], KnownAnswer]()
+        for known in rng.sample(fitting, len(fitting)):
+            by_passages[known.passages] = known
+        return list(by_passages.values())
+
+    def _others(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
+        """Draw passages that no question needs."""
+        if self.known:
+            texts = dict[str, None]()
+            for known in self.known:
+                texts |= dict.fromkeys(known.passages)
+            return rng.sample([text for text in texts if text not in needed], count)
+        # A second passage about a person or a house that is asked about would contradict the first.
+        subjects = {_subject(text) for text in needed}
+        others = list[str]()
+        while len(others) < count:
+            text = rng.choice(invent(2, rng).passages)
+            if _subject(text) not in subjects:
+                others.append(text)
+        return others
 
 
-def made(hops: int, rng: random.Random) -> KnownAnswer:
-    """A question about a person; with two hops a house alone says about whom."""
-    name = f"{rng.choice(FIRST)} {_name(rng)}"
+def invent(hops: int, rng: random.Random) -> KnownAnswer:
+    """Invent a question about a person; with two hops only a house tells about whom."""
+    name = f"{rng.choice(FIRST_NAMES)} {_name(rng)}"
     town = f"{_name(rng)}ton"
     trade = rng.choice(TRADES)
     thing = rng.choice(NOUNS)
@@ -112,7 +130,7 @@ def made(hops: int, rng: random.Random) -> KnownAnswer:
 
 
 def _subject(text: str) -> str:
-    """The person or house that a made passage begins with."""
+    """Return the person or house that an invented passage begins with."""
     return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
 
 
@@ -121,11 +139,18 @@ def _name(rng: random.Random) -> str:
 
 
 HOPS = {"qa_1": 1, "qa_2": 2, "passages": 1}
+
+
+def _worded(name: str) -> Worded:
+    return Worded(name, OverPassages(HOPS[name]), ROOM)
+
+
 TASKS = (
-    worded("qa_1", "a question that one of many passages answers", OverPassages(), ROOM),
-    worded("qa_2", "a question that two of many passages answer", OverPassages(2), ROOM),
-    worded(
-        *("passages", "several questions over one set of passages", OverPassages(), ROOM),
+    worded_task(_worded("qa_1"), "a question that one of many passages answers"),
+    worded_task(_worded("qa_2"), "a question that two of many passages answer"),
+    worded_task(
+        _worded("passages"),
+        "several questions over one set of passages",
         per_haystack=10,
         ruler=False,
     ),
@@ -133,17 +158,21 @@ TASKS = (
 
 
 def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
-    """The same task over the user's passages, if it is one over passages."""
+    """Return the task over the user's passages; a task without passages stays as it is."""
     if task.name not in HOPS:
         return task
     hops = HOPS[task.name]
-    size = task.per_haystack
-    groups = {each.passages for each in known if each.hops == hops}
-    texts = {text for each in known for text in each.passages}
-    most = len(texts) - sum(sorted(map(len, groups))[-size:])
-    if len(groups) < size or most < 1:
+    questions = task.per_haystack
+    texts = set[str]()
+    for question in known:
+        texts.update(question.passages)
+    groups = {question.passages for question in known if question.hops == hops}
+    largest = sorted(map(len, groups))[-questions:]
+    most = len(texts) - sum(largest)  # passages that are left around those of the questions
+    if len(groups) < questions or most < 1:
+        kind = "passages" if hops == 1 else "pairs"
         raise UsageError(
-            f"--passages asks about {len(groups)} {('passages', 'pairs')[hops - 1]} of "
-            f"{len(texts)} passages; the task {task.name} needs {size} and more passages"
+            f"--passages asks about {len(groups)} {kind} of {len(texts)} passages; the task "
+            f"{task.name} needs {questions} and more passages"
         )
     return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

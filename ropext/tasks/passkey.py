@@ -19,6 +19,7 @@ from ropext.tasks.item import (
     occurs,
     one_per_depth,
     room_for_filler,
+    spliced,
     until_unambiguous,
 )
 
@@ -38,10 +39,10 @@ def one_item(
     depth: float,
     rng: random.Random,
 ) -> tuple[Tokens, Tokens]:
-    """Prompt and answer: filler, the key, filler, the question."""
+    """Build prompt and answer: filler, the key, filler, the question."""
 
     def draw() -> tuple[Tokens, Tokens, Tokens, list[int]]:
-        key = "".join(rng.choices("0123456789", k=DIGITS))
+        key = _key(rng)
         stated = template.state(encoder, key)
         question, answer = template.question(encoder, key)
         fixed = len(stated) + len(question) + len(answer)
@@ -53,13 +54,14 @@ def one_item(
         return not occurs(answer[-DIGITS:], filler)
 
     stated, question, answer, filler = until_unambiguous(NAME, draw, clear)
-    cut = round(depth * len(filler))
-    return (*filler[:cut], *stated, *filler[cut:], *question), answer
+    return spliced(filler, stated, depth) + question, answer
 
 
 def make(
     encoder: Encoder, haystack: Haystack, wanted: Request, template: Template = TERSE
 ) -> list[Item]:
+    """Build an item for each depth."""
+
     def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
         return one_item(encoder, haystack, template, length=wanted.length, depth=depth, rng=rng)
 
@@ -70,7 +72,7 @@ ROOM = 32  # tokens of an answer in words
 
 
 def in_words(order: Order) -> list[Asked]:
-    """A text of its own for each depth, with one key in it."""
+    """Write a text with one key in it for each depth."""
     return [_asked(order, depth) for depth in order.depths]
 
 
@@ -81,12 +83,12 @@ def _asked(order: Order, depth: float) -> Asked:
         key = _key(order.rng)
     text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
     return Asked(
-        "A pass key is told in the text below. Keep it in mind: a question about it follows.\n\n"
-        f"{text}\n\n",
-        "What is the pass key?",
-        "The pass key is",
-        (key,),
-        depth,
+        text="A pass key is told in the text below. Keep it in mind: a question about it "
+        f"follows.\n\n{text}\n\n",
+        question="What is the pass key?",
+        opening="The pass key is",
+        references=(key,),
+        depth=depth,
     )
 
 

@@ -5,7 +5,7 @@ al. 2024) found that recall from many examples predicts use better than needles.
 here, so that no model can know a label but from the examples.
 """
 
-from ropext.tasks.asking import Asked, Order, worded
+from ropext.tasks.asking import Asked, Order, Worded, worded_task
 from ropext.tasks.item import NOUNS
 
 LABELS = 8
@@ -13,27 +13,32 @@ ROOM = 8  # tokens of an answer: with more, a model could say every label
 
 
 def make(order: Order) -> list[Asked]:
-    """Several new pairs after the same examples; these are everywhere, so there is no depth."""
+    """Ask about several new pairs after the same examples; those are everywhere, so there is no
+    depth."""
     rng = order.rng
     count = len(order.depths)
     firsts = rng.sample(NOUNS, LABELS)
     labels = dict(zip(firsts, rng.sample(range(100, 1000), LABELS), strict=True))
-    seconds = rng.sample([noun for noun in NOUNS if noun not in labels], len(NOUNS) - LABELS)
-    new = seconds[:count]
-    old = seconds[count:]  # the new are in no example
+    seconds = [noun for noun in NOUNS if noun not in labels]
+    shuffled = rng.sample(seconds, len(seconds))
+    asked_seconds = shuffled[:count]
+    shown_seconds = shuffled[count:]  # no example holds a pair that is asked about
     # Every label is shown as often as any other, to within one.
-    drawn = [firsts[k % LABELS] for k in range(order.units)]
-    rng.shuffle(drawn)
-    text = "".join(f"Item: {name} {rng.choice(old)}\nLabel: {labels[name]}\n\n" for name in drawn)
-    return [
-        Asked(text, f"Item: {first} {second}", "Label:", (str(labels[first]),))
-        for first, second in zip(rng.sample(firsts * count, count), new, strict=True)
-    ]
+    shown_firsts = [firsts[k % LABELS] for k in range(order.units)]
+    rng.shuffle(shown_firsts)
+    text = ""
+    for first in shown_firsts:
+        text += f"Item: {first} {rng.choice(shown_seconds)}\nLabel: {labels[first]}\n\n"
+    asked_firsts = rng.sample(firsts * count, count)
+    questions = list[Asked]()
+    for first, second in zip(asked_firsts, asked_seconds, strict=True):
+        questions.append(Asked(text, f"Item: {first} {second}", "Label:", (str(labels[first]),)))
+    return questions
 
 
-TASK = worded(
-    *("shots", "the label of a new item, after many labelled ones", make, ROOM),
+TASK = worded_task(
+    Worded("shots", make, ROOM, least=2 * LABELS),
+    "the label of a new item, after many labelled ones",
     per_haystack=10,
     ruler=False,
-    least=2 * LABELS,
 )

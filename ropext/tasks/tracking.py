@@ -7,7 +7,7 @@ import itertools
 import random
 import string
 
-from ropext.tasks.asking import Asked, Order, planted, worded
+from ropext.tasks.asking import Asked, Order, Worded, planted, worded_task
 from ropext.tasks.needles import NOISE
 
 HOPS = 4
@@ -17,26 +17,29 @@ EXAMPLE = 2  # lines of noise
 
 
 def make(order: Order) -> list[Asked]:
-    """One chain; it lies in five places, so no depth is its own."""
+    """Ask about one chain; it lies in five places, so the question has no depth."""
     example = _chain(EXAMPLE, order.rng)
     return [_chain(order.units, order.rng).after(example)]
 
 
 def _chain(lines: int, rng: random.Random) -> Asked:
-    names = dict[str, None]()
+    names = list[str]()
     while len(names) <= HOPS:
-        names["".join(rng.choices(string.ascii_uppercase, k=LETTERS))] = None
+        name = "".join(rng.choices(string.ascii_uppercase, k=LETTERS))
+        if name not in names:
+            names.append(name)
     value = rng.randrange(10_000, 100_000)
-    first, *_ = names
-    stated = [f"VAR {first} = {value}"]
-    stated += [f"VAR {name} = VAR {before}" for before, name in itertools.pairwise(names)]
-    text = "\n".join(planted([NOISE] * lines, stated, sorted(rng.random() for _ in stated)))
+    assignments = [f"VAR {names[0]} = {value}"]
+    for before, name in itertools.pairwise(names):
+        assignments.append(f"VAR {name} = VAR {before}")
+    places = sorted(rng.random() for _ in assignments)
+    text = "\n".join(planted([NOISE] * lines, assignments, places))
     return Asked(
-        f"The text below assigns variables, some of them by way of others.\n\n{text}\n\n",
-        f"Which variables hold the value {value}?",
-        f"In the text above {len(names)} variables hold the value {value}:",
-        tuple(names),
+        text=f"The text below assigns variables, some of them by way of others.\n\n{text}\n\n",
+        question=f"Which variables hold the value {value}?",
+        opening=f"In the text above {len(names)} variables hold the value {value}:",
+        references=tuple(names),
     )
 
 
-TASK = worded("vt", "a chain of assignments in noise", make, ROOM)
+TASK = worded_task(Worded("vt", make, ROOM), "a chain of assignments in noise")

@@ -135,15 +135,14 @@ class RowMaker:
     def repeat(self, window: int, rng: random.Random) -> Row:
         """A span of random or real tokens, filler or none, the span again."""
         longest = window // 2
-        span = longest if rng.random() < 0.3 else rng.randrange(8, longest + 1)
+        size = longest if rng.random() < 0.3 else rng.randrange(8, longest + 1)
         source: Haystack = self.ordinary if rng.random() < 0.6 else self.text
         depth = 1.0 - draw_distance(rng, 0.0)
-        cue = min(rng.randrange(1, 5), span - 1)
+        cue = min(rng.randrange(1, 5), size - 1)
         if source is self.text:
             cue = max(cue, 3)  # fewer tokens of real text do not tell a span from another
-        prompt, answer = copy.one_item(
-            self.filler(rng), source, length=window, depth=depth, rng=rng, span=span, cue=cue
-        )
+        span = copy.RepeatedSpan(source, size, cue)
+        prompt, answer = copy.one_item(self.filler(rng), span, length=window, depth=depth, rng=rng)
         return Row([*prompt, *answer], list(range(len(prompt), window)))
 
     def filler(self, rng: random.Random) -> Haystack:

@@ -194,7 +194,7 @@ def test_two_passages_are_needed():
 def test_nobody_that_is_asked_for_is_told_of_twice(hops, monkeypatch):
     """Of three houses and three persons at most, many passages would tell of the asked one."""
     monkeypatch.setattr(passages, "_name", lambda rng: rng.choice(["Bar", "Dal", "Kel"]))
-    monkeypatch.setattr(passages, "FIRST", ("Ada",))
+    monkeypatch.setattr(passages, "FIRST_NAMES", ("Ada",))
     for seed in range(5):
         order = Order(40, (0.5,), 9000, random.Random(seed))
         (own,) = passages.OverPassages(hops)(order)
