@@ -32,9 +32,9 @@ from ropext import corpus, patching, scaling
 from ropext.checkpoint import open_snapshot
 from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import RopextError
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.models.tokenizer import load_tokenizer
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan

@@ -84,7 +84,7 @@ def corpus_case(folder: Path, count: int) -> dict[str, Any]:
     """The search of an evaluation for documents that are long enough."""
     from ropext.checkpoint import open_snapshot
     from ropext.corpus import DocumentEncoder, Source, Wanted, choose_documents, read_documents
-    from ropext.evaluation.loading import load_tokenizer
+    from ropext.models.tokenizer import load_tokenizer
 
     small, path = folder / "small.jsonl", folder / f"{count}.jsonl"
     write_corpus(small, 100, 12, long_ones=2)

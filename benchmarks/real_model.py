@@ -37,12 +37,12 @@ import transformers
 from ropext import corpus, patching
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.costs import shape_of
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.ranking import frame_of
 from ropext.evaluation.reader import Progress, Reader, read_units
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.files import write_json
+from ropext.models.tokenizer import load_tokenizer
 from ropext.results.measurement import Store
 from ropext.results.values import Bootstrap, Value
 

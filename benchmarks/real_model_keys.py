@@ -26,11 +26,11 @@ from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
 
 from ropext import corpus
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.ranking import frame_of
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import Reads
+from ropext.models.tokenizer import load_tokenizer
 from ropext.results.values import Bootstrap
 from ropext.tasks import Item, find_task
 from ropext.tasks.item import running_text

@@ -32,11 +32,11 @@ from real_model_keys import DEPTHS
 from ropext import corpus
 from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.ranking import frame_of
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import Reads
+from ropext.models.tokenizer import load_tokenizer
 from ropext.patching import patch, unpatch
 from ropext.tasks import Item, find_task
 from ropext.tasks.item import running_text

@@ -30,9 +30,10 @@ from ropext.corpus import (
     pack_documents,
     read_documents,
 )
-from ropext.evaluation.loading import load_model, load_tokenizer
 from ropext.evaluation.ranking import frame_of, rank
 from ropext.evaluation.reads import Reads
+from ropext.models.load import load_model, loading_of
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
@@ -117,7 +118,7 @@ def main() -> None:
     take = pack_documents if asked.glued else choose_documents
     corpus = take(read_documents(Source(asked.data)), encoder, wanted)
     ids = [own.ids[:longest] for own in corpus.documents]
-    model = load_model(snapshot, Evaluate(data=asked.data), False)
+    model = load_model(snapshot, loading_of(Evaluate(data=asked.data)))
 
     if asked.chat:
         ask = [{"role": "user", "content": question} for question in QUESTIONS]

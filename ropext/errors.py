@@ -19,6 +19,12 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, or the error's class where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class RopextError(Exception):
     """A mistake of the user's or of their input, told in one sentence."""
 

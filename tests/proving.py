@@ -20,7 +20,7 @@ def here(job, directories, timeout, forward=True):
     import torch
     import transformers
 
-    from ropext.evaluation.loading import silenced
+    from ropext.models.load import silenced
     from ropext.proof import child
 
     job, found = json.loads(json.dumps(job)), []

@@ -43,6 +43,7 @@ ABOVE_THE_LINE = (
     "ports",
 )
 BELOW_THE_LINE = (
+    "models",
     "proof",
     "patching",
     "dequantising",

@@ -96,8 +96,9 @@ def judge(day: Day, factor: int, name: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from ropext import corpus
-    from ropext.evaluation.loading import add_adapter, load_tokenizer
     from ropext.evaluation.variants import Variant
+    from ropext.models.adapter import add_adapter
+    from ropext.models.tokenizer import load_tokenizer
     from ropext.patching import apply_config
     from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
     from ropext.results.measurement import Measurement

@@ -151,7 +151,7 @@ def _read_model(
     out: Out, given: dict[str, Any], model: str, output: Path | None, dry_run: bool, full: bool
 ) -> None:
     """Measure a model that is loaded here."""
-    from ropext.evaluation.sharing import is_main
+    from ropext.models.processes import is_main
     from ropext.narration import Hooks
     from ropext.pipeline.public import count_evaluation, evaluate
     from ropext.report import text

@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train, `places` being the model, the data and the output; with --dry-run say what that would
     take. Of several processes the first one prints."""
-    from ropext.evaluation import sharing
+    from ropext.models import processes
     from ropext.pipeline import public
     from ropext.training import count_training, report
 
@@ -60,10 +60,10 @@ def train(
         raise UsageError("give -o OUT, the directory to write (or --dry-run to see the settings)")
     if output is None or dry_run:
         planned = count_training(kind, model, data, output, **given)
-        if sharing.is_main():
+        if processes.is_main():
             out.result(report.plan_text(planned), planned)
         return
     done = getattr(public, kind)(model, data, output, command=sys.argv, say=out.say, **given)
-    if sharing.is_main():
+    if processes.is_main():
         said = report.fit_result(done) if kind == FIT else report.finetune_result(done)
         push.result(out, said, done, done.output, wanted)

@@ -81,7 +81,7 @@ def do(
     **choice: Any,
 ) -> None:
     """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
-    from ropext.evaluation.sharing import is_main
+    from ropext.models.processes import is_main
     from ropext.pipeline import job, running
 
     if place := output or recipe.output:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.corpus.sandbox import ask
 from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
+from ropext.models.sandbox import ask
 from ropext.results.overlap import Hashes, unique
 
 PASSAGE = 64

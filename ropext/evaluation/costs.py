@@ -11,18 +11,18 @@ from typing import Any
 from ropext import families
 from ropext.checkpoint import with_weights
 from ropext.errors import RopextError
-from ropext.evaluation import loading
 from ropext.evaluation.forward import (
     HEAD_BYTES,
     TILE_TOKENS,
     Manner,
-    bends_logits,
     columns_for,
-    plain_head,
     slice_for,
 )
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.variants import Lineup
+from ropext.models.head import foretold_bend
+from ropext.models.load import device_of, skeleton, with_attention
+from ropext.models.memory import free_memory
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
 
@@ -102,7 +102,7 @@ def shape_of(model: Any) -> Shape:
         parameters=sum(map(_numel, model.parameters())),
         dtype_bytes=int(embedding.element_size()),
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
-        plain_head=plain_head(model) is not None and not bends_logits(config),
+        plain_head=foretold_bend(model) is None,
         device=embedding.device.type,
         window=_window(config),
         masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
@@ -147,7 +147,7 @@ def choose_manner(
 
 def manner_of(model: Any, longest: int, options: DocumentOptions) -> Manner:
     """How a loaded model is read in the memory that is free."""
-    free = loading.free_memory(model.get_input_embeddings().weight.device)
+    free = free_memory(model.get_input_embeddings().weight.device)
     return choose_manner(shape_of(model), longest, free, options.chunk, options.slice_memory * MIB)
 
 
@@ -192,15 +192,15 @@ def count_evaluation(
     _check_places(evaluation, output, force)
     snapshot = evaluation.lineup.variants[-1].snapshot
     options = evaluation.options
-    dtype = {} if options.dtype == "auto" else {"dtype": getattr(torch, options.dtype)}
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     masked = evaluation.lineup.masked
-    device = torch.device(loading.device_of(options))
-    skeleton = loading.with_attention(
+    device = torch.device(device_of(options))
+    empty = with_attention(
         options.attn_implementation,
-        lambda kind: loading.skeleton(snapshot, kind, trust_remote_code, masked, **dtype),
+        lambda kind: skeleton(snapshot, kind, trust_remote_code, masked, dtype),
     )
-    shape = replace(shape_of(skeleton), device=device.type)
-    free = loading.free_memory(device)
+    shape = replace(shape_of(empty), device=device.type)
+    free = free_memory(device)
     manner = choose_manner(
         shape,
         evaluation.frame.longest,

@@ -12,8 +12,7 @@ logits ever stands whole: memory does not grow with the vocabulary, and nothing 
 float32 already.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
+from ropext.models.head import logits_after, plain_head, why_not_plain
 from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
@@ -30,43 +30,7 @@ if TYPE_CHECKING:
 TILE_TOKENS = TILE_COLUMNS = 1024
 # Bytes of a tile entry: in the dtype of the weights, and in float32 where that is another one.
 TILE_BYTES = 6
-# Largest relative difference of two ways to multiply the same numbers.
-SAME_PRODUCT = {"torch.float32": 1e-5, "torch.float64": 1e-12}
-SAME_HALF_PRODUCT = 2**-7
-# A cap or any other bend that logits of usual size hide shows when they are so much larger.
-STRETCH = 16
 LOG2_E = 1.4426950408889634
-# Config keys that scale or cap logits, in so far as a config tells.
-BENDING = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "lm_head_multiplier",
-    "output_multiplier_scale",
-)
-
-
-def plain_head(model: Any) -> Any | None:
-    """The output embeddings if they are one matrix that nobody wraps, moves or adapts."""
-    import torch
-
-    head = model.get_output_embeddings()
-    if type(head) is not torch.nn.Linear or "forward" in vars(head):
-        return None
-    return None if head._forward_hooks or head._forward_pre_hooks else head
-
-
-def bends_logits(config: Any) -> bool:
-    """Whether a config says that logits are scaled or capped."""
-    return any(getattr(config, key, None) not in (None, 0, 1, 1.0) for key in BENDING)
-
-
-def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:
-    """Whether two (tokens, vocabulary) logits are the same products, each rounded its own way."""
-    if one.shape != other.shape:
-        return False
-    bound = SAME_PRODUCT.get(str(dtype), SAME_HALF_PRODUCT) * float(other.abs().max())
-    return bool((one - other).abs().max() <= bound)
 
 
 def columns_for(budget: int, device: str) -> int:
@@ -216,24 +180,18 @@ class TokenScorer:
         """Whether the head is a matrix and nothing else, and tiles of it give the right NLL."""
         import torch
 
-        head = plain_head(self.model)
-        if head is None:
-            return False
-        output = self.body(input_ids=self._row(ids), use_cache=False)
-        hidden = output.last_hidden_state
-        wanted = self._row(ids)[0, 1:]
+        row = self._row(ids)
         try:
-            for factor in (1, STRETCH):
-                whole = self._head(output, hidden * factor)
-                bare = head(hidden[0] * factor)
-                if not same_logits(whole.float(), bare.float(), self._dtype()):
-                    return False
-            tiled = tiled_nll(head, hidden[0, :-1], wanted.to(hidden.device), TILE_COLUMNS)
+            if why_not_plain(self.model, row) is not None:
+                return False
+            hidden = self.body(input_ids=row, use_cache=False).last_hidden_state[0, :-1]
+            wanted = row[0, 1:].to(hidden.device)
+            tiled = tiled_nll(plain_head(self.model), hidden, wanted, TILE_COLUMNS)
         except (TypeError, ValueError, NotImplementedError, RuntimeError):
             return False  # weights that are packed, or lie elsewhere
         rows = truth[:-1].to(tiled.device)
         expected = torch.nn.functional.cross_entropy(
-            rows, wanted.to(tiled.device), reduction="none"
+            rows, row[0, 1:].to(tiled.device), reduction="none"
         )
         return bool((tiled - expected).abs().max() <= bound)
 
@@ -315,7 +273,7 @@ class TokenScorer:
             hidden = output.last_hidden_state
             for at in range(max(0, first - begin), hidden.shape[1], self.manner.slice_tokens):
                 part = hidden[:, at : at + self.manner.slice_tokens]
-                yield begin + at, self._head(output, part)
+                yield begin + at, logits_after(self.model, output, part)
 
     def _bodies(self, ids: Ids) -> Iterator[tuple[int, Any]]:
         chunk = self.manner.chunk
@@ -335,14 +293,6 @@ class TokenScorer:
             output = self.model(input_ids=row, past_key_values=cache, use_cache=True)
             if begin + row.shape[1] > first:
                 yield begin, output.logits[0]
-
-    def _head(self, output: Any, hidden: "torch.Tensor") -> "torch.Tensor":
-        """The model's own forward with its body's output given."""
-        given = replace(output, last_hidden_state=hidden)
-        ids = self._row(np.zeros(hidden.shape[1], np.int32))
-        with replaced_forward(self.body, lambda *args, **kwargs: given):
-            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
-        return logits
 
     def new_cache(self) -> Any:
         """An empty cache of the kind that this model's layers need."""
@@ -365,17 +315,3 @@ class TokenScorer:
             row = self._row(ids[begin : begin + size])
             read(input_ids=row, past_key_values=cache, use_cache=True)
         return cache
-
-
-@contextmanager
-def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """For a moment, a call of `module` computes `forward`, inside of what hooks do around it."""
-    replaced = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if replaced is None:
-            del module.forward
-        else:
-            module.forward = replaced

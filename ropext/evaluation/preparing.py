@@ -21,12 +21,14 @@ from ropext.corpus import (
 )
 from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
-from ropext.evaluation import harness, loading
+from ropext.evaluation import harness
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, line_up, trained_on
 from ropext.files import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
+from ropext.models.load import silenced
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
@@ -145,8 +147,8 @@ def prepare(
         harness.check(options.lm_eval)
     not_given = lineup is None
     lineup = lineup or line_up(model, revision, options)
-    with loading.silenced():
-        tokenizer = loading.load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
+    with silenced():
+        tokenizer = load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
     config = lineup.variants[-1].snapshot.config
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)

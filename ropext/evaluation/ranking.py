@@ -11,7 +11,6 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import Corpus
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
-from ropext.evaluation import loading
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
@@ -19,6 +18,8 @@ from ropext.evaluation.variants import Computing, Lineup, Variant, applied
 from ropext.files import read_text, values_json
 from ropext.inspecting import plan_of
 from ropext.lengths import length_text, tail_tokens
+from ropext.models.load import load_model, loading_of, silenced
+from ropext.models.memory import memory_errors, out_of_memory
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, Extend, parse_extend
@@ -204,9 +205,9 @@ def measure(
     methods = [*plans, *(variant.label for variant in beside)]
     _announce(hooks, reads.frame, evaluation.corpus, methods, tokens)
     snapshot = with_weights(snapshot)
-    said = loading.out_of_memory(model, "a measurement keeps nothing")
-    with loading.silenced(), loading.memory_errors(said):
-        loaded = loading.load_model(snapshot, evaluation.options, trust_remote_code)
+    said = out_of_memory(model, "a measurement keeps nothing")
+    with silenced(), memory_errors(said):
+        loaded = load_model(snapshot, loading_of(evaluation.options, trust_remote_code))
         ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options, beside)
     folded = [ranked.method for ranked in ranking.beside]
     tokens -= sum(reads.tokens(variant) for variant in beside if variant.label not in folded)

@@ -11,12 +11,12 @@ from typing import Any
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import Interrupted, NothingKept
-from ropext.evaluation import loading
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
 from ropext.evaluation.reads import Reads, Unit
-from ropext.evaluation.sharing import wait_for_everyone
 from ropext.evaluation.variants import Computing, Variant, applied
+from ropext.models.adapter import add_adapter
+from ropext.models.processes import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.measurement import Measurement, Store
@@ -100,7 +100,7 @@ class Models:
             self.directory = directory
             self.adapter = None
         if adapter and self.adapter is None:
-            self.model = loading.add_adapter(self.model, adapter)
+            self.model = add_adapter(self.model, adapter)
             self.adapter = adapter
         with applied(self.model, variant) as model:
             yield model

@@ -12,12 +12,14 @@ from typing import Any
 from ropext import guard
 from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
-from ropext.evaluation import harness, loading
+from ropext.evaluation import harness
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
-from ropext.evaluation.sharing import processes, wait_for_everyone
 from ropext.evaluation.variants import Lineup, Variant, fetched
 from ropext.files import values_json, write_json, write_text
+from ropext.models.load import device_of, load_model, loading_of, silenced
+from ropext.models.memory import memory_errors, out_of_memory, tell_used
+from ropext.models.processes import rank_and_count, wait_for_everyone
 from ropext.narration import SILENT, Hooks, told_of_files, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
@@ -53,7 +55,7 @@ def evaluate(
     `losses` is a parquet file for the loss of every token. `report` is given the run that was kept,
     while nobody else may write into its folder.
     """
-    rank, world = processes()
+    rank, world = rank_and_count()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
     wait_for_everyone()  # so that one that is refused is noticed by the others
@@ -77,7 +79,7 @@ def evaluate(
         place = evaluation.workdir(Path(room), command, told_of_files(hooks.say))
         place = replace(place, is_temporary=output is None)
         stack.enter_context(place.claimed(force, rank, world, hooks.say))
-        stack.enter_context(loading.silenced())
+        stack.enter_context(silenced())
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)
         if losses is not None and evaluation.corpus is not None and rank == 0:
             texts = ((document.name, document.ids) for document in evaluation.corpus.documents)
@@ -97,19 +99,18 @@ def _measure(
     evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
 ) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
-    (rank, world), path, options = processes(), place.folder, evaluation.options
+    (rank, world), path, options = rank_and_count(), place.folder, evaluation.options
     variants = evaluation.lineup.variants
     reads = evaluation.reads
     stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}
     wait_for_everyone()  # the first one has claimed the folder
 
     def load(snapshot: Snapshot) -> Any:
-        said = loading.out_of_memory(f"the weights of {snapshot.name}")
-        with loading.memory_errors(said):
+        said = out_of_memory(f"the weights of {snapshot.name}")
+        with memory_errors(said):
             hooks.say(f"loading {snapshot.name}")
-            model = loading.load_model(
-                snapshot, options, evaluation.trust_remote_code, evaluation.lineup.masked
-            )
+            how = loading_of(options, evaluation.trust_remote_code, evaluation.lineup.masked)
+            model = load_model(snapshot, how)
         if hooks.stop():  # asked for meanwhile
             raise progress.stopped()
         return model
@@ -121,8 +122,8 @@ def _measure(
         nothing_kept=NOTHING_KEPT,
         rank=rank,
         world=world,
-        used=partial(loading.tell_used, path / USED, hooks.say, loading.device_of(options)),
-        guard=lambda what: loading.memory_errors(loading.out_of_memory(what)),
+        used=partial(tell_used, path / USED, hooks.say, device_of(options)),
+        guard=lambda what: memory_errors(out_of_memory(what)),
     )
     done = Reader(models.computing, options).measure(variants, reads, stores, progress)
     if rank != 0:

@@ -25,10 +25,10 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import RopextError, UnsupportedModel, UsageError
-from ropext.evaluation import loading
 from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.files import read_object
+from ropext.models.masked import fills_in, is_masked
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
@@ -407,7 +407,7 @@ def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
                     f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
                     "leave the option out"
                 ) from None
-            return stated or scheme.context, scheme.context, loading.is_masked(snapshot)
+            return stated or scheme.context, scheme.context, is_masked(snapshot)
         lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
         stored = next((length for length in lengths if isinstance(length, int)), None)
         stored = scheme.context or stored if scheme is not None else stored
@@ -422,7 +422,7 @@ def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
         limit = int(stored or context)
         return context, limit if _is_bounded(snapshot) else max(context, limit), False
     longest = max(model.context, model.stated_context)
-    return model.context, longest, loading.fills_in(snapshot, model.masked_lm)
+    return model.context, longest, fills_in(snapshot, model.masked_lm)
 
 
 def _has_table(snapshot: Snapshot) -> bool:

@@ -24,16 +24,18 @@ from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
 from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.evaluation import loading
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.ranking import closed_forms, frame_of, preference, readable, rivals
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.sharing import processes
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import read_json, read_text, write_json, write_text
 from ropext.lengths import length_text
+from ropext.models.load import load_model, loading_of, silenced
+from ropext.models.memory import memory_errors, out_of_memory
+from ropext.models.processes import rank_and_count
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Hooks, told_of_files
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.extend import TRAINED_COST, Writing, parse_budget, parse_extend
@@ -171,8 +173,8 @@ def prospect(recipe: Recipe) -> Prospect:
         plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
     place = str(recipe.extend.data)
     reading = Evaluate(**recipe.evaluation | {"data": place, "lengths": (example.target,)})
-    with loading.silenced():
-        tokenizer = loading.load_tokenizer(snapshot, recipe.source.trust_remote_code)
+    with silenced():
+        tokenizer = load_tokenizer(snapshot, recipe.source.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
     elsewhere = bool(recipe.evaluate and recipe.evaluate.data)
@@ -253,7 +255,7 @@ def choose(
 ) -> Recipe:
     """The recipe with the method that measurement took and the stages that follow; a choice that
     was made before with all the same is not made again."""
-    if processes()[1] > 1:
+    if rank_and_count()[1] > 1:
         raise UsageError(
             "--method auto runs in one process: run it without accelerate launch, then launch the "
             "recipe with the method that it chose"
@@ -335,8 +337,8 @@ class AutoChoice:
                 "nothing is sure (eight or more give intervals), and the lowest is taken as it "
                 "stands"
             )
-        said = loading.out_of_memory(prospect.recipe.model, "what was read is kept")
-        with loading.silenced(), loading.memory_errors(said):
+        said = out_of_memory(prospect.recipe.model, "what was read is kept")
+        with silenced(), memory_errors(said):
             method, why = self._measure()
         recipe = {f"{EXTEND}.method": method} | self._fitting(method) | self._judging()
         if method == UNTOUCHED:
@@ -374,7 +376,7 @@ class AutoChoice:
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents
         self.chose = trained(document.known_by[1:] for document in documents)
-        model = loading.load_model(with_weights(prospect.snapshot), files, trusted)
+        model = load_model(with_weights(prospect.snapshot), loading_of(files, trusted))
         reader = Reader(partial(applied, model), files)
         reads = Reads(prospect.frame, documents)
         self._set_budget(reader, reads)

@@ -21,9 +21,9 @@ from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
-from ropext.evaluation.sharing import from_first, processes, wait_for_everyone
 from ropext.files import from_home, write_text
 from ropext.lengths import doubling_grid, lengths_text
+from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, REPORT, STAGES, Recipe
@@ -95,7 +95,7 @@ class WholeRun:
                 raise UsageError(
                     f"{flag} {name}: {why}; the stages of this run are {', '.join(stages)}"
                 )
-        self.rank, self.world = processes()
+        self.rank, self.world = rank_and_count()
         about = {
             "recipe": work.job.source.name,
             "resolved": work.job.resolved(),

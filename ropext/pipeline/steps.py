@@ -17,10 +17,10 @@ from ropext.checkpoint.provenance import (
     versions,
 )
 from ropext.checkpoint.staging import recover, remove_output
-from ropext.evaluation.sharing import is_main
 from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
+from ropext.models.processes import is_main
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend

@@ -19,8 +19,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ropext.errors import InputError
-from ropext.evaluation.loading import silenced
 from ropext.files import parse_object
+from ropext.models.load import silenced
 from ropext.narration import Say, interruptible, silent
 from ropext.ports.server import KEY
 from ropext.serving.answers import AnswerSoFar

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.cli.serving.utils import BaseHandler, Modality
 
-from ropext.corpus.sandbox import ask
+from ropext.models.sandbox import ask
 from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:

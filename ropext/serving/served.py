@@ -8,9 +8,12 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import UnsupportedModel
-from ropext.evaluation import loading
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
 from ropext.evaluation.variants import context_of, follows_length
+from ropext.models.adapter import add_adapter
+from ropext.models.load import load_model, loading_of, silenced
+from ropext.models.memory import memory_errors
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Say, silent
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
@@ -71,15 +74,15 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
             say(f"warning: {warning}")
     if wish.adapter is not None:
         read_lora(wish.adapter)  # refused before a model is loaded
-    tokenizer = loading.load_tokenizer(snapshot, wish.trust_remote_code)
+    tokenizer = load_tokenizer(snapshot, wish.trust_remote_code)
     if not tokenizer.is_fast:
         raise UnsupportedModel(f"serve needs a fast tokenizer, and that of {wish.name} is slow")
     said = f"out of memory while loading {wish.name}; give --dtype bfloat16, or a smaller model"
-    with loading.memory_errors(said), loading.silenced():
+    with memory_errors(said), silenced():
         say(f"loading {wish.name}")
-        model = loading.load_model(with_weights(snapshot), how, wish.trust_remote_code)
+        model = load_model(with_weights(snapshot), loading_of(how, wish.trust_remote_code))
         if wish.adapter is not None:
-            model = loading.add_adapter(model, wish.adapter)
+            model = add_adapter(model, wish.adapter)
         model = _extended(model, plan)
     config = snapshot.config if plan is None else plan.config
     piece = SHORTEST_PIECE

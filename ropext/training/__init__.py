@@ -51,8 +51,8 @@ def train(
     adds to what a fit writes, before that has its name.
     """
     from ropext.dequantising import directory_of
-    from ropext.evaluation.loading import silenced
-    from ropext.evaluation.sharing import is_main, processes
+    from ropext.models.load import silenced
+    from ropext.models.processes import is_main, rank_and_count
 
     source = as_place(data)
     name = str(model)
@@ -80,7 +80,7 @@ def train(
             return objective
         work = _workdir(objective, Path(output), force, say, recovers=is_main())
         objective.count()
-        with work.claimed(force, *processes(), say):
+        with work.claimed(force, *rank_and_count(), say):
             say = say if is_main() else silent
             return objective.run(work.folder, Path(output), force, command, say)
 

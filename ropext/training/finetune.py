@@ -13,8 +13,6 @@ from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import READ_FROM
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
-from ropext.evaluation import sharing
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.preparing import masking_of, read_corpus
 from ropext.evaluation.reader import Models
 from ropext.evaluation.reading import Masking
@@ -22,6 +20,8 @@ from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
 from ropext.files import values_json
+from ropext.models import processes
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
@@ -88,7 +88,7 @@ class AdapterObjective(Objective):
         """Why no document is read, although that was not asked for."""
         if self.judge is not None or not self.options.eval_documents:
             return None
-        if sharing.is_fsdp():
+        if processes.is_fsdp():
             return (
                 "under FSDP no process holds all weights; after the training run ropext eval OUT "
                 "--data DATA --device-map auto"
@@ -104,7 +104,7 @@ class AdapterObjective(Objective):
         device = models.device(self.options)
         if self.options.qlora:
             models.four_bits(device)
-        if sharing.is_fsdp() and device.type == "cpu":
+        if processes.is_fsdp() and device.type == "cpu":
             raise UsageError(
                 "launched with FSDP on a CPU, where accelerate silently runs DDP; use GPUs, or the "
                 "config ddp of `ropext.training.launch`"
@@ -141,7 +141,7 @@ class AdapterObjective(Objective):
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
         """Have models read the documents that judge; what an earlier run read is not read again."""
-        if self.judge is None or not sharing.is_main():
+        if self.judge is None or not processes.is_main():
             return
 
         def load(_: Any) -> Any:
@@ -277,8 +277,8 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     sizes = sum(prod(tensor.shape) for tensor in tensors), origin.context, origin.target
     settings = defaults.settings(options, *sizes)
     length = settings.row_tokens.value
-    sharing.check_rows(settings.rows.value, length, options.keep_short)
-    sharing.check_fsdp(qlora=options.qlora, **{f"train {kind}": kind != "lora"})
+    processes.check_rows(settings.rows.value, length, options.keep_short)
+    processes.check_fsdp(qlora=options.qlora, **{f"train {kind}": kind != "lora"})
     if options.keep_short and origin.two_sets_up_to:
         raise UsageError(
             f"--keep-short is not needed: {model} reads its original length with separate "
@@ -306,7 +306,7 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
     judge = _judge(origin, options, read, encoder, masking)
     per_pass = rows_in(documents, strategy)
-    settings = defaults.settings(options, *sizes, per_pass, sharing.readers(), tokens_of(judge))
+    settings = defaults.settings(options, *sizes, per_pass, processes.readers(), tokens_of(judge))
     settings = settings if kind != "new-rows" else replace(settings, rank=None, alpha=None)
     count = settings.rows.value * settings.steps.value
     share = options.retrieval_share
@@ -349,6 +349,6 @@ def _judge(
         )
         wanted = corpus.Wanted((target,), given=True, max_documents=count)
         judging = read_corpus(reading, encoder, wanted).documents
-    if not judging or sharing.is_fsdp():
+    if not judging or processes.is_fsdp():
         return None
     return judge_of(judging, (origin.context, target), options.seed, masking=masking)

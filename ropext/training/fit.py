@@ -13,14 +13,14 @@ from ropext import corpus
 from ropext.checkpoint import open_snapshot, with_weights
 from ropext.checkpoint.provenance import read_record
 from ropext.errors import UnsupportedModel, UsageError, listed
-from ropext.evaluation import sharing
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.loading import load_tokenizer
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.files import values_json
 from ropext.inspecting import open_model
+from ropext.models import processes
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show
 from ropext.options.training import Fit
 from ropext.planning import Plan
@@ -315,12 +315,12 @@ class SpectrumObjective(Objective):
         self.model.eval()
         with self._attention_set(space) as searched:
             done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
-            if sharing.is_main():
+            if processes.is_main():
                 store.put(SEARCHED, {"tokens": searched})
                 self.steps.keep(step + slower * half, space.knobs(), store)
         measured = replace(done, models={**self.models, **done.models})
         gains = slower or step != half or rules.is_lower(measured, STEP, START)
-        if not sharing.from_first(gains):
+        if not processes.from_first(gains):
             raise LeftGuards  # of what is worth its cost
         return rules.fit_loss(measured, STEP), rules.tail_loss(measured, STEP)
 
@@ -352,7 +352,7 @@ class SpectrumObjective(Objective):
 
     def choose(self, pause: Show) -> Fitted | None:
         """The lowest step, if it beats the start surely and loses no retrieval."""
-        if not sharing.is_main():
+        if not processes.is_main():
             return None
         step, reason, plan = self._decide(pause)
         if self.back_at and step > self.back_at:
@@ -453,7 +453,7 @@ def prepare(
 ) -> SpectrumObjective:
     """Read model, tokenizer and data; settle what moves and from where. `named` is what the user
     calls the model, where that is a GGUF and this a directory made of it."""
-    if sharing.is_fsdp():
+    if processes.is_fsdp():
         raise UsageError(
             "fit trains a few numbers, so there is nothing to shard; launch it with DDP, not FSDP "
             "(the configs are in ropext.training.launch)"
@@ -476,7 +476,7 @@ def prepare(
     settings = defaults.fit_settings(options, plan.context, plan.target, pairs, rivals)
     length = settings.row_tokens.value
     per_step = settings.rows.value
-    sharing.check_rows(per_step, length, options.keep_short)
+    processes.check_rows(per_step, length, options.keep_short)
     beyond = plan.main.rope.spectrum.short_context or 0
     strategy = strategy_of(options, length, plan.target, beyond)
     encoder = corpus.DocumentEncoder(

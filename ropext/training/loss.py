@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ropext.evaluation.forward import replaced_forward
-from ropext.evaluation.sharing import by_first
+from ropext.models.head import replaced_forward, why_not_plain
+from ropext.models.processes import by_first
 from ropext.training.rows import IGNORED
 
 PROBE = 32  # tokens
@@ -37,33 +37,9 @@ def probe_ids(model: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def why_not_sliced(model: Any) -> str | None:
-    """None where head(decoder(ids)) is what the model itself computes; else the reason.
-
-    Asked of the model before PEFT wraps it. Families scale or cap their logits under many names;
-    a probe of 32 tokens finds them all.
-    """
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return f"its output layer is a {type(head).__name__}, not a plain linear one"
-    if getattr(model, "base_model", model) is model:
-        return "its decoder cannot be told from its output layer"
-    ids = probe_ids(model)
-    # Multiplied, so that a cap on logits shows also where they are small.
-    amplified = head.register_forward_hook(
-        lambda module, inputs, output: output * (100.0 / output.abs().amax().clamp(min=1e-6))
-    )
-    try:
-        with _evaluating(model):
-            whole = model(input_ids=ids, use_cache=False).logits.float()
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            split = head(hidden).float()
-    finally:
-        amplified.remove()
-    difference = float((whole - split).abs().max())
-    # 100 is the largest logit; bfloat16 keeps 8 bits of it.
-    if not difference <= (0.01 if head.weight.dtype == torch.float32 else 1.0):
-        return "it scales or caps its logits"
-    return None
+    """None where the loss may be made of head and decoder apart; else the reason."""
+    with _evaluating(model):
+        return why_not_plain(model, probe_ids(model))
 
 
 @torch.no_grad()
@@ -202,7 +178,7 @@ class SlicedForward:
 def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum of the losses, computed inside a call of the output layer: only there does FSDP have
     its weights, which it shares among processes."""
-    head = plain_head(model)
+    head = trained_head(model)
 
     def forward(states: torch.Tensor) -> torch.Tensor:
         return sliced_cross_entropy(states.to(head.weight.dtype), head.weight, head.bias, labels)
@@ -212,7 +188,7 @@ def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.T
     return total
 
 
-def plain_head(model: Any) -> nn.Linear:
+def trained_head(model: Any) -> nn.Linear:
     """The output layer; where PEFT trains a copy of it, that copy."""
     head: Any = model.get_output_embeddings()
     copies = getattr(head, "modules_to_save", None)

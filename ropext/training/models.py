@@ -11,17 +11,17 @@ from torch import nn
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UsageError, did_you_mean
-from ropext.evaluation import sharing
-from ropext.evaluation.forward import BENDING
-from ropext.evaluation.loading import (
-    auto_class,
+from ropext.models import processes
+from ropext.models.load import (
+    Loading,
     device_of,
-    headless,
-    is_masked,
+    load_model,
+    loading_errors,
     local_rank,
     skeleton,
     with_attention,
 )
+from ropext.models.masked import is_masked
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.scaling.tables import Growth
 from ropext.training.defaults import Settings
@@ -43,57 +43,30 @@ def dtype(options: TrainingOptions) -> torch.dtype:
     return torch.bfloat16 if device(options).type == "cuda" else torch.float32
 
 
-def caps_logits(model: Any) -> str | None:
-    """Why the loss will need whole logits, as far as the config tells: only the probe of the loaded
-    model (`loss.why_not_sliced`) decides."""
-    config = model.config.get_text_config()
-    for key in BENDING:
-        value = getattr(config, key, None)
-        if value not in (None, 0, 1, 1.0):
-            return f"it scales or caps its logits ({key} {value:g})"
-    return None
-
-
 def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
     """The model with its weights, and the attention that was asked for, or one that it has. Under
     FSDP the first process alone holds them, and accelerate shares them out from there (its
     cpu_ram_efficient_loading)."""
-    from safetensors import SafetensorError
-
     where = device(options)
     qlora = isinstance(options, Finetune) and options.qlora
-    # Neither code from the model nor a pickle beside its weights.
-    keywords = {"dtype": dtype(options), "trust_remote_code": False, "use_safetensors": True}
-    if qlora:
-        keywords["quantization_config"] = four_bits(where)
     packed = qlora or bool(snapshot.quantisation)
-    attention = options.attn_implementation
-    if packed:
-        keywords["device_map"] = {"": where}
-
-    def build(kind: str) -> Any:
-        if sharing.is_fsdp() and not sharing.is_main():
-            return skeleton(snapshot, kind, dtype=keywords["dtype"])
-        masked = is_masked(snapshot)
-        model, loading = auto_class(masked).from_pretrained(
-            snapshot.directory, attn_implementation=kind, output_loading_info=True, **keywords
-        )
-        if masked and loading["missing_keys"]:
-            raise headless(snapshot)
-        return model
-
-    try:
-        model = with_attention(attention, build)
-    except (ValueError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if attention and ("attn_implementation" in str(error) or isinstance(error, ImportError)):
-            raise UsageError(f"--attn-implementation {attention}: {reason}") from error
-        raise InputError(
-            f"{snapshot.name} cannot be loaded as a causal language model: {reason}"
-        ) from error
-    if sharing.is_fsdp():
+    how = Loading(
+        dtype=dtype(options),
+        place={"": where} if packed else None,
+        attention=options.attn_implementation,
+        masked=is_masked(snapshot),
+        quantiser=four_bits(where) if qlora else None,
+    )
+    if processes.is_fsdp() and not processes.is_main():
+        with loading_errors(snapshot, how):
+            model = with_attention(
+                how.attention, lambda kind: skeleton(snapshot, kind, dtype=dtype(options))
+            )
+    else:
+        model = load_model(snapshot, how)
+    if processes.is_fsdp():
         # What a family keeps in float32 while it loads is that in all processes.
-        dtypes = sharing.by_first(lambda: {name: p.dtype for name, p in model.named_parameters()})
+        dtypes = processes.by_first(lambda: {name: p.dtype for name, p in model.named_parameters()})
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtypes[name])
     elif not packed:  # packed weights cannot be moved once they are loaded

@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Stopped
-from ropext.evaluation import sharing
-from ropext.evaluation.loading import free_memory, memory_errors, skeleton
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.files import values_json
+from ropext.models import processes
+from ropext.models.head import foretold_bend
+from ropext.models.load import skeleton
+from ropext.models.memory import free_memory, memory_errors
 from ropext.narration import (
     Hooks,
     Say,
@@ -127,14 +129,14 @@ class Objective(ABC):
         models.check_tracker(options.report_to)
         model = skeleton(self.snapshot)
         rows = defaults.micro_rows(
-            options, settings.longest, settings.per_step // sharing.readers()
+            options, settings.longest, settings.per_step // processes.readers()
         )
         config = model.config.get_text_config()
         size = models.dtype(options).itemsize
         # Of each row, what one process reads.
-        tokens = rows * settings.longest // sharing.of_each_row()
+        tokens = rows * settings.longest // processes.of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
-        reason = models.caps_logits(model)
+        reason = foretold_bend(model)
         weight_bytes = size * sum(parameter.numel() for parameter in model.parameters())
         targets, moving, moving_bytes = self.moving(model)
         self.counts = Counts(
@@ -212,7 +214,7 @@ class Objective(ABC):
                 self.learn()
                 with pausing(self.say, self.show) as pause:
                     result = self.choose(pause)
-            if result is not None and sharing.is_main():
+            if result is not None and processes.is_main():
                 with self._guarded(output):
                     self.say("writing, and proving what stock transformers builds from it")
                     self.write(result, told_of_files(self.say))
@@ -250,7 +252,7 @@ class Objective(ABC):
         folder = self.folder / "readings"
         if items is not None:
             reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
-        stores = {v.label: Store(folder / v.label, writes=sharing.is_main()) for v in variants}
+        stores = {v.label: Store(folder / v.label, writes=processes.is_main()) for v in variants}
         progress = Progress(hooks=Hooks(show=pause))
         return Reader(computing).measure(variants, reads, stores, progress).models
 
@@ -259,7 +261,7 @@ class Objective(ABC):
         if self.training.options.strategy != "pose":
             return
         jump = self.target - loss.PROBE
-        if not sharing.by_first(lambda: loss.chunks_are_joined(model, jump)):
+        if not processes.by_first(lambda: loss.chunks_are_joined(model, jump)):
             raise InputError(
                 "--strategy pose: in this model's attention the second chunk of a row sees "
                 "nothing of the first, so it would learn nothing; use --strategy full"

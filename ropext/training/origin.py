@@ -16,10 +16,10 @@ from ropext.checkpoint.provenance import (
     scaled_by_config,
 )
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
-from ropext.evaluation.loading import is_masked
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.inspecting import plan_of
+from ropext.models.masked import is_masked
 from ropext.options.fields import flag
 from ropext.options.training import WITHIN, Finetune, Fit
 from ropext.planning import Plan, PlannedSite, make_plan

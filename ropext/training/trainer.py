@@ -18,8 +18,9 @@ import transformers
 from ropext.checkpoint.adapter import WEIGHTS
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.loading import put_weights, tell_used
-from ropext.evaluation.sharing import WAITING, from_first, keep_float32, readers
+from ropext.models.adapter import put_weights
+from ropext.models.memory import tell_used
+from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row

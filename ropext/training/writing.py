@@ -30,8 +30,10 @@ from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import copy_file, place, write_checkpoint
-from ropext.evaluation.loading import add_adapter, auto_class, is_masked
 from ropext.files import dump, os_errors
+from ropext.models.adapter import add_adapter
+from ropext.models.load import Loading, auto_class, load_model
+from ropext.models.masked import is_masked
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.options.training import Finetune, TrainingOptions
@@ -166,13 +168,7 @@ def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 def merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
     """Base and adapter as one checkpoint, in the dtype that the base is stored in."""
     # No attention is computed, and the config of a stranger does not choose it.
-    model = auto_class(is_masked(snapshot)).from_pretrained(
-        snapshot.directory,
-        dtype="auto",
-        trust_remote_code=False,
-        use_safetensors=True,
-        attn_implementation="eager",
-    )
+    model = load_model(snapshot, Loading(attention="eager", masked=is_masked(snapshot)))
     merged = add_adapter(model, str(adapter)).merge_and_unload()
     largest = max(snapshot.files[name] for name in snapshot.weight_files)
     # Shards as large as the base's: one file stays one file.

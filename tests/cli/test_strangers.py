@@ -116,7 +116,7 @@ class Bomb:
 
 
 def test_a_pickled_adapter_is_not_opened(tmp_path):
-    from ropext.evaluation.loading import add_adapter
+    from ropext.models.adapter import add_adapter
 
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
     (tmp_path / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
@@ -165,7 +165,7 @@ def lora(tmp_path_factory):
 def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
     import transformers
 
-    from ropext.evaluation.loading import add_adapter
+    from ropext.models.adapter import add_adapter
 
     (tmp_path / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
     monkeypatch.chdir(tmp_path)
@@ -220,7 +220,7 @@ def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
     import torch
     import transformers
 
-    from ropext.evaluation.loading import add_adapter
+    from ropext.models.adapter import add_adapter
 
     def fresh():
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -244,7 +244,7 @@ def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
 def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     """Stock would take pytorch_model.bin where no file is called model.safetensors."""
     from ropext.checkpoint import open_snapshot
-    from ropext.evaluation.loading import load_model
+    from ropext.models.load import load_model, loading_of
     from ropext.options.evaluate import Evaluate
 
     base = make_llama(tmp_path / "base")
@@ -252,7 +252,7 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     (base / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
     options = Evaluate(tasks=("passkey",), device="cpu")
     with pytest.raises(InputError, match="cannot be loaded"):
-        load_model(open_snapshot(str(base), weights=True), options, False)
+        load_model(open_snapshot(str(base), weights=True), loading_of(options))
     assert not (tmp_path / "ran").exists()
 
 

@@ -21,7 +21,7 @@ from ropext.corpus import (
     sandbox,
 )
 from ropext.errors import InputError
-from ropext.evaluation.loading import load_tokenizer
+from ropext.models.tokenizer import load_tokenizer
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="FIFOs, devices, limits on addresses")
 MIB = 1 << 20

@@ -12,7 +12,8 @@ from torch.overrides import _pop_mode_temporarily
 from torch.utils._pytree import tree_flatten
 
 from ropext.errors import Stopped, UsageError
-from ropext.evaluation import loading
+from ropext.models.load import device_of, load_model
+from ropext.models.memory import free_memory, memory_errors, out_of_memory
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
 from ropext.training import models
@@ -51,14 +52,14 @@ def evaluated(folder, capsys):
 
 def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, capsys, memory):
     right, losses = evaluated(tmp_path / "cpu", capsys)
-    load = loading.load_model
 
     def loaded(*words):
         with _pop_mode_temporarily():  # what is read from the disk lies there at once
-            return load(*words)
+            return load_model(*words)
 
-    monkeypatch.setattr(loading, "device_of", lambda options: "cpu")
-    monkeypatch.setattr(loading, "load_model", loaded)
+    for room in ("models.load", "evaluation.session"):
+        monkeypatch.setattr(f"ropext.{room}.device_of", lambda options: "cpu")
+    monkeypatch.setattr("ropext.evaluation.session.load_model", loaded)
     with AppleGpu():
         found, there = evaluated(tmp_path / "mps", capsys)
     assert losses
@@ -71,9 +72,9 @@ def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, c
 
 
 def test_its_memory_is_no_more_than_the_machine_has(memory):
-    left = loading.free_memory(torch.device("mps"))
+    left = free_memory(torch.device("mps"))
     assert left <= 1 << 30
-    assert left <= loading.free_memory(torch.device("cpu"))
+    assert left <= free_memory(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -84,15 +85,15 @@ def test_its_memory_is_no_more_than_the_machine_has(memory):
     ],
 )
 def test_its_words_for_no_memory_become_a_sentence(said):
-    sentence = loading.out_of_memory("a document")
-    with pytest.raises(Stopped, match="smaller --chunk"), loading.memory_errors(sentence):
+    sentence = out_of_memory("a document")
+    with pytest.raises(Stopped, match="smaller --chunk"), memory_errors(sentence):
         raise RuntimeError(said)
 
 
 def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
     if not torch.backends.mps.is_available():
         with pytest.raises(UsageError, match="finds no Apple GPU"):
-            loading.device_of(Evaluate(data="text.txt", device="mps"))
+            device_of(Evaluate(data="text.txt", device="mps"))
     for command in ("finetune", "fit"):  # there or not
         words = ("ropext://demo", "--data", "ropext://tuning", "--device", "mps", "-o", "never")
         code, heard = run(command, *words, capsys=capsys)
@@ -105,6 +106,6 @@ def test_where_it_is_not_it_is_refused_in_one_sentence(capsys):
 def test_it_is_taken_where_it_is_named_alone(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert loading.device_of(Evaluate(data="text.txt")) == "cpu"
-    assert loading.device_of(Evaluate(data="text.txt", device="mps")) == "mps"
+    assert device_of(Evaluate(data="text.txt")) == "cpu"
+    assert device_of(Evaluate(data="text.txt", device="mps")) == "mps"
     assert models.device(Finetune()) == torch.device("cpu")

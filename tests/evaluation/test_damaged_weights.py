@@ -5,7 +5,7 @@ from tiny_checkpoints import write_checkpoint
 
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError
-from ropext.evaluation.loading import load_model
+from ropext.models.load import load_model, loading_of
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.training import Finetune
 from ropext.training import models
@@ -21,7 +21,7 @@ def short(tmp_path):
 
 def test_eval_says_so(short):
     with pytest.raises(InputError, match="cannot be loaded as a causal language model"):
-        load_model(short, EvaluationOptions(tasks=("passkey",)), False)
+        load_model(short, loading_of(EvaluationOptions(tasks=("passkey",))))
 
 
 def test_the_trainings_say_so(short):

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from ropext.evaluation import loading
+from ropext.models.memory import free_memory
 
 CPU = torch.device("cpu")
 
@@ -17,25 +17,25 @@ def machine(tmp_path, monkeypatch):
     lines += [f"{name}: 0 kB" for name in names]
     (tmp_path / "meminfo").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr(loading, "CGROUP", tmp_path)
+    monkeypatch.setattr("ropext.models.memory.CGROUP", tmp_path)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return tmp_path
 
 
 def test_page_cache_counts_as_free(machine):
-    assert loading.free_memory(CPU) == 80 * 1024
+    assert free_memory(CPU) == 80 * 1024
 
 
 def test_a_containers_limit_holds(machine):
     (machine / "memory.max").write_text("50000\n")
     (machine / "memory.current").write_text("20000\n")
-    assert loading.free_memory(CPU) == 30000
+    assert free_memory(CPU) == 30000
     (machine / "memory.stat").write_text("anon 5000\ninactive_file 7000\n")
-    assert loading.free_memory(CPU) == 37000
+    assert free_memory(CPU) == 37000
     (machine / "memory.max").write_text("max\n")
-    assert loading.free_memory(CPU) == 80 * 1024
+    assert free_memory(CPU) == 80 * 1024
 
 
 def test_processes_share_their_machine(machine, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert loading.free_memory(CPU) == 20 * 1024
+    assert free_memory(CPU) == 20 * 1024

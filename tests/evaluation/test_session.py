@@ -23,9 +23,9 @@ from ropext.errors import (
     Stopped,
     UsageError,
 )
-from ropext.evaluation import loading
 from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
+from ropext.models.load import load_model
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
@@ -189,8 +189,12 @@ def test_an_interrupt_with_nothing_to_keep(place):
 @pytest.mark.parametrize(("asks", "loads"), [(1, 0), (2, 0), (3, 1)])
 def test_an_interrupt_while_documents_or_weights_load_is_heard(place, monkeypatch, asks, loads):
     asked_so_far, loaded = [], []
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", lambda *how: loaded.append(1) or load(*how))
+
+    def load(*how):
+        loaded.append(1)
+        return load_model(*how)
+
+    monkeypatch.setattr("ropext.evaluation.session.load_model", load)
     hooks = Hooks(stop=lambda: asked_so_far.append(1) or len(asked_so_far) >= asks)
     with pytest.raises(NothingKept):
         evaluate(str(place / "model"), hooks=hooks, **asked(place))

@@ -17,8 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
-from ropext.evaluation import loading
-from ropext.evaluation.loading import memory_errors
+from ropext.models.adapter import add_adapter
+from ropext.models.memory import memory_errors
 from ropext.options.training import Finetune
 from ropext.training import count_training, finetune, models, train, trainer, writing
 from ropext.training.finetune import prepare
@@ -117,7 +117,7 @@ def test_a_trained_tied_embedding_stays_tied(tmp_path, model_type):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     if loss(base) != pytest.approx(untrained, abs=1e-6):
         pytest.skip("stock's save does not give it back")
-    merged = loading.add_adapter(base, str(tmp_path / "adapter"))
+    merged = add_adapter(base, str(tmp_path / "adapter"))
     assert loss(merged) == pytest.approx(loss(joined), abs=1e-5)
     merged.merge_and_unload().save_pretrained(tmp_path / "merged")
     (tmp_path / "merged/config.json").write_text(json.dumps(made))  # as the base says

@@ -6,8 +6,8 @@ from test_finetune import RUN
 from tiny_llama import new_llama
 
 from ropext.errors import InputError, UsageError
-from ropext.evaluation import sharing
 from ropext.evaluation.costs import shape_of
+from ropext.models import processes
 from ropext.training import count_training, models, train, trainer
 
 
@@ -29,14 +29,14 @@ def launched(monkeypatch):
 
 def test_several_processes_read_rows_of_their_own(launched):
     launched(16)
-    assert (sharing.of_each_row(), sharing.readers()) == (1, 16)
+    assert (processes.of_each_row(), processes.readers()) == (1, 16)
     launched(16, fsdp=True, cp=4)
-    assert (sharing.of_each_row(), sharing.readers()) == (4, 4)
+    assert (processes.of_each_row(), processes.readers()) == (4, 4)
 
 
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
     from ropext.checkpoint import open_snapshot
-    from ropext.evaluation.loading import skeleton
+    from ropext.models.load import skeleton
 
     made = shape_of(skeleton(open_snapshot(str(extended))))
     assert made.parameters == shape_of(new_llama(tie_word_embeddings=True)).parameters

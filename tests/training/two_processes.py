@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from ropext.evaluation.sharing import keep_float32
+from ropext.models.processes import keep_float32
 from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.training import finetune, models, train, trainer

@@ -13,14 +13,14 @@ Found = TypeVar("Found")
 WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writes alone
 
 
-def processes() -> tuple[int, int]:
+def rank_and_count() -> tuple[int, int]:
     """(rank, how many) as `accelerate launch` and torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait_for_everyone() -> None:
     """Wait until every process of the command has come here."""
-    if processes()[1] == 1:
+    if rank_and_count()[1] == 1:
         return
     from accelerate import PartialState
     from torch import distributed
@@ -34,7 +34,7 @@ def wait_for_everyone() -> None:
 
 def is_main() -> bool:
     """Whether this process tells and writes; the others of `accelerate launch` only train."""
-    return processes()[0] == 0
+    return rank_and_count()[0] == 0
 
 
 def is_fsdp() -> bool:
@@ -49,7 +49,7 @@ def of_each_row() -> int:
 
 def readers() -> int:
     """Processes that read rows of their own; with them the pieces of a row count once."""
-    return max(1, processes()[1] // of_each_row())
+    return max(1, rank_and_count()[1] // of_each_row())
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
@@ -100,7 +100,7 @@ def keep_float32(plugin: Any) -> None:
 
 def from_first(value: Found) -> Found:
     """What the first process found, in all of them."""
-    if processes()[1] == 1:
+    if rank_and_count()[1] == 1:
         return value
     from torch import distributed
 

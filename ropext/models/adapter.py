@@ -1,0 +1,57 @@
+"""A LoRA that is put on a loaded model, its files checked before PEFT sees them."""
+
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint.adapter import WEIGHTS, read_lora
+from ropext.errors import InputError, first_line
+
+
+def add_adapter(model: Any, adapter: str) -> Any:
+    """A LoRA on top of a loaded model. PEFT gets the config that was checked, not the file, and
+    memory for no more than the weights beside it."""
+    import peft
+    from safetensors import SafetensorError
+
+    given = read_lora(adapter)
+    try:
+        _check_size(model, given, Path(adapter, WEIGHTS).stat().st_size)
+        config = peft.LoraConfig(**given)
+        joined = peft.PeftModel.from_pretrained(model, adapter, config=config).eval()
+        put_weights(joined, Path(adapter))
+        return joined
+    except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(
+            f"--adapter {adapter} cannot be put on this model: {first_line(error)}"
+        ) from error
+
+
+def put_weights(joined: Any, adapter: Path) -> None:
+    """Give a PEFT model the weights of an adapter that bear its own names. PEFT renames them as it
+    does those of transformers 4, and loses some (Laguna's shared experts) with a warning."""
+    import peft
+    from safetensors.torch import load_file
+
+    stored = load_file(adapter / WEIGHTS)
+    for name, weight in peft.get_peft_model_state_dict(joined).items():
+        if name in stored and stored[name].shape == weight.shape:
+            weight.data.copy_(stored[name])
+
+
+def _check_size(model: Any, given: dict[str, Any], size: int) -> None:
+    """Refuse a config that makes PEFT allocate more than a file of `size` bytes can fill."""
+    import peft
+
+    copied = tuple(given.get("modules_to_save") or ())
+    for name, module in model.named_modules():
+        if copied and name.endswith(copied) and any(True for _ in module.children()):
+            raise ValueError(f"modules_to_save names {name}, which is more than one layer")
+    config = peft.LoraConfig(**(given | {"modules_to_save": None}))
+    trial = peft.PeftModel(model, config, low_cpu_mem_usage=True)  # on the meta device
+    numbers = sum(weight.numel() for name, weight in trial.named_parameters() if "lora_" in name)
+    trial.unload()
+    vars(model).pop("peft_config", None)  # left behind by peft before 0.21
+    if numbers > size:
+        raise ValueError(
+            f"its config asks for {numbers:,} numbers, its weights have {size:,} bytes"
+        )

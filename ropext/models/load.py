@@ -1,0 +1,177 @@
+"""A model in memory, with errors that a user can act on: the one loader of weights."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import Snapshot
+from ropext.errors import InputError, UnsupportedModel, UsageError, first_line
+from ropext.models.masked import headless, is_masked
+
+if TYPE_CHECKING:
+    import torch
+
+    from ropext.options.evaluate import DocumentOptions
+    from ropext.options.training import TrainingOptions
+
+
+def local_rank() -> int:
+    """Which process of this machine we are, under `accelerate launch`."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device_of(options: "DocumentOptions | TrainingOptions") -> str:
+    """The device name; under several processes each takes its own GPU."""
+    import torch
+
+    if options.device != "auto":
+        if options.device.startswith("cuda") and not torch.cuda.is_available():
+            raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
+        if options.device == "mps" and not torch.backends.mps.is_available():
+            raise UsageError("--device mps was asked for, but torch finds no Apple GPU")
+        return options.device
+    return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """No progress bars and advice from transformers, which would mix with our own narration."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def auto_class(masked: bool) -> Any:
+    """The stock class that loads causal or masked language models."""
+    import transformers
+
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+
+def skeleton(
+    snapshot: Snapshot,
+    attention: str = "eager",
+    trust_remote_code: bool = False,
+    masked: bool | None = None,
+    dtype: "torch.dtype | None" = None,
+) -> Any:
+    """The model from its config alone, its weights on the meta device."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
+    if masked is None:
+        masked = is_masked(snapshot)
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = auto_class(masked).from_config(
+                config,
+                dtype=dtype,
+                attn_implementation=attention,
+                trust_remote_code=trust_remote_code,
+            )
+    except ValueError as error:
+        if attention != "eager":
+            raise
+        raise UnsupportedModel(
+            f"{snapshot.name}: transformers has no causal language model of type "
+            f"{config.model_type}: {first_line(error)}"
+        ) from None
+    model.tie_weights()  # accelerate gives the head weights of its own
+    return model
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the weights of a model are put in memory."""
+
+    dtype: "torch.dtype | str" = "auto"  # "auto": the dtype that they are stored in
+    place: "Mapping[str, torch.device | str] | str | None" = None  # a device map; None: the CPU
+    attention: str | None = None  # None: SDPA where the model has it
+    trust_remote_code: bool = False
+    masked: bool = False  # the model fills in masked tokens
+    quantiser: Any = None  # a quantization config of transformers
+
+
+def loading_of(
+    options: "DocumentOptions", trust_remote_code: bool = False, masked: bool = False
+) -> Loading:
+    """How the options of an evaluation load a model."""
+    import torch
+
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    place = options.device_map or {"": device_of(options)}
+    return Loading(dtype, place, options.attn_implementation, trust_remote_code, masked)
+
+
+def load_model(snapshot: Snapshot, how: Loading) -> Any:
+    """The causal or masked language model, in evaluation mode."""
+    keywords: dict[str, Any] = {}
+    if how.place is not None:
+        keywords["device_map"] = how.place
+    if how.quantiser is not None:
+        keywords["quantization_config"] = how.quantiser
+
+    def build(attention: str) -> Any:
+        return auto_class(how.masked).from_pretrained(
+            snapshot.directory,
+            dtype=how.dtype,
+            trust_remote_code=how.trust_remote_code,
+            use_safetensors=True,  # a pickle beside them is never opened
+            attn_implementation=attention,
+            output_loading_info=True,
+            **keywords,
+        )
+
+    with loading_errors(snapshot, how):
+        model, report = with_attention(how.attention, build)
+    if how.masked and report["missing_keys"]:
+        raise headless(snapshot)
+    return model
+
+
+@contextmanager
+def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
+    """Say in one sentence why stock transformers cannot load a model."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        reason = first_line(error)
+        is_about_attention = "attn_implementation" in str(error) or isinstance(error, ImportError)
+        if how.attention and is_about_attention:
+            raise UsageError(f"--attn-implementation {how.attention}: {reason}") from error
+        kind = "masked" if how.masked else "causal"
+        raise InputError(
+            f"{snapshot.name} cannot be loaded as a {kind} language model: {reason}"
+        ) from error
+
+
+def with_attention(wanted: str | None, build: Callable[[str], Any]) -> Any:
+    """A model built with the attention asked for, or with SDPA where it has that, else eager.
+
+    Always said, for a config may name another one, and transformers fetches kernels by such names.
+    """
+    if wanted:
+        return build(wanted)
+    try:
+        return build("sdpa")
+    except ValueError as error:
+        if "sdpa" not in str(error).lower() and "scaled_dot_product" not in str(error):
+            raise
+        return build("eager")
