@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from ropext.errors import InputError, NotExpressible
+from ropext.rope import Params as Params
 from ropext.rope import Rope, Spectrum, plain_inv_freq
-
-Params = dict[str, Any]
 
 NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 # Keys without which stock transformers cannot build the form.

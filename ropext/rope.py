@@ -13,8 +13,12 @@ import hashlib
 import math
 import re
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
+
+Params = dict[str, Any]  # a rope dict in transformers-5 names
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,73 @@ class Rope:
             attention_factor=1.0,
             softmax_factor=1.0,
         )
+
+
+@dataclass(frozen=True)
+class Site:
+    """One rotary embedding at its place in a config: the spectrum that stock transformers is to
+    build there, and the rope dict that says so. Plans, records and proofs all speak of these."""
+
+    label: str  # "" where there is one, else its key inside the nested rope dict
+    wanted: Spectrum
+    params: Params
+    scaled: bool = True  # whether an extension scales it (full attention) or leaves it alone
+
+
+@dataclass(frozen=True)
+class RopeSite(Site):
+    """A site whose embedding was read from a config: the one that is extended. As long as nothing
+    is planned, its spectrum is the wanted one."""
+
+    rope: Rope = field(kw_only=True)
+    layers: int | None = field(default=None, kw_only=True)  # how many use it, where that is known
+
+    def of(self, rope: Rope) -> "RopeSite":
+        """The same place with another embedding, as it stands."""
+        return replace(self, rope=rope, wanted=rope.spectrum)
+
+
+class Absent:
+    """Stands where a key is missing, which null does not."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = Absent()
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One value of a file, before and after: of a config, a tokenizer, the metadata of a GGUF."""
+
+    key: str  # dotted where it lies inside of others
+    before: Any = ABSENT  # ABSENT where the key is new
+    after: Any = ABSENT  # ABSENT where the key is removed
+    file: str = CONFIG
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The keys that lead to the value, from the outermost on."""
+        return tuple(self.key.split("."))
+
+    def to_json(self) -> dict[str, Any]:
+        """The edit without its file; `before` is left out where the key is new, and `after` where
+        it is removed."""
+        out: dict[str, Any] = {"key": self.key}
+        if self.before is not ABSENT:
+            out["before"] = self.before
+        if self.after is not ABSENT:
+            out["after"] = self.after
+        return out
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
+        """The edit that a plan or a record lists."""
+        before = entry.get("before", ABSENT)
+        after = entry.get("after", ABSENT)
+        return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
 
 
 def turns(spectrum: Spectrum, context: int) -> tuple[float, ...]:

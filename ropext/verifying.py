@@ -32,7 +32,7 @@ from ropext.planning.plan import WRONG
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
 from ropext.ports.server import require_server, served_model, server_at
 from ropext.proof import Expected
-from ropext.rope import Positions, Spectrum
+from ropext.rope import ABSENT, CONFIG, Edit, Positions, Spectrum
 from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
@@ -180,14 +180,18 @@ def _claim(
         plain = families.as_read(before)
         params = {s.label: s.params for s in model.scaled_sites}
         written = families.write(dict(before), plain, params, model.context)
-        edited = tuple(".".join(edit.path) for edit in families.diff(before, written))
+        edited = tuple(edit.key for edit in families.diff(before, written))
     return Claim(context, model.context, proof.promised(model), before, edited), base
 
 
 def _edited(record: provenance.Record) -> tuple[str, ...]:
     """The keys of config.json that the recorded extensions wrote."""
-    edits = [edit for link in provenance.lineage(record) for edit in link["edits"]]
-    return tuple(str(edit["key"]) for edit in edits if edit.get("file") == "config.json")
+    keys = list[str]()
+    for link in provenance.lineage(record):
+        for edit in provenance.edits_of(link):
+            if edit.file == CONFIG:
+                keys.append(edit.key)
+    return tuple(keys)
 
 
 LISTED = 5  # names shown of a longer list
@@ -210,9 +214,9 @@ def _config(
     def within(key: str, others: Iterable[str]) -> bool:
         return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
 
-    edits = {".".join(edit.path): edit for edit in families.diff(base, config)}
+    edits = {edit.key: edit for edit in families.diff(base, config)}
     beside = {key: edit for key, edit in edits.items() if not within(key, edited)}
-    both = [key for key, e in beside.items() if families.ABSENT not in (e.before, e.after)]
+    both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
     differing = both if changed is None else [key for key in beside if within(key, changed)]
     wrong = [key for key in differing if key.rpartition(".")[2] not in FREE]
     for key in wrong:
@@ -329,7 +333,7 @@ class Checking:
         assert isinstance(snapshot, GgufFile)
         site = next(site for site in claim.sites if site.scaled)
         scaled = [entry for entry in record.sites if entry.scaled] if record else []
-        near = scaled[0].spectrum.short_context if scaled else claim.context
+        near = scaled[0].wanted.short_context if scaled else claim.context
         wanted = Spectrum(
             site.inv_freq,
             site.attention_factor,
@@ -475,8 +479,9 @@ def _planned(path: Path, flag: str = "--against ") -> Claim:
             for site in plan["sites"]
         ]
         sites = TypeAdapter(list[Expected]).validate_json(json.dumps(entries), strict=True)
-        base = provenance.undone(plan["config"], plan["edits"])
-        edited = tuple(str(edit["key"]) for edit in plan["edits"])
+        edits = provenance.edits_of(plan)
+        base = provenance.undone(plan["config"], edits)
+        edited = tuple(edit.key for edit in edits)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{flag}{path}: the plan is damaged at its sites ({reason})") from None
@@ -713,7 +718,7 @@ def _gguf_endpoint(
 
 def repair(
     directory: str | Path, trust: str | None = None
-) -> tuple[dict[str, Any], tuple[families.Edit, ...]]:
+) -> tuple[dict[str, Any], tuple[Edit, ...]]:
     """The config with every spelling written anew: from the record, where there is one, or from
     what stock transformers 5 reads; `trust` names the right one of two that disagree."""
     snapshot = open_snapshot(str(directory))

@@ -58,7 +58,7 @@ def test_a_file_is_planned_as_it_is_extended(tmp_path, arch):
             assert said == refused, words
             if done is None:
                 continue
-            edits = {edit.path[0]: edit.after for edit in plan.edits}
+            edits = {edit.key: edit.after for edit in plan.edits}
             after = ggml.keys(out)
             changed = {key for key in after if after[key] != before.get(key)}
             named = {key for key in changed if not key.startswith(("ropext.", "general."))}

@@ -26,7 +26,7 @@ from ropext.errors import InputError
 from ropext.families import Model
 from ropext.files import dump, is_plain_name, read_object
 from ropext.planning import ExtensionPlan
-from ropext.rope import Spectrum
+from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.scaling import tables
 from ropext.scaling.tables import Growth, growth
 from ropext.version import __version__
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 NAME = guard.RECORD
 SCHEMA = 1
-SPECTRA = ("base", "spectrum")  # fields of a SiteRecord
 READ_FROM = "read_from"  # section of a record that was read from a config
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
@@ -44,7 +43,6 @@ TRAINED_ON = "trained_on"
 TRAININGS = ("fit", "finetune")
 # What a record keeps of its base's record.
 LINK = ("method", "context", "target", "recipe", "edits", "base")
-CONFIG = "config.json"
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
@@ -69,16 +67,13 @@ Name = Annotated[str, AfterValidator(_plain)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteRecord:
-    """One rotary embedding as it was before and is now; ropext.json holds it in this order."""
+class SiteRecord(Site):
+    """A site as ropext.json has it: with the spectrum before, and no config of its own."""
 
-    label: str  # "" where the model has one
+    wanted: Annotated[Spectrum, Field(alias="spectrum")]
     dim: Count
     context: Count
-    scaled: bool = True
-    params: Mapping[str, Any]
     base: Spectrum
-    spectrum: Spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +87,12 @@ class Record:
     context: Length
     target: Length
     sites: tuple[SiteRecord, ...]
-    edits: tuple[Mapping[str, Any], ...] = ()
+    edits: tuple[Edit, ...] = ()
     weights: Mapping[Name, WeightFile] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     proof: Mapping[str, Any] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)  # sections of later steps, by name
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptEdit:
-    """One edit as a record lists it; `before` is absent where the key was new."""
-
-    file: str = CONFIG
-    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +115,7 @@ class KeptLink:
     context: Length
     target: Length
     recipe: Mapping[str, Any]
-    edits: tuple[KeptEdit, ...]
+    edits: tuple[Edit, ...]
     base: KeptBase
 
 
@@ -247,16 +234,29 @@ def to_json(record: Record) -> dict[str, Any]:
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Any] = {"schema": SCHEMA} | vars(record)
     out |= {
-        "sites": [
-            vars(site) | {key: _spectrum_to_json(getattr(site, key)) for key in SPECTRA}
-            for site in record.sites
-        ],
-        "edits": list(record.edits),
+        "sites": [_site_to_json(site) for site in record.sites],
+        "edits": _edits_to_json(record.edits),
         "weights": {n: {k: v for k, v in w.items() if v is not None} for n, w in weights.items()},
         "command": list(record.command),
     }
     more: Mapping[str, Any] = out.pop("more")
     return {**out, **more}
+
+
+def _site_to_json(site: SiteRecord) -> dict[str, Any]:
+    return {
+        "label": site.label,
+        "dim": site.dim,
+        "context": site.context,
+        "scaled": site.scaled,
+        "params": site.params,
+        "base": _spectrum_to_json(site.base),
+        "spectrum": _spectrum_to_json(site.wanted),
+    }
+
+
+def _edits_to_json(edits: Iterable[Edit]) -> list[dict[str, Any]]:
+    return [{"file": edit.file} | edit.to_json() for edit in edits]
 
 
 def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
@@ -304,7 +304,9 @@ def replace_listed(directory: Path, name: str, content: bytes) -> None:
 
 def lineage(record: Record) -> list[Mapping[str, Any]]:
     """The recorded extensions that led to a checkpoint, as in LINK, the newest first."""
-    links: list[Mapping[str, Any]] = [{name: getattr(record, name) for name in LINK}]
+    newest: dict[str, Any] = {name: getattr(record, name) for name in LINK}
+    newest["edits"] = _edits_to_json(record.edits)
+    links: list[Mapping[str, Any]] = [newest]
     while older := links[-1]["base"].get("extended"):
         links.append(older)
     return links
@@ -316,20 +318,25 @@ def history(record: Record) -> str:
     return f"{'; then '.join(step.format(**it) for it in lineage(record)[::-1])} (ropext.json)"
 
 
-def undone(config: Mapping[str, Any], edits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def edits_of(link: Mapping[str, Any]) -> tuple[Edit, ...]:
+    """The edits that a record, a link of its lineage or the JSON of a plan lists."""
+    return tuple(Edit.from_json(entry) for entry in link["edits"])
+
+
+def undone(config: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
     """The config before its recorded edits."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
-        if edit.get("file", CONFIG) != CONFIG:
+        if edit.file != CONFIG:
             continue
-        *parents, key = str(edit["key"]).split(".")
+        *parents, key = edit.path
         holder = out
         for parent in parents:
             if not isinstance(holder.get(parent), dict):
                 holder[parent] = {}
             holder = holder[parent]
-        if "before" in edit:
-            holder[key] = edit["before"]
+        if edit.before is not ABSENT:
+            holder[key] = edit.before
         else:  # it was new, and null would be read otherwise than absent
             holder.pop(key, None)
     check_asked(out, "the config before its recorded edits")
@@ -379,15 +386,15 @@ def _record(content: dict[str, Any], path: str) -> Record:
     except ValidationError as error:
         raise InputError(f"{path} is damaged: {_damage(error)}") from None
     for site, entry in zip(record.sites, content["sites"], strict=True):
-        for key in SPECTRA:
-            if getattr(site, key).digest() != entry[key].get("digest"):
+        for key, spectrum in (("base", site.base), ("spectrum", site.wanted)):
+            if spectrum.digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
     older: KeptLink | None = link
     while older is not None:  # each of these configs may be built to compare with
         check_asked(older.base.config, f"{path}, its base's config")
         older = older.base.extended
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
-    edits = tuple(content["edits"])
+    edits = edits_of(content)
     command = tuple(content["command"])
     more = {key: value for key, value in content.items() if key not in (*keys, guard.FILES)}
     return replace(record, **as_given, edits=edits, command=command, more=more)
@@ -434,13 +441,13 @@ def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[st
                 dim=site.rope.dim,
                 context=site.rope.context,
                 base=site.rope.spectrum,
-                spectrum=site.wanted,
+                wanted=site.wanted,
                 params=site.params,
                 scaled=site.scaled,
             )
             for site in plan.sites
         ),
-        edits=_config_edits(plan.edits, "metadata" if plan.container else "config.json"),
+        edits=plan.edits,
         recipe={key: value for key, value in recipe.items() if value not in (None, ())},
         command=clean_command(command) if command else (),
         versions=versions(),
@@ -481,7 +488,7 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
             dim=site.rope.dim,
             context=site.rope.original_context,
             base=site.rope.original().spectrum if site.scaled else site.rope.spectrum,
-            spectrum=site.rope.spectrum,
+            wanted=site.rope.spectrum,
             params=site.params,
             scaled=site.scaled,
         )
@@ -495,12 +502,6 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
         context=context,
         target=model.context,
         sites=sites,
-        edits=_config_edits(families.diff(before, config)),
+        edits=tuple(families.diff(before, config)),
         more={READ_FROM: "config.json"},
     )
-
-
-def _config_edits(
-    edits: Iterable[families.Edit], file: str = "config.json"
-) -> tuple[dict[str, Any], ...]:
-    return tuple({"file": file} | edit.to_json() for edit in edits)

@@ -13,6 +13,7 @@ from typing import Any
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
 from ropext.files import parse_object, read_bytes
+from ropext.rope import Edit
 
 TOKENIZER = "tokenizer.json"
 
@@ -28,26 +29,16 @@ _TOKEN = re.compile(rb"\s*+(" + _STRING + rb'|[{}\[\]:,]|[^\s"{}\[\]:,]++)', re.
 _SKIP = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+', re.DOTALL)
 
 
-@dataclass(frozen=True)
-class LengthEdit:
-    """One length that an extension raises, or a truncation that it clears (after = None)."""
-
-    file: str
-    key: str
-    before: Any
-    after: Any
-
-
 def length_edits(
     snapshot: Snapshot, context: int, target: int
-) -> tuple[tuple[LengthEdit, ...], tuple[str, ...]]:
-    """(edits, notes on limits left alone) for the files beside config.json.
+) -> tuple[tuple[Edit, ...], tuple[str, ...]]:
+    """(edits, notes on limits left alone) for the files beside config.json; after = None clears.
 
     A tokenizer's limit below the target is raised, its missing or huge one left; a stored
     truncation below it is cleared. A limit on
     generation or on sentence embeddings below the trained context was somebody's choice and stays.
     """
-    edits: list[LengthEdit] = []
+    edits: list[Edit] = []
     notes: list[str] = []
     for file, key, content, lowest in (
         ("tokenizer_config.json", "model_max_length", snapshot.tokenizer_config, 0),
@@ -58,7 +49,7 @@ def length_edits(
         if value is None or value >= target:
             continue
         if value >= lowest:
-            edits.append(LengthEdit(file, key, value, target))
+            edits.append(Edit(key, value, target, file))
         else:
             notes.append(
                 f"{file} keeps {key} {value:g}: it was below the trained context ({context}) "
@@ -66,7 +57,7 @@ def length_edits(
             )
     truncation = find_truncation(snapshot.path(TOKENIZER)) if TOKENIZER in snapshot.files else None
     if truncation is not None and not _reaches(truncation.value, target):
-        edits.append(LengthEdit(TOKENIZER, "truncation", truncation.value, None))
+        edits.append(Edit("truncation", truncation.value, None, TOKENIZER))
     return tuple(edits), tuple(notes)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,12 +21,13 @@ from ropext.checkpoint.staging import (
     existing_parent,
     staged,
 )
-from ropext.checkpoint.tokenizer import TOKENIZER, LengthEdit
+from ropext.checkpoint.tokenizer import TOKENIZER
 from ropext.checkpoint.weights import compare_weights, known_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.files import bytes_on_disk, dump, open_raw, open_regular, os_errors, read_at, write_at
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
+from ropext.rope import Edit
 
 # Bytes beyond the copied files: the record, the card, the edited texts.
 TEXT_ROOM = 64 << 20
@@ -98,7 +99,7 @@ def write_checkpoint(
         full = replace(
             record,
             weights=weights,
-            edits=(*record.edits, *map(asdict, edits)),
+            edits=(*record.edits, *edits),
             proof=proof,
         )
         with os_errors(output):
@@ -140,7 +141,7 @@ def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
 def _carry(
     snapshot: Snapshot,
     stage: Staged,
-    edits: Iterable[LengthEdit],
+    edits: Iterable[Edit],
     link: Link,
     show: Show,
     anew: Sequence[str],
@@ -173,7 +174,7 @@ def _carry(
 
 
 def _write_texts(
-    snapshot: Snapshot, directory: Path, config: Mapping[str, Any], edits: Iterable[LengthEdit]
+    snapshot: Snapshot, directory: Path, config: Mapping[str, Any], edits: Iterable[Edit]
 ) -> None:
     texts: dict[str, Mapping[str, Any]] = {"config.json": config}
     for edit in edits:

@@ -36,7 +36,7 @@ from ropext.planning import ExtensionPlan, plan_config
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, SHORT, TUNED, UNTOUCHED
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
-from ropext.rope import Spectrum
+from ropext.rope import RopeSite, Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
@@ -139,7 +139,7 @@ def _names_length(config: dict[str, Any]) -> bool:
     return any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
 
 
-def _regime(site: families.Site, length: int) -> Any:
+def _regime(site: RopeSite, length: int) -> Any:
     """What tells the spectrum that stock uses at a length from that at another one."""
     spectrum = site.rope.spectrum
     if site.params["rope_type"] == "dynamic":
@@ -253,8 +253,8 @@ def fetched(lineup: Lineup) -> Lineup:
 def _recorded(record: Record | None) -> dict[str, Any]:
     if record is None:
         return {}
-    spectra = [site.spectrum for site in record.sites]
-    scaled = [site.spectrum for site in record.sites if site.scaled]
+    spectra = [site.wanted for site in record.sites]
+    scaled = [site.wanted for site in record.sites if site.scaled]
     return _info(record.method, record.target / record.context, record.target, spectra, scaled)
 
 

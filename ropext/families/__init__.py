@@ -6,7 +6,7 @@ model types, defaults.json what absent keys mean, published.json what authors re
 
 from ropext.families.config import text_part
 from ropext.families.lengths import LENGTH_KEYS
-from ropext.families.model import ABSENT, Edit, Model, Site, diff
+from ropext.families.model import Model, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.positions import read_positions, refusal
 from ropext.families.published import recipe_of
@@ -15,11 +15,8 @@ from ropext.families.respelling import as_read, check_spellings, respell, trusti
 from ropext.families.writing import as_written, write
 
 __all__ = [
-    "ABSENT",
     "LENGTH_KEYS",
-    "Edit",
     "Model",
-    "Site",
     "as_read",
     "as_written",
     "check_spellings",

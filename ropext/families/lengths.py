@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ropext.errors import InputError
 from ropext.families.geometry import TextConfig
-from ropext.families.model import Site
 from ropext.forms import Params
+from ropext.rope import RopeSite
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
 STRETCHED = ("linear", "proportional")
@@ -38,7 +38,7 @@ class Lengths:
     asks_original: str = ""
 
 
-def lengths(text: TextConfig, site: Site) -> Lengths:
+def lengths(text: TextConfig, site: RopeSite) -> Lengths:
     """The lengths of one embedding, which names its original one or max_position_embeddings."""
     params = site.params
     stated = text.sizes.context

@@ -1,22 +1,10 @@
 """What a config says about positions, and what is said about a config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ropext.forms import Params
-from ropext.rope import Rope
-
-
-@dataclass(frozen=True)
-class Site:
-    """One rotary embedding of the model."""
-
-    label: str  # "" where there is one, else its key inside the nested rope dict
-    rope: Rope  # geometry, current scaling and contexts
-    params: Params  # the current dict in transformers-5 names, complete
-    layers: int | None  # how many layers use it, where the config says so
-    scaled: bool  # whether an extension scales it (full attention) or leaves it alone
+from ropext.rope import ABSENT, Edit, RopeSite
 
 
 class CacheLayer(NamedTuple):
@@ -38,8 +26,9 @@ class Model:
     model_type: str
     text_type: str
     path: tuple[str, ...]  # where the text part stands inside the config
-    sites: tuple[Site, ...]
-    stock_sites: tuple[Site, ...]  # as stock has them, where it is known to differ from the authors
+    sites: tuple[RopeSite, ...]
+    # As stock has them, where it is known to differ from the authors.
+    stock_sites: tuple[RopeSite, ...]
     context: int  # tokens it reads now
     stated_context: int  # what its max_position_embeddings says
     layers: int | None
@@ -65,10 +54,10 @@ class Model:
     container: str = ""  # the GGUF architecture that carries it; "" is a config.json
 
     @property
-    def scaled_sites(self) -> tuple[Site, ...]:
+    def scaled_sites(self) -> tuple[RopeSite, ...]:
         return tuple(s for s in self.sites if s.scaled)
 
-    def site(self, label: str) -> Site:
+    def site(self, label: str) -> RopeSite:
         return next(s for s in self.sites if s.label == label)
 
     def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int | None:
@@ -82,31 +71,6 @@ class Model:
     def kv_bytes_per_token(self) -> int | None:
         """The cache of one token at 2 bytes per value, while the sequence is inside the window."""
         return self.kv_bytes(1)
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One change of a config."""
-
-    path: tuple[str, ...]
-    before: Any  # ABSENT where the key is new
-    after: Any  # ABSENT where the key is removed
-
-    def to_json(self) -> dict[str, Any]:
-        """Leave `before` out where the key is new, and `after` where it is removed."""
-        sides = {"before": self.before, "after": self.after}
-        present = {side: value for side, value in sides.items() if value is not ABSENT}
-        return {"key": ".".join(self.path)} | present
-
-
-class Absent:
-    """Stands where a key is missing, which null does not."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = Absent()
 
 
 @dataclass(frozen=True)
@@ -127,7 +91,8 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
         before = old.get(key, ABSENT)
         after = new.get(key, ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):
-            edits += [Edit((key, *e.path), e.before, e.after) for e in diff(before, after)]
+            for edit in diff(before, after):
+                edits.append(replace(edit, key=f"{key}.{edit.key}"))
         elif before != after or type(before) is not type(after):
-            edits.append(Edit((key,), before, after))
+            edits.append(Edit(key, before, after))
     return edits

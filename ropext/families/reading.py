@@ -18,11 +18,11 @@ from ropext.families.geometry import (
     rotary_dim,
 )
 from ropext.families.lengths import NAMED, Lengths, lengths
-from ropext.families.model import Model, Problem, Site
+from ropext.families.model import Model, Problem
 from ropext.families.params import read_flat, read_nested
 from ropext.families.table import LOGIT_SCALES, MROPE, Label
 from ropext.forms import Params
-from ropext.rope import Rope
+from ropext.rope import Rope, RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -75,7 +75,9 @@ def rope_dicts(text: TextConfig) -> list[Dict | None]:
     return [text.object("rope_scaling"), text.object("rope_parameters")]
 
 
-def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tuple[Site, ...]]:
+def departures(
+    text: TextConfig, sites: tuple[RopeSite, ...]
+) -> tuple[list[str], tuple[RopeSite, ...]]:
     """Say where stock transformers computes another spectrum than the authors' own code, and give
     the embeddings that stock has where they are not the ones extended."""
     stock = f"[authors-code] stock transformers {config.version()} differs from the authors here"
@@ -91,7 +93,7 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tu
             )
             # Its module holds both sets; its forward pass reads the short one.
             rope = replace(site.rope, short_pair_factors=tuple(short or ()))
-            built[site.label] = replace(site, rope=rope)
+            built[site.label] = site.of(rope)
     unread = next((path for path in text.row.theta if "." in path), "")
     listed = not (text.row.one_theta or unread)  # one theta for each layer, which all of them read
     theta = None if listed else text.number("rope_theta", most=forms.LARGEST_THETA)
@@ -106,7 +108,8 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tu
             )
             theirs = {"rope_theta": text.defaults["theta"]}
             rope = replace(sites[0].rope, theta=theirs["rope_theta"])
-            built[sites[0].label] = replace(sites[0], rope=rope, params=sites[0].params | theirs)
+            read_by_stock = replace(sites[0], params=sites[0].params | theirs)
+            built[sites[0].label] = read_by_stock.of(rope)
     keyless = [label.name for label in text.row.labels if text.row.one_theta and not label.theta]
     for site in sites:
         if site.label in keyless and theta and site.rope.theta != theta:
@@ -117,7 +120,7 @@ def departures(text: TextConfig, sites: tuple[Site, ...]) -> tuple[list[str], tu
     return out, tuple(built.values())
 
 
-def logit_scales(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
+def logit_scales(text: TextConfig, sites: tuple[RopeSite, ...]) -> list[str]:
     """Note every key beside the spectrum that scales queries, logits or the softmax."""
     ropes: list[Mapping[str, Any]] = [site.params for site in sites if site.scaled]
     named = []
@@ -134,7 +137,7 @@ def logit_scales(text: TextConfig, sites: tuple[Site, ...]) -> list[str]:
     return [kept] if named else []
 
 
-def _forms(text: TextConfig, sites: tuple[Site, ...], notes: list[str]) -> tuple[str, ...]:
+def _forms(text: TextConfig, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
     """The rope types that this config may be written with."""
     row = text.row
     for site in sites:
@@ -152,7 +155,7 @@ def describe(
     text: TextConfig,
     model_type: str,
     path: tuple[str, ...],
-    sites: tuple[Site, ...],
+    sites: tuple[RopeSite, ...],
     spans: list[Lengths],
     notes: list[str],
 ) -> Model:
@@ -231,7 +234,7 @@ def interpret(
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
     spans = [lengths(text, site) for site in sites]
     sites = tuple(
-        replace(site, rope=replace(site.rope, context=span.now, original_context=span.original))
+        site.of(replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
     )
     notes = [f"[length] {span.note}" for span in spans if span.note]
@@ -284,7 +287,7 @@ def _check_theta(text: TextConfig) -> None:
         )
 
 
-def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tuple[Site, ...]:
+def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tuple[RopeSite, ...]:
     """Every rotary embedding; where all see windows, all are scaled."""
     row = text.row
     if not row.labels:
@@ -306,7 +309,7 @@ def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tu
     return tuple(sites)
 
 
-def _listed_sites(text: TextConfig, params: Params) -> tuple[Site, ...]:
+def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
     """One embedding per theta in layer_rope_theta (0 = these layers do not rotate)."""
     listed = text.sizes.layer_thetas
     thetas = sorted({theta for theta in listed if theta})
@@ -322,7 +325,7 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def _site(text: TextConfig, label: Label | None, params: Params) -> Site:
+def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
     params = _complete(params, text)
     if "rope_theta" not in params:
         raise InputError(
@@ -336,7 +339,8 @@ def _site(text: TextConfig, label: Label | None, params: Params) -> Site:
     else:
         kinds = text.sizes.layer_types
         layers = sum(kind in label.kinds for kind in kinds) if kinds else None
-    return Site(label.name if label else "", rope, params, layers, True)
+    name = "" if label is None else label.name
+    return RopeSite(name, rope.spectrum, params, rope=rope, layers=layers)
 
 
 def _complete(params: Params, text: TextConfig) -> Params:

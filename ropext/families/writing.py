@@ -10,7 +10,7 @@ from ropext.errors import NotExpressible
 from ropext.families.config import added_by, text_part
 from ropext.families.geometry import TextConfig, derived_head_dim
 from ropext.families.lengths import LENGTH_KEYS
-from ropext.families.model import Model, Site
+from ropext.families.model import Model
 from ropext.families.params import (
     FORM_KEYS,
     LENGTHS,
@@ -21,7 +21,7 @@ from ropext.families.params import (
 )
 from ropext.families.table import Family, Label, family
 from ropext.forms import Params
-from ropext.rope import Rope
+from ropext.rope import Rope, RopeSite
 
 
 def _json_value(key: str, value: Any) -> Any:
@@ -35,7 +35,7 @@ def _json_value(key: str, value: Any) -> Any:
     return float(value) if key in FORM_KEYS or key == "partial_rotary_factor" else value
 
 
-def _merged(site: Site, new: Params, row: Family) -> Params:
+def _merged(site: RopeSite, new: Params, row: Family) -> Params:
     """The new form's keys, and every other key of the dict as it stood."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}

@@ -9,7 +9,6 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.headers import Header, read_header
 from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
 from ropext.errors import InputError, NotExpressible, UsageError
-from ropext.families import ABSENT, Edit
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
 from ropext.gguf.header import F32, FLOAT32, STRING, TYPES, UINT32, GgufHeader
 from ropext.loaders.gguf import (
@@ -25,7 +24,9 @@ from ropext.loaders.gguf import (
 from ropext.narration import pasted
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.planning import ExtensionPlan
-from ropext.rope import Rope, compression
+from ropext.rope import ABSENT, Edit, Rope, compression
+
+METADATA = "metadata"  # what an edit of a key or a tensor calls its file
 
 Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
 KINDS = {int: UINT32, float: FLOAT32, str: STRING}
@@ -111,12 +112,12 @@ def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
         entry = model.head.entries.get(key)
         before = ABSENT if entry is None else entry.value
         if before != value:
-            edits.append(Edit((key,), before, value))
+            edits.append(Edit(key, before, value, METADATA))
     for name, values in tensors.items():
         known = model.head.floats(name)
         before = list(known) if known else ABSENT
         if before != list(values):
-            edits.append(Edit((name,), before, list(values)))
+            edits.append(Edit(name, before, list(values), METADATA))
     return tuple(edits)
 
 
@@ -149,7 +150,7 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     if len(now) != 1 or len(scaled) != 1 or len(now[0].inv_freq) != scaled[0].dim // 2:
         raise _differs(source, model, "its rotary embeddings")
     _check_same(source, model, record)
-    wanted = scaled[0].spectrum
+    wanted = scaled[0].wanted
     attention = wanted.attention_factor / now[0].attention_factor
     lengths = {"context": record.context, "target": record.target, "attention_factor": attention}
     simpler = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
@@ -176,7 +177,7 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
     made = scaling.scale(
         rope, record.method, record.target, knobs_for(trial, record.method), trial.attention
     )
-    wanted = next(site.spectrum for site in record.sites if site.scaled)
+    wanted = next(site.wanted for site in record.sites if site.scaled)
     return trial if forms.same(scaling.compose(rope, made, record.target), wanted) else None
 
 

@@ -133,7 +133,7 @@ def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[in
         "ropext.method": (STRING, record.method),
         "ropext.context": (UINT32, record.context),
         "ropext.target": (UINT32, record.target),
-        "ropext.spectrum_sha256": (STRING, site.spectrum.digest()),
+        "ropext.spectrum_sha256": (STRING, site.wanted.digest()),
         RECORD: (STRING, json.dumps(tagged(kept), separators=(",", ":"))),
         WHOLE: (STRING, UNKNOWN.decode()),
     }

@@ -10,9 +10,9 @@ from ropext import bundled, families, scaling
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, UsageError
-from ropext.families import Model, Site
+from ropext.families import Model
 from ropext.options.extend import Extend, resolve_target
-from ropext.rope import Positions, Spectrum
+from ropext.rope import Positions, RopeSite, Spectrum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class Inspection:
     extended: str = ""  # by what, as ropext.json says
 
     @property
-    def main(self) -> Site:
+    def main(self) -> RopeSite:
         """The embedding that an extension would scale."""
         return self.model.scaled_sites[0]
 
@@ -75,8 +75,17 @@ class Inspection:
         sites = []
         for site in self.model.sites:
             spectrum = site.rope.spectrum
-            pairs = {"inv_freq": spectrum.inv_freq, "wavelengths": spectrum.wavelengths}
-            sites.append(asdict(site) | pairs)
+            sites.append(
+                {
+                    "label": site.label,
+                    "rope": asdict(site.rope),
+                    "params": site.params,
+                    "layers": site.layers,
+                    "scaled": site.scaled,
+                    "inv_freq": spectrum.inv_freq,
+                    "wavelengths": spectrum.wavelengths,
+                }
+            )
         facts = asdict(self.model) | {"sites": sites}
         del facts["stock_sites"]  # the notes say where they differ
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}

@@ -82,7 +82,7 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
     first = links[-1]
     before = snapshot.config
     for link in links:
-        before = provenance.undone(before, link["edits"])
+        before = provenance.undone(before, provenance.edits_of(link))
     if request.context is None and request.original_context is None:
         key = "original_context" if first["recipe"].get("from_original") else "context"
         known = families.as_read(first["base"]["config"])

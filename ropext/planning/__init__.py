@@ -4,14 +4,13 @@ named, computed without touching a file.
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from ropext.planning.plan import ExtensionPlan, Plan, PlannedSite, readings_of
+from ropext.planning.plan import ExtensionPlan, Plan, readings_of
 from ropext.planning.rotary import make_plan, reached
 from ropext.planning.tables import TablePlan, make_table_plan, plan_config
 
 __all__ = [
     "ExtensionPlan",
     "Plan",
-    "PlannedSite",
     "TablePlan",
     "make_plan",
     "make_table_plan",

@@ -3,20 +3,19 @@ where none is named."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
 from ropext.errors import NotExpressible, UsageError, listed
-from ropext.families import Model, Site
+from ropext.families import Model
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.options.fields import flag
 from ropext.planning.plan import (
     LENGTH_ONLY,
     WRONG,
     MethodRow,
-    PlannedSite,
     Recommendation,
     Way,
     by_options,
@@ -24,18 +23,18 @@ from ropext.planning.plan import (
     newest,
     readings_of,
 )
-from ropext.rope import Rope, Spectrum, explain, turns
+from ropext.rope import Rope, RopeSite, Spectrum, explain, turns
 
 
-def _extended(site: Site, recipe: Extend) -> Rope:
+def _extended(site: RopeSite, recipe: Extend) -> Rope:
     return site.rope.original() if recipe.from_original else site.rope
 
 
 def plan_site(
-    model: Model, site: Site, method: str, target: int, knobs: object, recipe: Extend
-) -> PlannedSite:
+    model: Model, site: RopeSite, method: str, target: int, knobs: object, recipe: Extend
+) -> RopeSite:
     if not site.scaled:
-        return PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, False)
+        return site
     rope = _extended(site, recipe)
     wanted: Spectrum = rope.spectrum
     native: forms.Params | None
@@ -57,10 +56,10 @@ def plan_site(
 
         exact = partial(_exact_in, model, rope, wanted)
         raise NotExpressible(_why_not(model, method, target, recipe, carried, exact)) from None
-    return PlannedSite(site.label, rope, wanted, params, True)
+    return replace(site, rope=rope, wanted=wanted, params=params)
 
 
-def _stated_anew(site: Site, target: int) -> forms.Params:
+def _stated_anew(site: RopeSite, target: int) -> forms.Params:
     """The rope dict as it stands, beside a stated length of `target`.
 
     Of a longrope vLLM and Phi-3's own class derive the attention factor from the two lengths, so
@@ -157,7 +156,7 @@ def _exact_in(
 
 def _carry(
     model: Model,
-    site: Site,
+    site: RopeSite,
     rope: Rope,
     wanted: Spectrum,
     target: int,

@@ -10,22 +10,11 @@ from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.narration import pasted
 from ropext.options.extend import Extend
-from ropext.rope import Explanation, Rope, Spectrum
+from ropext.rope import ABSENT, Edit, Explanation, Rope, RopeSite, Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 from ropext.table import Table
-
-
-@dataclass(frozen=True)
-class PlannedSite:
-    """One rotary embedding: what it is, what it becomes, and the stock dict that says so."""
-
-    label: str
-    rope: Rope  # as extended: the original one with --from-original
-    wanted: Spectrum
-    params: forms.Params
-    scaled: bool
 
 
 @dataclass(frozen=True)
@@ -82,9 +71,9 @@ class ExtensionPlan:
     knobs: dict[str, Any]
     context: int  # the context being extended; `factor` counts from it
     target: int
-    sites: tuple[PlannedSite, ...]
+    sites: tuple[RopeSite, ...]
     config: dict[str, Any]
-    edits: tuple[families.Edit, ...]
+    edits: tuple[Edit, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what agrees
     readings: tuple[loaders.LoaderReading, ...] = ()
@@ -112,7 +101,7 @@ class ExtensionPlan:
         return ""
 
     @property
-    def main(self) -> PlannedSite:
+    def main(self) -> RopeSite:
         """The embedding that the diagnostics speak of: the first one that is scaled."""
         return next(site for site in self.sites if site.scaled)
 
@@ -297,16 +286,17 @@ class Plan(ExtensionPlan):
     def override(self) -> dict[str, Any]:
         """The keys of the text config that say this plan to a loader of the base's weights."""
         text = families.text_part(self.config, self.model.path)
-        top = [edit for edit in self.edits if len(edit.path) == 1 + len(self.model.path)]
+        depth = 1 + len(self.model.path)
+        top = [edit for edit in self.edits if len(edit.path) == depth]
         lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
-        known = [edit.path[-1] for edit in top if edit.before is not families.ABSENT]
+        known = [edit.path[-1] for edit in top if edit.before is not ABSENT]
         original_key = "original_max_position_embeddings"
         original = [key for key in known if key == original_key]
         # The size of a head, where the config leaves it to a class that has none (Mixtral).
         sizes = list[str]()
         for edit in top:
             key = edit.path[-1]
-            is_new = edit.before in (families.ABSENT, None)
+            is_new = edit.before in (ABSENT, None)
             if is_new and type(text.get(key)) is int and key not in (*lengths, original_key):
                 sizes.append(key)
         names = ("rope_parameters", *lengths, *original, *sizes)
@@ -345,7 +335,7 @@ class Plan(ExtensionPlan):
         rope = gguf.carry(name, main.rope, main.wanted, main.params) if name else None
         if rope is None:
             return ""
-        keys = {edit.path[0]: edit.after for edit in self.edits}
+        keys = {edit.key: edit.after for edit in self.edits}
         divided = any(isinstance(value, list) for value in keys.values())
         if not self.model.container:  # a file that is not here says the base's theta and no scaling
             known = ("none", 1.0, main.rope.theta)
@@ -460,7 +450,7 @@ def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def _site_json(site: PlannedSite) -> dict[str, Any]:
+def _site_json(site: RopeSite) -> dict[str, Any]:
     return {
         "label": site.label,
         "scaled": site.scaled,

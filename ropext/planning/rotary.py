@@ -27,14 +27,13 @@ from ropext.planning.plan import (
     ExtensionPlan,
     MethodRow,
     Plan,
-    PlannedSite,
     Way,
     newest,
     readings_of,
     too_far,
     why_unfolded,
 )
-from ropext.rope import Spectrum
+from ropext.rope import RopeSite, Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
@@ -52,7 +51,7 @@ EVEN_SO = (
 
 
 def composed(
-    recipe: Extend, main: PlannedSite, readings: Iterable[LoaderReading], ways: Sequence[Way]
+    recipe: Extend, main: RopeSite, readings: Iterable[LoaderReading], ways: Sequence[Way]
 ) -> Iterator[str]:
     """That two scalings together become a longrope, who does not read that, and the one-step way.
 
@@ -71,7 +70,7 @@ def composed(
     yield sentence
 
 
-def _what_moves(recipe: Extend, main: PlannedSite, context: int, target: int) -> Iterator[str]:
+def _what_moves(recipe: Extend, main: RopeSite, context: int, target: int) -> Iterator[str]:
     """Say which pairs do not move, or stop."""
     if recipe.length_only:
         yield (
@@ -94,7 +93,7 @@ def _what_moves(recipe: Extend, main: PlannedSite, context: int, target: int) ->
 
 
 def warnings_of(
-    model: Model, recipe: Extend, sites: tuple[PlannedSite, ...], context: int, target: int
+    model: Model, recipe: Extend, sites: tuple[RopeSite, ...], context: int, target: int
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
     main = next(site for site in sites if site.scaled)
@@ -150,7 +149,7 @@ def warnings_of(
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
-def mrope_warnings(model: Model, main: PlannedSite, longer: bool) -> Iterator[str]:
+def mrope_warnings(model: Model, main: RopeSite, longer: bool) -> Iterator[str]:
     """What three axes of positions mean for the form and for the factor."""
     form = main.params["rope_type"]
     if form not in ("default", "yarn"):
@@ -299,10 +298,7 @@ def make_folded_plan(
         knobs=how.knobs,
         context=model.context,
         target=target,
-        sites=tuple(
-            PlannedSite(site.label, site.rope, site.rope.spectrum, site.params, site.scaled)
-            for site in model.sites
-        ),
+        sites=model.sites,
         config=dict(config),
         edits=(),
         warnings=(),

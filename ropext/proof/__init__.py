@@ -96,7 +96,7 @@ def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
 def recorded(record: Record) -> list[Expected]:
     """What ropext.json promises."""
     factor = record.target / record.context
-    return [promise(s.label, s.spectrum, s.params, factor, s.scaled) for s in record.sites]
+    return [promise(s.label, s.wanted, s.params, factor, s.scaled) for s in record.sites]
 
 
 def build(

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.provenance import scaled_by_config
-from ropext.families import ABSENT, Edit, Model, Site
+from ropext.families import Model
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
 from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
-from ropext.rope import SCHEMES, phase_ratio, turns
+from ropext.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
 from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
 
@@ -34,7 +34,7 @@ def number(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
 
 
-def scaling_line(site: Site, extended: str = "") -> str:
+def scaling_line(site: RopeSite, extended: str = "") -> str:
     """What the config's rope dict says now, in one line; of a theta, what it was `extended` by."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
@@ -95,7 +95,7 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts + [(key, named(str(value))) for key, value in limits.items() if value is not None]
 
 
-def _site_facts(site: Site, model: Model, extended: str = "") -> list[tuple[str, str]]:
+def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[str, str]]:
     rope = site.rope
     dim = f"{rope.dim} channels"
     if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
@@ -121,7 +121,7 @@ def _columns(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
     return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
 
-def pair_table(site: Site, target: int) -> str:
+def pair_table(site: RopeSite, target: int) -> str:
     """Every pair: wavelength, turns inside the context, and what the target asks of it."""
     spectrum = site.rope.spectrum
     ratios = phase_ratio(site.rope, spectrum, target)
@@ -135,7 +135,7 @@ def pair_table(site: Site, target: int) -> str:
     return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
 
 
-def _beyond(site: Site, target: int) -> str:
+def _beyond(site: RopeSite, target: int) -> str:
     """How many pairs the target takes where training never was."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)

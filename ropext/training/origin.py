@@ -22,7 +22,8 @@ from ropext.inspecting import plan_of
 from ropext.models.masked import is_masked
 from ropext.options.fields import flag
 from ropext.options.training import WITHIN, Finetune, Fit
-from ropext.planning import Plan, PlannedSite, make_plan
+from ropext.planning import Plan, make_plan
+from ropext.rope import RopeSite
 from ropext.scaling.tables import Growth
 
 OF_A_LORA = (
@@ -232,7 +233,7 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
     return forms
 
 
-def example_knobs(within: str, site: PlannedSite) -> tuple[str, dict[str, Any]]:
+def example_knobs(within: str, site: RopeSite) -> tuple[str, dict[str, Any]]:
     """Method and knobs of a spectrum inside of `within` that is no closed form."""
     if within == "yarn":
         knobs = {"beta_fast": 20.5, "beta_slow": 1.25, "truncate": False, "attention_factor": 1.25}

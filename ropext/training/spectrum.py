@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
-from ropext.planning import PlannedSite
-from ropext.rope import compression
+from ropext.rope import RopeSite, compression
 from ropext.training.loss import head_loss, probe_ids, shift
 from ropext.training.rows import IGNORED
 
@@ -39,7 +38,7 @@ class Space(nn.Module):
 
     method: str  # by which the result is planned and written
 
-    def __init__(self, site: PlannedSite, ceiling: float) -> None:
+    def __init__(self, site: RopeSite, ceiling: float) -> None:
         super().__init__()
         self.rope = site.rope
         self.start_factors = compression(site.rope.spectrum, site.wanted)
@@ -84,7 +83,7 @@ class EveryPair(Space):
     method = "longrope"
     start: torch.Tensor
 
-    def __init__(self, site: PlannedSite, ceiling: float) -> None:
+    def __init__(self, site: RopeSite, ceiling: float) -> None:
         super().__init__(site, ceiling)
         attention = site.wanted.attention_factor / site.rope.spectrum.attention_factor
         self.register_buffer(
@@ -117,7 +116,7 @@ class Ramp(Space):
 
     method = "yarn"
 
-    def __init__(self, site: PlannedSite, target: int, ceiling: float) -> None:
+    def __init__(self, site: RopeSite, target: int, ceiling: float) -> None:
         super().__init__(site, ceiling)
         rope = site.rope
         params = site.params
@@ -178,7 +177,7 @@ class Theta(Space):
 
     method = "abf"
 
-    def __init__(self, site: PlannedSite, ceiling: float) -> None:
+    def __init__(self, site: RopeSite, ceiling: float) -> None:
         super().__init__(site, ceiling)
         self.start = math.log(float(site.params["rope_theta"]) / site.rope.theta)
         self.offset = _zeros()
@@ -204,7 +203,7 @@ class Theta(Space):
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
-def space_of(within: str, site: PlannedSite, target: int, ceiling: float) -> Space:
+def space_of(within: str, site: RopeSite, target: int, ceiling: float) -> Space:
     """What moves, beginning at a planned start."""
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
     if wanted is not None and site.params["rope_type"] != wanted:
@@ -221,7 +220,7 @@ def space_of(within: str, site: PlannedSite, target: int, ceiling: float) -> Spa
 class _Live:
     """Stands in for a rotary module's forward: the module's own arithmetic, on moving numbers."""
 
-    def __init__(self, module: nn.Module, site: PlannedSite, space: Space) -> None:
+    def __init__(self, module: nn.Module, site: RopeSite, space: Space) -> None:
         self.module = module
         self.space = space
         self.label = site.label
@@ -255,7 +254,7 @@ class _Live:
             setattr(self.module, scaling, before)
 
 
-def _is_of(module: nn.Module, site: PlannedSite) -> bool:
+def _is_of(module: nn.Module, site: RopeSite) -> bool:
     prefix = f"{site.label}_" if site.label else ""
     buffer = module._buffers.get(f"{prefix}inv_freq")
     if not site.scaled or buffer is None or not hasattr(module, f"{prefix}attention_scaling"):
@@ -286,7 +285,7 @@ def remove(model: Any) -> None:
             del module.forward
 
 
-def make_live(model: Any, sites: Sequence[PlannedSite], target: int, space: Space) -> None:
+def make_live(model: Any, sites: Sequence[RopeSite], target: int, space: Space) -> None:
     """Install the space and prove on the model itself that it computes the same as before, and
     that a gradient arrives."""
     with torch.no_grad():

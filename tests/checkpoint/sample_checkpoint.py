@@ -82,7 +82,7 @@ def record(context: int = 2048, target: int = 8192) -> Record:
         dim=4,
         context=context,
         base=Spectrum((1.0, 0.01)),
-        spectrum=Spectrum((1.0, 0.0025), 1.1386294361119891),
+        wanted=Spectrum((1.0, 0.0025), 1.1386294361119891),
         params={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
     )
     return Record(

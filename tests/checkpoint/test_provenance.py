@@ -19,7 +19,7 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import clean_command, scrub, undone
 from ropext.checkpoint.weights import WeightFile
 from ropext.errors import InputError
-from ropext.rope import Spectrum
+from ropext.rope import Edit, Spectrum
 
 WEIGHTS = {
     "b.safetensors": WeightFile(5, "ab" * 32, "cd" * 32),
@@ -30,10 +30,11 @@ WEIGHTS = {
 def test_what_is_written_is_read(tmp_path: Path):
     spectrum = Spectrum((1.0, math.pi / 1e7, 5e-324, 0.0), 1 / 3, 1.1, (1.0, 0.1, 0.2, 0.0))
     first = record()
-    site = replace(first.sites[0], label="full_attention", spectrum=spectrum, scaled=False)
+    site = replace(first.sites[0], label="full_attention", wanted=spectrum, scaled=False)
     whole = replace(
         first,
         sites=(first.sites[0], site),
+        edits=(Edit("a.b", after=None), Edit("c", 1), Edit("d", 1, 2.0, "generation_config.json")),
         weights=WEIGHTS,
         command=("ropext", "extend", "caf\udce9"),  # a name of a file that is not UTF-8
         proof={"worst": [0, 1e-9]},
@@ -42,10 +43,23 @@ def test_what_is_written_is_read(tmp_path: Path):
     provenance.write(whole, tmp_path)
     found = provenance.read_record(tmp_path)
     assert found == whole
-    assert found.sites[1].spectrum.inv_freq == spectrum.inv_freq  # to the last bit
+    assert found.sites[1].wanted.inv_freq == spectrum.inv_freq  # to the last bit
     (again := tmp_path / "again").mkdir()
     provenance.write(found, again)
     assert (again / "ropext.json").read_bytes() == (tmp_path / "ropext.json").read_bytes()
+
+
+def test_the_keys_of_sites_and_edits(tmp_path: Path):
+    edits = (Edit("a.b", after=None), Edit("c", 1), Edit("d", 1, 2.0, "generation_config.json"))
+    provenance.write(replace(record(), edits=edits), tmp_path)
+    written = json.loads((tmp_path / "ropext.json").read_text("utf-8"))
+    keys = ["label", "dim", "context", "scaled", "params", "base", "spectrum"]
+    assert list(written["sites"][0]) == keys
+    assert json.dumps(written["edits"]) == (
+        '[{"file": "config.json", "key": "a.b", "after": null},'
+        ' {"file": "config.json", "key": "c", "before": 1},'
+        ' {"file": "generation_config.json", "key": "d", "before": 1, "after": 2.0}]'
+    )
 
 
 def test_nothing_there(tmp_path: Path):
@@ -222,6 +236,6 @@ def test_the_base_config_comes_back_without_the_keys_that_were_new() -> None:
         "rope_scaling": {"type": "linear", "factor": 4.0},
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0},
     }
-    edits = [{"file": "config.json"} | edit.to_json() for edit in families.diff(base, written)]
-    edits.append({"file": "tokenizer_config.json", "key": "model_max_length", "before": 1})
+    edits = families.diff(base, written)
+    edits.append(Edit("model_max_length", 1, 2, "tokenizer_config.json"))
     assert undone(written, edits) == base

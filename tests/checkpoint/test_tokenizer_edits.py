@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.tokenizer import LengthEdit, clear_truncation, find_truncation, length_edits
+from ropext.checkpoint.tokenizer import clear_truncation, find_truncation, length_edits
 from ropext.errors import InputError
+from ropext.rope import Edit
 
 
 @pytest.fixture
@@ -39,8 +40,9 @@ def snapshot(model: Path):
 def test_tokenizer_limit(snapshot, before, after):
     changed = replace(snapshot, tokenizer_config={"model_max_length": before}, generation_config={})
     edits, notes = length_edits(changed, 2048, 8192)
-    wanted = () if after is None else ("tokenizer_config.json", "model_max_length", before, after)
-    assert edits == ((LengthEdit(*wanted),) if wanted else ())
+    key = "model_max_length"
+    wanted = () if after is None else (key, before, after, "tokenizer_config.json")
+    assert edits == ((Edit(*wanted),) if wanted else ())
     assert notes == ()
 
 
@@ -55,7 +57,7 @@ def test_limits_that_were_a_choice_stay(snapshot, before, after, noted):
         empty = {"tokenizer_config": None, "generation_config": None}
         changed = replace(snapshot, **(empty | {field: {key: before}}))
         edits, notes = length_edits(changed, 2048, 8192)
-        assert edits == (() if after is None else (LengthEdit(file, key, before, after),))
+        assert edits == (() if after is None else (Edit(key, before, after, file),))
         assert len(notes) == noted
         assert all(key in note and str(before) in note for note in notes)
 

@@ -16,6 +16,7 @@ from ropext.errors import InputError, RopextError, UnsupportedModel
 from ropext.families import config as config_room
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.rope import ABSENT
 
 BASE = LLAMA | {"model_type": "llama", "rope_theta": 50000.0, "max_position_embeddings": 256}
 YARN = {
@@ -202,8 +203,8 @@ def test_diff_names_paths():
     edits = families.diff({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}, "e": None})
     assert [(e.path, e.before, e.after) for e in edits] == [
         (("a", "c"), 2, 3),
-        (("d",), 1, families.ABSENT),
-        (("e",), families.ABSENT, None),
+        (("d",), 1, ABSENT),
+        (("e",), ABSENT, None),
     ]
 
 

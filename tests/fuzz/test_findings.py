@@ -80,8 +80,8 @@ def test_two_sets_of_factors_survive_the_record(checkpoint, tmp_path):
     )
     record = read_record(tmp_path / "out")
     assert record is not None
-    assert record.sites[0].spectrum == done.plan.main.wanted
-    assert record.sites[0].spectrum.short_context == 2048
+    assert record.sites[0].wanted == done.plan.main.wanted
+    assert record.sites[0].wanted.short_context == 2048
 
 
 @pytest.mark.parametrize(

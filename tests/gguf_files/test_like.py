@@ -45,7 +45,7 @@ def model(tmp_path):
 
 def extended(base, out, **options):
     ropext.extend(str(base), out, no_verify=True, **({"factor": 4.0} | options))
-    return read_record(out).sites[0].spectrum
+    return read_record(out).sites[0].wanted
 
 
 FACTORS = tuple(np.linspace(1, 4, 8).tolist())

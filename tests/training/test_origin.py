@@ -28,8 +28,8 @@ def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost
     recorded, read = open_origin(str(extended)), open_origin(str(lost))
     assert (read.context, read.target) == (recorded.context, recorded.target) == (64, 256)
     assert [site.base for site in read.record.sites] == [s.base for s in recorded.record.sites]
-    spectra = [site.spectrum for site in recorded.record.sites]
-    assert [site.spectrum for site in read.record.sites] == spectra
+    spectra = [site.wanted for site in recorded.record.sites]
+    assert [site.wanted for site in read.record.sites] == spectra
     assert read.history == "scaled 4x from 64 by its config; no record"
     before = json.loads((base / "config.json").read_text())
     taken_back = read.base_config()
