@@ -12,6 +12,7 @@ from ropext.errors import UsageError
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, reads
+from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
     from ropext.planning import ExtensionPlan
@@ -34,12 +35,14 @@ Measure = Annotated[
 @options.takes("given", Extend)
 @options.takes("reading", DocumentOptions)
 @options.takes("folding", SelfExtend)
+@options.takes("room", MemoryOptions)
 def command(
     out: Out,
     model: options.ModelArg,
     given: dict[str, Any],
     reading: dict[str, Any],
     folding: dict[str, Any],
+    room: dict[str, Any],
     measure: Measure = None,
     plot: Plot = None,
     revision: options.Revision = None,
@@ -50,7 +53,11 @@ def command(
     from ropext import inspecting
 
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
+    if room and "memory" not in room:
+        raise UsageError(f"{flag(next(iter(room)))} says how a memory is used; add --memory SIZE")
     if measure is not None:
+        if room:
+            raise UsageError("--memory and --measure are two questions; ask them one by one")
         how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
         how["folding"] = folding
         _measure(out, model, measure, plot, **how, **given)
@@ -60,7 +67,7 @@ def command(
         raise UsageError(f"{name} says how documents are read; add --measure DATA")
     if folding:
         raise UsageError(f"{flag(next(iter(folding)))} is of self-extend; add --measure DATA")
-    if not given and plot is None:
+    if not given and plot is None and not room:
         served = inspecting.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
@@ -76,7 +83,28 @@ def command(
             out.result(text.served(served), served)
             inspecting.gate(served, names)
             return
+    if room:
+        _fit(out, model, MemoryOptions(**room), given, revision)
+        return
     show(out, inspecting.plan(model, revision=revision, **given), plot)
+
+
+def _fit(
+    out: Out, model: str, room: MemoryOptions, given: dict[str, Any], revision: str | None
+) -> None:
+    """What fits into a memory, after the plan where one was asked for."""
+    from ropext import inspecting
+    from ropext.report import text
+    from ropext.report.memory import memory
+
+    if not given:
+        fit = inspecting.memory_fit(model, room, revision=revision)
+        out.result(memory(fit), {"model": model} | fit.to_json())
+        return
+    made = inspecting.plan(model, revision=revision, **given)
+    fit = inspecting.memory_fit(model, room, length=made.target, revision=revision)
+    body = f"{text.plan(made)}\n\n{memory(fit)}"
+    out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
 def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:

@@ -1,0 +1,65 @@
+"""What fits into a memory, as options of `ropext plan`."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from ropext.errors import UsageError
+from ropext.options.fields import Count, Neutral, Options, Panel, Words, wanted
+
+CACHE_NAMES = ("f16", "q8_0", "q4_0", "fp8")
+
+_MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(|i?b)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _checked(text: str) -> str:
+    """An amount of memory that `bytes_of` can read."""
+    if bytes_of(text) < _UNITS["m"]:
+        raise UsageError(f"--memory {text[:60]!r} is below 1 MiB; 12 gigabytes are 12G")
+    return text
+
+
+def bytes_of(text: str) -> int:
+    """`12G` as bytes: a unit is a power of 1,024, as those who sell memory count it."""
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--memory {text[:60]!r} is not an amount of memory; write 12G or 12GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Types of cache that are known."""
+    for name in names:
+        if name not in CACHE_NAMES:
+            known = ", ".join(CACHE_NAMES)
+            raise UsageError(f"--kv {name[:60]!r} is not a type of KV cache; known are {known}")
+    return names
+
+
+CacheNames = Annotated[Words, AfterValidator(_known)]
+Memory = Annotated[str, AfterValidator(_checked)]
+
+
+class MemoryOptions(Options):
+    """How much memory there is, and how it is used."""
+
+    memory: Neutral[Memory | None] = wanted(
+        None,
+        "say which context fits into so much memory, weights and KV cache together, e.g. 12G",
+        "SIZE",
+        panel=Panel.HOW_FAR,
+        basic=True,
+    )
+    kv: Neutral[CacheNames] = wanted(
+        (),
+        f"--memory: types of KV cache, of {', '.join(CACHE_NAMES)} [all; fp8 not of a GGUF]",
+        "LIST",
+        panel=Panel.HOW_FAR,
+    )
+    parallel: Neutral[Count] = wanted(
+        1,
+        "--memory: whole sequences that are read at the same time",
+        panel=Panel.HOW_FAR,
+    )

@@ -1,0 +1,155 @@
+"""Which context fits into a memory: the weights, and beside them the cache of whole sequences."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ropext.families import Model
+from ropext.families.geometry import attends
+from ropext.families.model import CacheLayer
+
+LONGEST = 1 << 31  # tokens: positions are 32-bit integers in most engines
+# llama.cpp makes a cache in steps of so many tokens, and keeps one micro-batch (-ub) of tokens
+# beside the window of a windowed layer.
+STEP = 256
+MICRO_BATCH = 512
+
+
+@dataclass(frozen=True)
+class CacheType:
+    """How an engine stores the numbers of a cache: in blocks, each with its scale."""
+
+    values: int  # of one block
+    bytes: int  # of one block
+
+    def bytes_of(self, values: int) -> int | None:
+        """The bytes of so many values; None where they do not fill whole blocks."""
+        if values % self.values:
+            return None
+        return values // self.values * self.bytes
+
+
+# By the names of ropext.options.memory.
+CACHE_TYPES = {
+    "f16": CacheType(1, 2),
+    "q8_0": CacheType(32, 34),
+    "q4_0": CacheType(32, 18),
+    "fp8": CacheType(1, 1),
+}
+OF_LLAMA_CPP = ("f16", "q8_0", "q4_0")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The KV caches of a model in one engine, for so many sequences at once."""
+
+    layers: tuple[CacheLayer, ...]
+    parallel: int
+    llama_cpp: bool  # rounds up to its steps, and keeps a micro-batch beside each window
+
+    def bytes_at(self, tokens: int, kind: CacheType) -> int | None:
+        """All sequences, each full with so many tokens; None where the type cannot hold it."""
+        total = 0
+        for layer in self.layers:
+            if kind.bytes_of(layer.values) is None:
+                return None
+            values = self._kept_values(layer, tokens)
+            total += kind.bytes_of(values) or 0
+        return self.parallel * total
+
+    def _kept_values(self, layer: CacheLayer, tokens: int) -> int:
+        if not self.llama_cpp:
+            return layer.kept(tokens)
+        cells = _in_steps(tokens)
+        if layer.window is not None:
+            cells = min(cells, _in_steps(layer.window + MICRO_BATCH))
+        entries = tokens // layer.rate if layer.rate else 0
+        return layer.values * (cells + entries)
+
+    def longest_in(self, room: int, kind: CacheType) -> int | None:
+        """The most tokens whose caches fit into so many bytes, in whole steps; 0 where not even
+        one step does, None where the type cannot hold the cache."""
+        if self.bytes_at(STEP, kind) is None:
+            return None
+        low = 0
+        high = LONGEST // STEP
+        while low < high:
+            middle = (low + high + 1) // 2
+            taken = self.bytes_at(middle * STEP, kind)
+            if taken is not None and taken <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return low * STEP
+
+
+def _in_steps(tokens: int) -> int:
+    """So many tokens in llama.cpp's steps."""
+    return -(-tokens // STEP) * STEP
+
+
+@dataclass(frozen=True)
+class CacheRow:
+    """One type of cache: what a length takes, and the longest that fits."""
+
+    cache: str
+    bytes_a_token: int  # while every window is still open; 0 where the type cannot hold the cache
+    bytes_at_length: int | None
+    longest: int | None  # None where it is not known: the weights, or what the type holds
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """What fits into a memory."""
+
+    memory: int  # bytes
+    weights: int | None  # bytes; None where no weight file is here
+    parallel: int
+    length: int  # the length asked about: the plan's target, or what the model reads
+    rows: tuple[CacheRow, ...]
+    unknown: str = ""  # why the cache is not known
+    no_attention: int = 0  # layers that keep a state of fixed size, which is not counted
+
+    @property
+    def room(self) -> int | None:
+        """What the weights leave, in bytes."""
+        return None if self.weights is None else max(0, self.memory - self.weights)
+
+    def holds(self, row: CacheRow) -> bool:
+        """Whether the length fits with this cache."""
+        taken = row.bytes_at_length
+        return taken is not None and self.room is not None and taken <= self.room
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [asdict(row) | {"fits": self._judged(row)} for row in self.rows]
+        return asdict(self) | {"rows": rows}
+
+    def _judged(self, row: CacheRow) -> bool | None:
+        if self.room is None or row.bytes_at_length is None:
+            return None
+        return self.holds(row)
+
+
+def fit_memory(
+    model: Model, length: int, memory: int, weights: int | None, types: Sequence[str], parallel: int
+) -> MemoryFit:
+    """What of a model fits into a memory, by each of these types of cache; by those
+    that its engines have where none is named."""
+    without = sum(1 for kind in model.layer_types if not attends(kind))
+    if model.masked_lm:
+        reason = "a masked language model reads all at once and keeps no cache"
+        return MemoryFit(memory, weights, parallel, length, (), reason)
+    if model.kv_layers is None:
+        reason = "the config does not say what every layer keeps in the cache"
+        return MemoryFit(memory, weights, parallel, length, (), reason)
+    cache = Cache(model.kv_layers, parallel, bool(model.container))
+    room = None if weights is None else max(0, memory - weights)
+    rows = list[CacheRow]()
+    usual = OF_LLAMA_CPP if model.container else tuple(CACHE_TYPES)
+    for name in types or usual:
+        kind = CACHE_TYPES[name]
+        a_token = sum(kind.bytes_of(layer.values) or 0 for layer in model.kv_layers)
+        at_length = cache.bytes_at(length, kind)
+        longest = None if room is None else cache.longest_in(room, kind)
+        rows.append(CacheRow(name, 0 if at_length is None else a_token, at_length, longest))
+    return MemoryFit(memory, weights, parallel, length, tuple(rows), no_attention=without)
