@@ -41,7 +41,7 @@ from ropext.evaluation.ranking import frame_of
 from ropext.evaluation.reader import Progress, Reader, read_units
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.files import write_json
+from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
 from ropext.results.measurement import Store
 from ropext.results.values import Bootstrap, Value

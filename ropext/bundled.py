@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError, did_you_mean
-from ropext.files import read_bytes, read_object
+from ropext.inputs import read_bytes
+from ropext.jsontext import read_object
 
 SCHEME = "ropext://"
 _DEMO = Path(__file__).parent / "demo"

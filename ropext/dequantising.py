@@ -18,8 +18,8 @@ from ropext import bundled, families
 from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.staging import check_space
 from ropext.errors import InputError
-from ropext.files import dump
 from ropext.inspecting import open_model
+from ropext.jsontext import dump
 from ropext.narration import Say, in_bytes, silent
 
 if TYPE_CHECKING:

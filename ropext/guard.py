@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError, OutputExists, UsageError, listed
-from ropext.files import open_regular, read_object, read_text
+from ropext.inputs import open_regular, read_text
+from ropext.jsontext import read_object
 
 Identity = tuple[int, int]
 # A flag, and what was given for it: a path, several, or None.

@@ -25,8 +25,9 @@ from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
-from ropext.files import CONFIG_LIMIT, as_text, dump, parse_object, read_bytes, read_object
+from ropext.inputs import CONFIG_LIMIT, as_text, read_bytes
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
+from ropext.jsontext import dump, parse_object, read_object
 from ropext.narration import Say, Show, silent, unseen
 from ropext.planning.plan import WRONG
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths

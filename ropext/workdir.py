@@ -26,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
+from ropext.atomic import HALF_WRITTEN
 from ropext.errors import InputError, OutputExists
-from ropext.files import HALF_WRITTEN, check_links, lock_of, locked, read_json, write_json
+from ropext.inputs import check_links
+from ropext.jsontext import read_json, write_json
+from ropext.locks import lock_of, locked
 from ropext.narration import Say, silent
 
 MANIFEST = "run.json"

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ropext.checkpoint.snapshot import ADAPTER_CONFIG
 from ropext.errors import InputError
-from ropext.files import check_links, read_object
+from ropext.inputs import check_links
+from ropext.jsontext import read_object
 
 WEIGHTS = "adapter_model.safetensors"
 MOST = 20_000  # names in a list, layers of a model

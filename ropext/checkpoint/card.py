@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
-from ropext.files import read_bytes
+from ropext.inputs import read_bytes
 from ropext.loaders import LoaderReading, Serving
 from ropext.planning import ExtensionPlan
 from ropext.table import Table, escape, grid, visible

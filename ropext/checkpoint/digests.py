@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ropext.checkpoint.weights import content_digest
 from ropext.errors import InputError
-from ropext.files import user_cache, write_json
+from ropext.jsontext import write_json
 from ropext.narration import Show, unseen
+from ropext.systems import user_cache
 
 # Nanoseconds. What is written again within the coarsest clock of a file system, also where another
 # file was deleted, can have the number, size and times of before.

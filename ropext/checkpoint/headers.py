@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError
-from ropext.files import open_regular, parse_object
+from ropext.inputs import open_regular
+from ropext.jsontext import parse_object
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it

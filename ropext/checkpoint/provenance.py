@@ -24,7 +24,8 @@ from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile
 from ropext.errors import InputError
 from ropext.families import Model
-from ropext.files import dump, is_plain_name, read_object
+from ropext.inputs import is_plain_name
+from ropext.jsontext import dump, read_object
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.scaling import tables

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext import guard
+from ropext.atomic import replace_whole
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.hub import hub_errors
 from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, RopextError, Stopped, UsageError
-from ropext.files import CONFIG_LIMIT, dump, parse_object, read_bytes, replace_whole
+from ropext.inputs import CONFIG_LIMIT, read_bytes
+from ropext.jsontext import dump, parse_object
 from ropext.narration import Say, kept_after_interrupt, silent
 
 if TYPE_CHECKING:

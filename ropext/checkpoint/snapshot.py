@@ -15,14 +15,10 @@ from ropext import bundled
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
-from ropext.files import (
-    INDEX_LIMIT,
-    check_link,
-    is_plain_name,
-    parse_object,
-    read_bytes,
-    read_object,
-)
+from ropext.inputs import check_link, is_plain_name, read_bytes
+from ropext.jsontext import parse_object, read_object
+
+INDEX_LIMIT = 128 * 10**6  # bytes of an index of weight files
 
 # Folders that are never part of what a loader reads as this checkpoint. Exported graphs (onnx and
 # the like) and other formats have the old rotary embedding baked in.

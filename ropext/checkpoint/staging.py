@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
+from ropext.atomic import os_errors, replace_whole
 from ropext.errors import InputError, OutputExists, UsageError
-from ropext.files import lock_of, locked, move, open_raw, os_errors, replace_whole
+from ropext.locks import lock_of, locked
 from ropext.narration import in_bytes
+from ropext.systems import move, open_raw
 
 NEW = "new"
 OLD = "old"

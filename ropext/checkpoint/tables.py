@@ -16,10 +16,12 @@ from ropext.checkpoint.snapshot import INDEX, Snapshot
 from ropext.checkpoint.weights import chunks
 from ropext.checkpoint.writing import Copying
 from ropext.errors import InputError, ProofFailed
-from ropext.files import dump, open_raw, open_regular, read_at, read_object, write_at
+from ropext.inputs import open_regular
+from ropext.jsontext import dump, read_object
 from ropext.narration import Show, unseen
 from ropext.rope import Positions
 from ropext.scaling.tables import Growth
+from ropext.systems import open_raw, read_at, write_at
 
 if TYPE_CHECKING:
     import numpy as np

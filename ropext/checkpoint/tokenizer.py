@@ -12,7 +12,8 @@ from typing import Any
 
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
-from ropext.files import parse_object, read_bytes
+from ropext.inputs import read_bytes
+from ropext.jsontext import parse_object
 from ropext.rope import Edit
 
 TOKENIZER = "tokenizer.json"

@@ -15,7 +15,7 @@ from ropext import guard
 from ropext.checkpoint.headers import Header, read_header
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
-from ropext.files import open_regular
+from ropext.inputs import open_regular
 from ropext.narration import Show, unseen
 
 CHUNK = 4 << 20  # bytes read at once, of each of two files that are compared

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from ropext.atomic import os_errors
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
 from ropext.checkpoint.provenance import Record
@@ -24,10 +25,12 @@ from ropext.checkpoint.staging import (
 from ropext.checkpoint.tokenizer import TOKENIZER
 from ropext.checkpoint.weights import compare_weights, known_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
-from ropext.files import bytes_on_disk, dump, open_raw, open_regular, os_errors, read_at, write_at
+from ropext.inputs import open_regular
+from ropext.jsontext import dump
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.rope import Edit
+from ropext.systems import bytes_on_disk, open_raw, read_at, write_at
 
 # Bytes beyond the copied files: the record, the card, the edited texts.
 TEXT_ROOM = 64 << 20

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from ropext import guard
 from ropext.cli.output import Out
-from ropext.files import from_home
+from ropext.inputs import from_home
 from ropext.lengths import parse_length
 from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
 

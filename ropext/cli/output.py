@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.narration import Clock, Pace, interruptible, told
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import typer
 
 from ropext.cli.output import Out, stoppable
 from ropext.errors import RopextError, Stopped, UsageError
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.narration import pasted
 
 if TYPE_CHECKING:

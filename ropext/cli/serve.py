@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Answer OpenAI's API from a model in memory. By any method, Self-Extend too."""
     from ropext.dequantising import directory_of
-    from ropext.files import read_text
+    from ropext.inputs import read_text
     from ropext.options.extend import parse_extend
     from ropext.ports.server import KEY
     from ropext.serving.stock import check_parts

@@ -166,8 +166,8 @@ def _form(directory: str, endpoint: str, result: "Verification") -> str:
     """The form of a cell of the loader table, filled in."""
     from ropext import families
     from ropext.cli.versions import version_lines
-    from ropext.files import read_object
     from ropext.inspecting import open_model
+    from ropext.jsontext import read_object
     from ropext.ports.cell import filled, program_at
 
     is_plan = directory.endswith(".json") and Path(directory).is_file()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
-from ropext.files import check_link, is_path, open_regular
+from ropext.inputs import check_link, is_path, open_regular
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")

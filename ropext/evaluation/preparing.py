@@ -25,7 +25,7 @@ from ropext.evaluation import harness
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Lineup, line_up, trained_on
-from ropext.files import CONFIG_LIMIT, read_bytes
+from ropext.inputs import CONFIG_LIMIT, read_bytes
 from ropext.lengths import doubling_grid, length_text, lengths_text, tail_tokens
 from ropext.models.load import silenced
 from ropext.models.tokenizer import load_tokenizer

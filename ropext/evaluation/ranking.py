@@ -15,8 +15,9 @@ from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Lineup, Variant, applied
-from ropext.files import read_text, values_json
+from ropext.inputs import read_text
 from ropext.inspecting import plan_of
+from ropext.jsontext import values_json
 from ropext.lengths import length_text, tail_tokens
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory

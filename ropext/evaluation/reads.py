@@ -26,7 +26,7 @@ from ropext.evaluation.reading import (
     score_items,
 )
 from ropext.evaluation.variants import Variant
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.lengths import length_text
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import Documents, Frame, Reading

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
+from ropext.atomic import write_text
 from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.evaluation.variants import Lineup, Variant, fetched
-from ropext.files import values_json, write_json, write_text
+from ropext.jsontext import values_json, write_json
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone

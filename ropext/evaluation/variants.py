@@ -27,7 +27,7 @@ from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.families.lengths import LENGTH_KEYS
-from ropext.files import read_object
+from ropext.jsontext import read_object
 from ropext.models.masked import fills_in, is_masked
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend

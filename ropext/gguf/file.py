@@ -14,8 +14,8 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import Label, family
-from ropext.files import parse_object
 from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader, read_gguf
+from ropext.jsontext import parse_object
 from ropext.loaders.gguf import (
     STORED,
     Architecture,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ropext.errors import InputError
 from ropext.families.config import named
-from ropext.files import open_regular
+from ropext.inputs import open_regular
 
 MAGIC = b"GGUF"
 START = 24  # bytes before the first key

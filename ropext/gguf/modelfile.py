@@ -12,7 +12,7 @@ from typing import Any
 
 from ropext import bundled, guard
 from ropext.errors import InputError
-from ropext.files import read_bytes
+from ropext.inputs import read_bytes
 
 QUOTES = '"""'
 LARGEST = 1 << 20  # bytes of a template, a system prompt, a licence

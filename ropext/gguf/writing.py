@@ -10,23 +10,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ropext import guard
+from ropext.atomic import os_errors
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.staging import check_output, check_space, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.checkpoint.writing import TEXT_ROOM, Copying, Written, place
 from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.files import bytes_on_disk, open_regular, os_errors, tagged
 from ropext.gguf.file import DIVISORS, RECORD, WHOLE, GgufFile, open_gguf, rope_of, sizes
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
 from ropext.gguf.keys import Values, changes
 from ropext.gguf.modelfile import modelfile as modelfile_of
+from ropext.inputs import open_regular
+from ropext.jsontext import tagged
 from ropext.loaders.gguf import STORED, architecture, farthest
 from ropext.loaders.gguf import read as ggml_read
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.planning import ExtensionPlan
 from ropext.rope import Spectrum
+from ropext.systems import bytes_on_disk
 
 FILLER = "ropext.filler"
 PARTS = "split.tensors.count"

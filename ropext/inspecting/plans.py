@@ -10,7 +10,7 @@ from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record, record_in
 from ropext.errors import UsageError
 from ropext.families import Model
-from ropext.files import read_text
+from ropext.inputs import read_text
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, make_plan, make_table_plan, reached

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.errors import Stopped
-from ropext.files import peak_memory
 from ropext.narration import Say
 from ropext.report.text import size
+from ropext.systems import peak_memory
 
 if TYPE_CHECKING:
     import torch

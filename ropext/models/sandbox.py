@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext.errors import InputError
-from ropext.files import limit_memory
+from ropext.systems import limit_memory
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, where the system limits them

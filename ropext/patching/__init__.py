@@ -23,7 +23,7 @@ from ropext.checkpoint.staging import staged
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.families import refusal
-from ropext.files import from_home
+from ropext.inputs import from_home
 from ropext.options.extend import parse_extend
 from ropext.planning import ExtensionPlan, plan_config
 from ropext.scaling.self_extend import UNCARRIED, Fold, FoldOptions

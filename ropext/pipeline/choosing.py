@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import corpus
+from ropext.atomic import write_text
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
@@ -30,7 +31,8 @@ from ropext.evaluation.ranking import closed_forms, frame_of, preference, readab
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
-from ropext.files import read_json, read_text, write_json, write_text
+from ropext.inputs import read_text
+from ropext.jsontext import read_json, write_json
 from ropext.lengths import length_text
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory

@@ -7,7 +7,7 @@ from typing import Any
 from ropext import bundled, guard
 from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
-from ropext.files import is_path
+from ropext.inputs import is_path
 from ropext.options.fields import (
     DOCUMENTS,
     EVALUATE,

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.card import README
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import GateFailed, OutputExists
-from ropext.files import os_errors, read_json, read_object, values_json, write_json
+from ropext.jsontext import read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropext import bundled, guard
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
-from ropext.files import from_home
+from ropext.inputs import from_home
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.evaluate import Evaluate

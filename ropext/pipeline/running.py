@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
+from ropext.atomic import write_text
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
-from ropext.files import from_home, write_text
+from ropext.inputs import from_home
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from ropext.atomic import write_bytes
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import (
     TRAINED_ON,
@@ -17,8 +18,8 @@ from ropext.checkpoint.provenance import (
     versions,
 )
 from ropext.checkpoint.staging import recover, remove_output
-from ropext.files import dump, write_bytes
 from ropext.inspecting import plan_of
+from ropext.jsontext import dump
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
 from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen

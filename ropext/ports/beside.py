@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ropext.errors import InputError, OutputExists, ProofFailed
-from ropext.files import read_object, write_json
+from ropext.jsontext import read_object, write_json
 from ropext.ports.logprobs import Pairs, next_token, token_ids
 from ropext.ports.server import Server, served_model, server_at
 

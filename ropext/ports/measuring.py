@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropext.atomic import write_text
 from ropext.checkpoint.provenance import digest
 from ropext.errors import Interrupted, NothingKept, UsageError
-from ropext.files import values_json, write_json, write_text
+from ropext.jsontext import values_json, write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import SILENT, Hooks
 from ropext.ports.answers import Answer, answered, lost_its_start, needs_witness, scored

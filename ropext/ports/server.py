@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from ropext.errors import InputError, NoServer
-from ropext.files import parse_object
+from ropext.jsontext import parse_object
 
 TIMEOUT = 600.0  # seconds for one whole answer
 FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work

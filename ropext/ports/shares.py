@@ -4,7 +4,7 @@ what, and how far the text is read."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.ports.answers import Answer
 from ropext.results.retrieval import (
     FOUND,

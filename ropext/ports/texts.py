@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.ports.losses import Ids, TokenLosses
 from ropext.results import BASE
 from ropext.results.measurement import Store, array_name

@@ -5,8 +5,8 @@ from pathlib import Path
 from ropext import bundled, families
 from ropext.checkpoint.provenance import record_in
 from ropext.errors import InputError
-from ropext.files import read_object
 from ropext.inspecting import open_model, positions_of, said_of
+from ropext.jsontext import read_object
 
 
 def trained_window(context: int | None, against: str | None) -> tuple[int, str] | None:

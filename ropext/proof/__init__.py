@@ -24,7 +24,7 @@ from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
 from ropext.families.config import Dict, parts
-from ropext.files import dump, read_object
+from ropext.jsontext import dump, read_object
 from ropext.proof.comparing import (
     UNSEEN,
     Expected,

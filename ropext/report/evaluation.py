@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard
-from ropext.files import write_bytes
+from ropext.atomic import write_bytes
 from ropext.report import html, plots, tables
 from ropext.report.gates import failures, gate_table
 from ropext.report.plots import Curve, Style

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from ropext.files import write_text
+from ropext.atomic import write_text
 from ropext.table import Table, as_markdown
 
 STYLE = """

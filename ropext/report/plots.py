@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import guard
+from ropext.atomic import replace_whole
 from ropext.errors import UsageError
-from ropext.files import replace_whole
 from ropext.inspecting import Inspection, Unrotated
 from ropext.lengths import length_text
 from ropext.planning import ExtensionPlan

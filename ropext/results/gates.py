@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
-from ropext.files import is_path
+from ropext.inputs import is_path
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED

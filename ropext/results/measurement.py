@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropext.atomic import write_whole
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
-from ropext.files import write_json, write_whole
+from ropext.jsontext import write_json
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values

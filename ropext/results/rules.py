@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import Measurement, item_differences, joined

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext import guard, workdir
+from ropext.atomic import write_whole
 from ropext.errors import GateFailed, InputError, UsageError
-from ropext.files import read_json, write_json, write_whole
+from ropext.jsontext import read_json, write_json
 from ropext.results import BASE, EXTENDED, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, Store, differences, write_array

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ropext.errors import InputError
-from ropext.files import parse_object
+from ropext.jsontext import parse_object
 from ropext.models.load import silenced
 from ropext.narration import Say, interruptible, silent
 from ropext.ports.server import KEY

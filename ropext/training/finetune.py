@@ -19,7 +19,7 @@ from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show

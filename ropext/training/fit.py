@@ -17,8 +17,8 @@ from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
-from ropext.files import values_json
 from ropext.inspecting import open_model
+from ropext.jsontext import values_json
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show

@@ -12,7 +12,7 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE

@@ -17,7 +17,7 @@ from ropext.checkpoint.provenance import digest, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.models import processes
 from ropext.models.head import foretold_bend
 from ropext.models.load import skeleton

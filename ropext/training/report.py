@@ -9,7 +9,7 @@ from typing import Any
 from ropext import scaling
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.errors import listed
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest

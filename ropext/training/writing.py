@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import inspecting, proof
+from ropext.atomic import os_errors
 from ropext.bundled import MODELS
 from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.checkpoint.adapter import WEIGHTS
@@ -30,7 +31,7 @@ from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import copy_file, place, write_checkpoint
-from ropext.files import dump, os_errors
+from ropext.jsontext import dump
 from ropext.models.adapter import add_adapter
 from ropext.models.load import Loading, auto_class, load_model
 from ropext.models.masked import is_masked

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 import ropext
 from ropext.errors import NotExpressible
-from ropext.files import read_json, write_json
+from ropext.jsontext import read_json, write_json
 
 HERE = Path(__file__).parent
 OPTIONS: dict[str, dict[str, Any]] = {

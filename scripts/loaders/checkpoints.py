@@ -21,7 +21,7 @@ from misreading import misreadings, with_theta
 from transformers.utils import logging
 
 from ropext.errors import RopextError
-from ropext.files import read_json, write_json
+from ropext.jsontext import read_json, write_json
 
 FORMS, CONTEXT, FACTOR = kit.FORMS, kit.CONTEXT, kit.FACTOR
 VOCABULARY = 512

@@ -22,8 +22,8 @@ from misreading import Config, misreadings
 from ropext import families, guard
 from ropext.checkpoint.staging import staged
 from ropext.errors import NotExpressible, RopextError, UsageError, listed
-from ropext.files import read_json, write_json
 from ropext.forms import longrope_attention
+from ropext.jsontext import read_json, write_json
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.version import __version__

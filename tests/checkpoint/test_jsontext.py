@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ropext.errors import InputError
-from ropext.files import dump, parse_object, read_object
+from ropext.jsontext import dump, parse_object, read_object
 
 BAD = {
     "empty": (b"", "empty"),

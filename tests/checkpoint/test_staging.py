@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from marked import at_work, checkpoint, mark
 
-from ropext import files, guard
+from ropext import guard, locks
 from ropext.checkpoint import staging
 from ropext.checkpoint.staging import check_output, check_space, replace_file, staged
 from ropext.errors import InputError, OutputExists, UsageError
@@ -468,7 +468,7 @@ def test_without_flock_the_named_holder_decides(tmp_path: Path, monkeypatch):
         "ropext": "lock",
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "start": files._start(os.getpid()),
+        "start": locks._start(os.getpid()),
     }
     dead = subprocess.Popen(["true"])
     dead.wait()

@@ -11,7 +11,7 @@ import ropext
 from ropext import families, guard, inspecting, planning, verifying
 from ropext.checkpoint import open_snapshot
 from ropext.errors import NotExpressible, OutputExists, UsageError
-from ropext.files import dump
+from ropext.jsontext import dump
 from ropext.options.extend import Extend
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}

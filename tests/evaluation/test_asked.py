@@ -14,7 +14,7 @@ from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import evaluate
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.narration import Hooks
 from ropext.report.evaluation import heat_pictures, write_report
 from ropext.results import retrieval

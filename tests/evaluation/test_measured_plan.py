@@ -22,7 +22,7 @@ from ropext.evaluation.ranking import (
 )
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.session import evaluate
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan

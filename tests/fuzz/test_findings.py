@@ -17,7 +17,7 @@ from ropext.checkpoint.card import BEGIN, END, Card, render
 from ropext.checkpoint.provenance import read_record
 from ropext.cli.output import as_json, visible
 from ropext.errors import InputError, NotExpressible, RopextError, UsageError
-from ropext.files import read_text
+from ropext.inputs import read_text
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
 from ropext.verifying import check_directory, repair

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ropext import families
-from ropext.checkpoint.snapshot import INDEX
+from ropext.checkpoint.snapshot import INDEX, INDEX_LIMIT
 from ropext.errors import InputError, RopextError
-from ropext.files import CONFIG_LIMIT, INDEX_LIMIT
+from ropext.inputs import CONFIG_LIMIT
 
 INPUTS, ROUNDS = 2400, 4
 

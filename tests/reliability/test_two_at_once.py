@@ -8,7 +8,7 @@ from reliability.commands import prepare
 
 import ropext
 from ropext.errors import OutputExists
-from ropext.files import locked
+from ropext.locks import locked
 
 pytestmark = pytest.mark.slow
 

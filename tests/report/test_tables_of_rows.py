@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.report import tables
 from ropext.report.tables import shown
 from ropext.results.values import Value, wilson

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError, UsageError
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.lengths import (
     doubling_grid,
     length_text,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import UsageError
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.options.evaluate import Evaluate
 from ropext.report.tables import item_table, score_text
 from ropext.results.gates import Metrics, parse_gate

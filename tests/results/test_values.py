@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.files import values_json
+from ropext.jsontext import values_json
 from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 
 

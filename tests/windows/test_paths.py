@@ -15,10 +15,11 @@ import ropext
 from ropext import extend, loaders, plan, verify
 from ropext.corpus.sources import Source, read_documents
 from ropext.errors import InputError
-from ropext.files import is_path, move
+from ropext.inputs import is_path
 from ropext.narration import pasted
 from ropext.options.recipe import read_recipe
 from ropext.results.gates import split_spec
+from ropext.systems import move
 
 WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]
 WORDS += ["C:\\my dir\\", 'a "b']

@@ -1,0 +1,64 @@
+"""Files that are there whole or not at all: written beside their names, flushed, renamed."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ropext.errors import InputError
+from ropext.systems import copy_owner, move
+
+HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
+Write = Callable[[BinaryIO], object]
+
+
+@contextmanager
+def os_errors(output: Path) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{output} cannot be written: {reason}{where}") from error
+
+
+def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
+    """Write beside the name, flush to the disk, rename. `keep` gives the file the owner and the
+    mode of the one that it replaces."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
+    try:
+        with temporary.open("xb") as stream:
+            if keep and path.exists():
+                copy_owner(path, temporary)
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        move(temporary.replace, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, write: Write) -> None:
+    """Write a file of a run, and its folder where that is missing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(path, write)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
+            "is kept; run the same command to resume"
+        ) from error
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole binary file."""
+    write_whole(path, lambda stream: stream.write(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file."""
+    write_bytes(path, text.encode())
