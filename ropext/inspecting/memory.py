@@ -5,10 +5,11 @@ from pathlib import Path
 
 from ropext import families
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.snapshot import INDEX, INDEX_CONTAINERS
+from ropext.checkpoint.snapshot import INDEX, INDEX_CONTAINERS, INDEX_LIMIT
 from ropext.errors import UsageError
-from ropext.files import INDEX_LIMIT, parse_object, read_bytes
+from ropext.inputs import read_bytes
 from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.jsontext import parse_object
 from ropext.options.memory import MemoryOptions, bytes_of
 from ropext.planning.memory import MemoryFit, fit_memory
 
