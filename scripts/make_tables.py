@@ -14,7 +14,7 @@ from typing import Any
 # The tree in which this script lies, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ropext.loaders.table import KINDS, LoaderVersions, TableCell, readers
+from ropext.loaders.table import LoaderVersions, TableCell, loader_table, readers
 from ropext.scaling import METHODS, Method
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +125,7 @@ def loaders() -> str:
 
 
 def _legend() -> str:
-    rows = "\n".join(f"| `{kind}` | {text} |" for kind, text in KINDS.items())
+    rows = "\n".join(f"| `{kind}` | {text} |" for kind, text in loader_table()["kinds"].items())
     return f"| kind | what the config holds |\n|---|---|\n{rows}\n"
 
 
@@ -185,14 +185,16 @@ def _word(cell: TableCell | None) -> str:
 
 def _reasons(reader: LoaderVersions) -> str:
     """List what the cells of Llama have to say; kinds that say the same stand together."""
-    kinds: dict[tuple[str, str, str], list[str]] = {}
-    for kind, cell in reader.families["llama"].items():
+    kinds = dict[tuple[str, str, str], list[str]]()
+    for kind, cell in reader.families.get("llama", {}).items():
         if cell.verdict != "same" or cell.why or cell.flag:
             kinds.setdefault((cell.verdict, cell.why, cell.flag), []).append(_kind(kind, cell))
     lines = [
         f"- {', '.join(names)}: {'; '.join(filter(None, (verdict, why, _flag(flag))))}"
         for (verdict, why, flag), names in kinds.items()
     ]
+    if not lines:
+        return ""
     return f"**{_title(reader)}**\n\n" + "\n".join(lines) + "\n"
 
 
@@ -241,6 +243,12 @@ def renewed(name: str) -> str:
     return f"{before}{BEGIN}\n{TABLES[name]()}{END}{after}"
 
 
+def main() -> None:
+    """Write every page, or none."""
+    pages = {name: renewed(name) for name in TABLES}
+    for name, text in pages.items():
+        (ROOT / name).write_text(text, "utf-8")
+
+
 if __name__ == "__main__":
-    for page in TABLES:
-        (ROOT / page).write_text(renewed(page), "utf-8")
+    main()

@@ -23,7 +23,7 @@ EXTRAS = "pyproject.toml: optional-dependencies"
 PINS = "constraints.txt: versions"
 CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
-ENGINES = "ropext/loaders/engines.json"
+MEASURED = "scripts/loaders/measured.json"
 CHECKPOINTS = "scripts/loaders/checkpoints.py"
 GGUF = "ropext/loaders/gguf.json: architectures"
 KEPT = {"loaders": 400}  # lines of a log
@@ -34,7 +34,7 @@ COVERED = {
     "readme": (README, PINS),
     "oracle": (PINS, CENSUS, DEFAULTS),
     "spellings": (PINS, CENSUS, DEFAULTS),
-    "loaders": (ENGINES, CHECKPOINTS),
+    "loaders": (MEASURED, CHECKPOINTS),
     "gguf": (GGUF,),
 }
 

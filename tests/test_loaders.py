@@ -9,13 +9,15 @@ from pathlib import Path
 import configs
 import figures
 import kit
+import make_loaders
 import pytest
 from bases import FAMILIES as KIT
 from bases import SIZES, keys_of
 
 from ropext import families, loaders
 from ropext.errors import NotExpressible, UsageError
-from ropext.loaders import table
+from ropext.loaders import lookup, table
+from ropext.loaders.versions import span_of
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from scripts import make_tables
@@ -119,7 +121,7 @@ def test_the_transcription_covers_every_version_range_and_every_common_kind():
 
 def test_each_kind_has_a_cell_and_each_cell_a_known_kind():
     used = {k for r in loaders.readers() for cells in r.families.values() for k in cells}
-    assert used == set(loaders.KINDS)
+    assert used == set(table.loader_table()["kinds"])
     for reader in loaders.readers():
         for cells in reader.families.values():
             for cell in cells.values():
@@ -369,7 +371,7 @@ def test_exact_in():
 
 
 def test_what_engines_said_has_the_shape_of_the_table():
-    engines = json.loads(Path(table.__file__).with_name("engines.json").read_text("utf-8"))
+    engines = json.loads(make_loaders.MEASURED.read_text("utf-8"))
     columns = {f"{reader.loader} {reader.versions}" for reader in loaders.readers()}
     assert engines.keys() <= columns
     for name, column in engines.items():
@@ -380,7 +382,7 @@ def test_what_engines_said_has_the_shape_of_the_table():
         assert not set(seen) & column["failed"].keys()
         for group in column["groups"]:
             for kind, cell in group["cells"].items():
-                assert kind in loaders.KINDS
+                assert kind in table.loader_table()["kinds"]
                 verdict, why = (
                     (cell, "") if isinstance(cell, str) else (cell["is"], cell.get("why"))
                 )
@@ -428,8 +430,8 @@ def test_a_refusal_is_about_the_form_that_was_asked_for(monkeypatch):
     """Where a yarn is known to be misread, nobody asks how a longrope in its place is read."""
     (mlx,) = loaders.select("mlx")
     cells = {"yarn": table.TableCell("different", "by a ramp of its own")}
-    old = replace(mlx, versions="0.31", spans=(("0.31", "0.31"),), families={"qwen3": cells})
-    monkeypatch.setattr(table, "readers", lambda: (mlx, old))
+    old = replace(mlx, versions="0.31", spans=(span_of("0.31"),), families={"qwen3": cells})
+    monkeypatch.setattr(lookup, "readers", lambda: (mlx, old))
     plain = {"model_type": "qwen3"} | keys_of("qwen3", SIZES, {})
     with pytest.raises(NotExpressible) as refused:
         make_plan(plain, Extend(factor=4, method="yarn", for_loaders=("mlx==0.31",)))
@@ -550,7 +552,7 @@ def test_the_rendered_table_shows_what_the_lookups_say():
     row = next(line for line in rendered.splitlines() if line.startswith("| vllm 0.32-0.33 "))
     assert row.count("same") == 8
     assert row.count("**ignored**") == 1
-    for kind in loaders.KINDS:
+    for kind in table.loader_table()["kinds"]:
         assert f"| `{kind}` |" in rendered
     assert "`<target>`" not in rendered
     assert "--max-model-len <target>" in rendered
@@ -558,12 +560,12 @@ def test_the_rendered_table_shows_what_the_lookups_say():
 
 def test_a_major_version_alone_names_all_of_it():
     """Whoever writes 5 means any 5.x that was measured."""
-    assert [reader.versions for reader in table.select("transformers==5")] == ["5.0-5.23"]
-    assert len(table.select("transformers==4")) == 3
-    assert [reader.versions for reader in table.select("transformers==5.7.1")] == ["5.0-5.23"]
+    assert [reader.versions for reader in lookup.select("transformers==5")] == ["5.0-5.23"]
+    assert len(lookup.select("transformers==4")) == 3
+    assert [reader.versions for reader in lookup.select("transformers==5.7.1")] == ["5.0-5.23"]
     for unknown in ("transformers==6", "transformers==5.24", "transformers==3"):
         with pytest.raises(UsageError, match="was not measured"):
-            table.select(unknown)
+            lookup.select(unknown)
 
 
 def test_the_error_and_the_page_list_the_same_names():
@@ -571,18 +573,18 @@ def test_the_error_and_the_page_list_the_same_names():
     told = page.partition("Names for `--for`:")[2].partition(". A bare name")[0]
     listed = re.findall(r"`([^`]+)`", told.replace("(as `llama.cpp`)", ""))
     with pytest.raises(UsageError) as caught:
-        table.select("nobody")
-    assert str(caught.value).endswith(f"known are {', '.join(table.names_for())}")
-    assert sorted(listed) == sorted(table.names_for())
+        lookup.select("nobody")
+    assert str(caught.value).endswith(f"known are {', '.join(lookup.names_for())}")
+    assert sorted(listed) == sorted(lookup.names_for())
 
 
 def test_a_refusal_says_which_half_is_unknown():
     """gpt-oss in vLLM: its plain yarn was measured, a ramp without rounding in a Llama alone."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    said = table.unmeasured("vllm", "gpt_oss", rope | {"truncate": False})
+    said = lookup.unmeasured("vllm", "gpt_oss", rope | {"truncate": False})
     assert said.startswith("vllm 0.32-0.33: of gpt_oss, yarn with truncate: false was not run")
     assert "its plain yarn was (same)" in said
-    said = table.unmeasured("vllm", "olmoe", rope)
+    said = lookup.unmeasured("vllm", "olmoe", rope)
     assert said == "vllm 0.32-0.33: olmoe was not run in it, of a llama it is read (same)"
     config = configs.LLAMA | {"model_type": "gpt_oss", "head_dim": 64}
     config |= {"rope_scaling": {**rope, "truncate": False}, "max_position_embeddings": 16384}

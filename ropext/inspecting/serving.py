@@ -131,9 +131,17 @@ def _readings_for(served: Served, name: str) -> list[loaders.LoaderReading]:
             known = listed([reading.loader for reading in served.readings])
             raise UsageError(f"--for {name}: it runs no GGUF file that was measured; do: {known}")
         return readings
-    meant = loaders.select(name)
-    pairs = zip(loaders.readers(), served.readings, strict=True)
-    return [reading for reader, reading in pairs if reader in meant]
+    model = served.model
+    listed_readers = loaders.readers_for(model.text_type, model.model_type)
+    meant = list[loaders.LoaderReading]()
+    for reader in loaders.select(name):
+        if reader in listed_readers:
+            meant.append(served.readings[listed_readers.index(reader)])
+        else:
+            why = f"{model.text_type} was not run in it"
+            unknown = loaders.LoaderReading(reader.loader, reader.versions, "not measured", why)
+            meant.append(unknown)
+    return meant
 
 
 def _told(readings: Sequence[loaders.LoaderReading]) -> str:

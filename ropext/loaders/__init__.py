@@ -1,5 +1,18 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
+from ropext.loaders.kinds import kind_of, kinds_of
+from ropext.loaders.lookup import (
+    LoaderReading,
+    exact_in,
+    loader_of,
+    misread,
+    nearest_exact,
+    parse_for,
+    readers_for,
+    readings,
+    select,
+    unmeasured,
+)
 from ropext.loaders.serving import (
     Override,
     OverrideLine,
@@ -9,24 +22,9 @@ from ropext.loaders.serving import (
     override_lines,
     serving_lines,
 )
-from ropext.loaders.table import (
-    KINDS,
-    LoaderReading,
-    exact_in,
-    kind_of,
-    kinds_of,
-    loader_of,
-    misread,
-    nearest_exact,
-    parse_for,
-    readers,
-    readings,
-    select,
-    unmeasured,
-)
+from ropext.loaders.table import readers
 
 __all__ = [
-    "KINDS",
     "LoaderReading",
     "Override",
     "OverrideLine",
@@ -42,6 +40,7 @@ __all__ = [
     "override_lines",
     "parse_for",
     "readers",
+    "readers_for",
     "readings",
     "select",
     "serving_lines",

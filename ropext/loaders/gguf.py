@@ -17,7 +17,8 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.table import LoaderReading, TableCell, as_cell, loader_of, sourced
+from ropext.loaders.lookup import LoaderReading, loader_of, sourced
+from ropext.loaders.table import TableCell, cell_of
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
@@ -335,7 +336,7 @@ def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
     mine = listed.get(row.type, listed.get(row.name, listed.get("*", {})))
     why = _table()["carried"].get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
     matching = (mine[kind] for kind in kinds if kind in mine)
-    cell = as_cell(next(matching, {"is": "same", "why": why}), evidence)
+    cell = cell_of(next(matching, {"is": "same", "why": why}), evidence)
     if row.only and cell.verdict == "same":
         said = f"knows no architecture {row.name}"
         if loader == row.only.lower():

@@ -9,7 +9,8 @@ from typing import Any
 
 from ropext.families.config import auto_class
 from ropext.forms import Params
-from ropext.loaders.table import LoaderReading, kinds_of, readings
+from ropext.loaders.kinds import kinds_of
+from ropext.loaders.lookup import LoaderReading, readings
 from ropext.narration import pasted
 
 

@@ -7,10 +7,10 @@ Each loader gets an environment of its own in DIR and reads the checkpoints of c
 an answer in DIR that is younger than the checkpoints is taken, so that a long run can go on. The
 log-probabilities of an engine are held against stock transformers' across the target; of a loader
 whose kernels do not run here, what its own code makes of each config: the table that every layer
-rotates by, softmax scales, and the length. The loader's groups in ropext/loaders/engines.json are
-written anew (of the named families alone, where some are), with the versions that read; a family
-that it fails on in every form is there as one that could not be run. Printed is how far each form
-is off.
+rotates by, softmax scales, and the length. The loader's groups in measured.json are written anew
+(of the named families alone, where some are), with the versions that read; a family that it fails
+on in every form is there as one that could not be run. Printed is how far each form is off. What is
+known by hand stays in facts.json: `python scripts/make_loaders.py` merges both.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from ropext import families, loaders
 from ropext.checkpoint import open_snapshot
 
 HERE = Path(__file__).parent
-DATA = HERE.parents[1] / "ropext" / "loaders" / "engines.json"
+DATA = HERE / "measured.json"
 TARGET = checkpoints.CONTEXT * checkpoints.FACTOR
 TWO_SETS = "longrope-two-sets"
 # Nats, at every position. Engines that rotate alike in float32 were seen within 4e-3, a lost

@@ -1,0 +1,284 @@
+"""What the loader table says of one rope dict, and of the loaders that a user names."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ropext import forms
+from ropext.errors import UsageError, did_you_mean
+from ropext.forms import Params
+from ropext.loaders.kinds import NEEDS, attention, close, kinds_of
+from ropext.loaders.table import (
+    LoaderVersions,
+    TableCell,
+    Verdict,
+    loader_table,
+    readers,
+)
+from ropext.loaders.versions import span_of
+
+# A dict can be of several kinds at once; the first verdict in this order is the one that counts.
+_WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
+
+
+@dataclass(frozen=True)
+class LoaderReading:
+    """What one loader makes of one checkpoint's rope config."""
+
+    loader: str
+    versions: str
+    verdict: Verdict
+    why: str = ""
+    flag: str = ""
+    evidence: str = "engine"
+
+
+def sourced(why: str, evidence: str) -> str:
+    """Return what is said of a cell, with what stands behind it where no engine read a model."""
+    behind = loader_table()["evidence"].get(evidence)
+    if behind is None:
+        return why
+    return f"{why} ({behind})".strip()
+
+
+def described(kind: str) -> str:
+    """Return what a config of a kind holds, in words."""
+    return loader_table()["kinds"][kind]
+
+
+def readers_for(family: str, model_type: str | None = None) -> tuple[LoaderVersions, ...]:
+    """Return the readers that are listed for a family: all, but for ranges of versions in which
+    single facts of other families alone are known."""
+    listed = list[LoaderVersions]()
+    for reader in readers():
+        if not reader.narrow or reader.known(family, model_type) in reader.families:
+            listed.append(reader)
+    return tuple(listed)
+
+
+def readings(
+    family: str,
+    params: Params,
+    *,
+    model_type: str | None = None,
+    length: int | None = None,
+    target: int | None = None,
+    v5_only: bool = False,
+) -> tuple[LoaderReading, ...]:
+    """Return what every loader makes of this dict in this family (its text part's model type).
+
+    In a composite, `model_type` is the outer type: loaders other than transformers were run on text
+    models alone, so that their cells do not speak for it.
+    """
+    kinds = kinds_of(params, length=length, v5_only=v5_only)
+    listed = list[LoaderReading]()
+    for reader in readers_for(family, model_type):
+        known = reader.known(family, model_type)
+        listed.append(_reading(reader, known, params, kinds, target))
+    return tuple(listed)
+
+
+def _reading(
+    reader: LoaderVersions,
+    known: str,
+    params: Params,
+    kinds: tuple[str, ...],
+    target: int | None = None,
+) -> LoaderReading:
+    """Return what a reader makes of a dict of these kinds in the family that it has as `known`."""
+    cells = reader.families.get(known)
+    if not cells:
+        why = f"{known} was not run in it"
+        if known in reader.failed:
+            why = f"{known} could not be run: {reader.failed[known]}"
+        return LoaderReading(reader.loader, reader.versions, "not measured", why)
+    judged = [_judge(cells.get(kind), kind, params) for kind in kinds]
+    worst = min(judged, key=lambda cell: _WORST_FIRST.index(cell.verdict))
+    reasons = list[str]()
+    flags = list[str]()
+    for cell in judged:
+        if cell.verdict == worst.verdict and cell.why and cell.why not in reasons:
+            reasons.append(cell.why)
+        flag = _filled(cell.flag, params, target)
+        if flag and flag not in flags:
+            flags.append(flag)
+    return LoaderReading(
+        loader=reader.loader,
+        versions=reader.measured[known],
+        verdict=worst.verdict,
+        why=sourced("; ".join(reasons), worst.evidence),
+        flag=" ".join(flags),
+        evidence=worst.evidence,
+    )
+
+
+def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
+    """Return the cell for this very dict: "same" can hang on keys that other people leave out."""
+    if cell is None:
+        return TableCell("not measured", f"{described(kind)}: not run in it")
+    if not cell.needs:
+        return cell
+    is_met, lack = NEEDS[cell.needs]
+    if is_met(params):
+        return cell
+    why = lack
+    if cell.why:
+        why = f"{cell.why}; {lack}"
+    return TableCell(cell.otherwise, why, cell.flag)
+
+
+def _filled(flag: str, params: Params, target: int | None) -> str:
+    factor = params.get("factor") or 1.0
+    return flag.format(
+        target="TARGET" if target is None else target,
+        beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
+        beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
+        attention_ratio=format(attention(params) / forms.mscale(factor), ".7g"),
+    )
+
+
+def _covers(reader: LoaderVersions, version: str) -> bool:
+    """Whether a version that a user names is one of the reader's, or begins one of them."""
+    named = span_of(version)
+    return any(span.overlaps(named) for span in reader.spans)
+
+
+def loader_of(name: str) -> str:
+    """Return the loader that a user means, without its version."""
+    aliases = loader_table()["aliases"]
+    loader = aliases.get(name.lower(), name.lower()).partition("==")[0]
+    return aliases.get(loader, loader)
+
+
+def names_for() -> list[str]:
+    """Return the names that --for takes, as its error and docs/loaders.md list them."""
+    loaders = dict.fromkeys(reader.loader for reader in readers())
+    return [*loaders, "transformers4", "lm-studio", *loader_table()["file_readers"]]
+
+
+def select(name: str) -> tuple[LoaderVersions, ...]:
+    """Return the readers a user means: NAME is the newest range, NAME==VERSION what holds it."""
+    loader = loader_of(name)
+    aliases = loader_table()["aliases"]
+    version = aliases.get(name.lower(), name).partition("==")[2]
+    file_readers = loader_table()["file_readers"]
+    if loader in file_readers:
+        why = file_readers[loader] or "for a directory, --for llama.cpp covers its converter"
+        raise UsageError(
+            f"--for {name} needs a GGUF file as MODEL (ropext plan MODEL.gguf --for {loader});"
+            f" {why}"
+        )
+    mine = [reader for reader in readers() if reader.loader == loader]
+    if not mine:
+        known = names_for()
+        meant = did_you_mean(loader, [*known, *aliases], "none has a name like it;")
+        raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
+    if not version:
+        return (mine[0],)
+    fitting = tuple(reader for reader in mine if _covers(reader, version))
+    if not fitting:
+        ranges = ", ".join(reader.versions for reader in mine)
+        raise UsageError(f"--for {name!r}: this version was not measured; measured are {ranges}")
+    return fitting
+
+
+def parse_for(text: str) -> tuple[str, ...]:
+    """Return the value of --for, checked: "vllm,llama.cpp" -> ("vllm", "llama.cpp")."""
+    names = list[str]()
+    for part in text.split(","):
+        name = part.strip()
+        if name and name not in names:
+            names.append(name)
+    if not names:
+        raise UsageError("--for wants the names of loaders, such as vllm,llama.cpp")
+    for name in names:
+        if loader_of(name) not in loader_table()["file_readers"]:
+            select(name)
+    return tuple(names)
+
+
+def exact_in(
+    names: Iterable[str],
+    family: str,
+    params: Params,
+    even_so: bool = False,
+    *,
+    model_type: str | None = None,
+) -> bool:
+    """Whether every named loader reads the dict as stock transformers 5 does.
+
+    "Not measured" is a refusal unless `even_so`; what was seen to differ is refused always.
+    """
+    kinds = kinds_of(params)
+    for name in names:
+        for reader in select(name):
+            known = reader.known(family, model_type)
+            verdict = _reading(reader, known, params, kinds).verdict
+            if verdict != "same" and not (even_so and verdict == "not measured"):
+                return False
+    return True
+
+
+def misread(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
+    """Say what a loader makes of such a dict where that is known to be something else; "" where it
+    is not known, or right."""
+    for reader in select(name):
+        known = reader.known(family, model_type)
+        reading = _reading(reader, known, params, kinds_of(params))
+        if reading.verdict not in ("same", "not measured"):
+            told = f"{reader.loader} {reader.versions} reads {params['rope_type']} scaling in"
+            return f"{told} {family} otherwise ({reading.verdict}: {reading.why})"
+    return ""
+
+
+def unmeasured(name: str, family: str, params: Params, *, model_type: str | None = None) -> str:
+    """Say what of such a dict is not known in a loader, and what is: the kind in another family,
+    and this family with the plain form."""
+    reader = select(name)[0]
+    known = reader.known(family, model_type)
+    cells = reader.families.get(known, {})
+    missing = [kind for kind in kinds_of(params) if kind not in cells]
+    column = f"{reader.loader} {reader.versions}"
+    if not cells or not missing:
+        parts = [f"{column}: {known} was not run in it"]
+    else:
+        parts = [f"{column}: of {known}, {described(missing[0])} was not run"]
+        plain = cells.get(str(params["rope_type"]))
+        if plain is not None:
+            parts.append(f"its plain {params['rope_type']} was ({plain.verdict})")
+    if missing:
+        elsewhere = reader.families.get("llama", {}).get(missing[0])
+        if elsewhere is not None and elsewhere.verdict != "not measured":
+            parts.append(f"of a llama it is read ({elsewhere.verdict})")
+    return ", ".join(parts)
+
+
+def nearest_exact(
+    name: str, family: str, params: Params, *, scaled: bool = False, model_type: str | None = None
+) -> str:
+    """Return the options that give the nearest form which this loader reads exactly; "" if it has
+    none.
+
+    Nearest: yarn for a dict with a temperature, else llama3. The product of two scalings has none
+    of these forms, so that a model which is `scaled` already starts from its original spectrum.
+    """
+    methods = loader_table()["methods"]
+    order = list(methods)
+    if params.get("rope_type") not in ("yarn", "longrope") or close(attention(params), 1.0):
+        order = ["llama3", "yarn", "theta", "linear"]
+    mine = kinds_of(params)
+    for kind in order:
+        if kind not in mine and _all_read(name, family, kind, model_type):
+            options = f"--method {methods[kind]}"
+            if scaled:
+                options = f"--from-original {options}"
+            return options
+    return ""
+
+
+def _all_read(name: str, family: str, kind: str, model_type: str | None) -> bool:
+    """Whether each version that a name means reads a kind exactly."""
+    for reader in select(name):
+        cell = reader.families.get(reader.known(family, model_type), {}).get(kind)
+        if cell is None or cell.verdict != "same":
+            return False
+    return True

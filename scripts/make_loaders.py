@@ -1,0 +1,463 @@
+"""Merge what is known of loaders into the table that the package reads, and renew its pages.
+
+    python scripts/make_loaders.py
+
+scripts/loaders/facts.json holds what is known by hand, each fact with the versions in which it
+holds and with what stands behind it; scripts/loaders/measured.json holds what engines answered, and
+scripts/loaders/measure.py alone writes it. A verdict that was measured is told in the words of the
+fact that says the same, in its own family or of a Llama. Where a fact contradicts a measurement or
+another fact, nothing is written: narrow its versions, take it out, or write into its cell "over",
+with the verdict that it is to stand over. A fact about versions that no column has makes a range of
+its own, which is listed for the families of that fact alone.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+# The tree in which this script lies, whichever ropext is installed.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ropext.loaders.kinds import NEEDS
+from ropext.loaders.versions import NEVER, Version, VersionSpan, after, version_of
+
+ROOT = Path(__file__).parents[1]
+FACTS = ROOT / "scripts" / "loaders" / "facts.json"
+MEASURED = ROOT / "scripts" / "loaders" / "measured.json"
+TABLE = ROOT / "ropext" / "loaders" / "table.json"
+
+RANGE = re.compile(r"\d+(\.\d+)*(-(\d+(\.\d+)*)?)?")
+VERDICTS = ("same", "different", "ignored", "error", "not measured")
+FACT_KEYS = {"loader", "versions", "evidence", "origin", "ran", "families", "cells"}
+CELL_KEYS = {"is", "why", "flag", "evidence", "origin", "needs", "otherwise", "over"}
+RAN = ("engine", "function")  # the evidence that needs no origin: something was run
+COPIED = ("aliases", "file_readers", "evidence", "methods", "kinds")
+
+Json = Mapping[str, Any]
+
+
+class Refused(Exception):
+    """Facts that are not well formed, or that contradict one another or a measurement."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one fact or measurement says of a kind of dict in a family."""
+
+    verdict: str
+    why: str = ""
+    flag: str = ""
+    evidence: str = "engine"
+    needs: str = ""
+    otherwise: str = "different"
+    over: str = ""  # the verdict that this one stands over
+    spans: tuple[VersionSpan, ...] = ()  # the versions of the fact
+
+    def told_as(self, fact: "Cell") -> "Cell":
+        """This measured verdict in the words and with the conditions of a fact that says the same;
+        a flag is the measurement's business: where the length is right, none is needed."""
+        words = fact
+        if fact.flag and self.verdict == "same" and not self.flag:
+            words = self
+        return Cell(
+            verdict=self.verdict,
+            why=words.why,
+            flag=words.flag,
+            evidence=self.evidence,
+            needs=fact.needs,
+            otherwise=fact.otherwise,
+            spans=fact.spans,
+        )
+
+    def to_json(self, evidence: str) -> str | dict[str, str]:
+        """The cell as the table has it, in a group of that evidence."""
+        out = {"is": self.verdict}
+        for key in ("why", "flag", "needs"):
+            if getattr(self, key):
+                out[key] = getattr(self, key)
+        if self.otherwise != "different":
+            out["otherwise"] = self.otherwise
+        if self.evidence != evidence:
+            out["evidence"] = self.evidence
+        return self.verdict if len(out) == 1 else out
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of one loader in some versions and families."""
+
+    loader: str
+    spans: tuple[VersionSpan, ...]  # none: of a loader whose versions have no numbers
+    families: tuple[str, ...]
+    ran: str
+    cells: Mapping[str, Cell]
+
+    def holds_in(self, spans: Sequence[VersionSpan]) -> bool:
+        """Whether the fact is about these versions; they lie in its own or outside of them."""
+        if not self.spans:
+            return not spans
+        return any(own.overlaps(span) for own in self.spans for span in spans)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The versions of a loader that are told together."""
+
+    loader: str
+    label: str
+    spans: tuple[VersionSpan, ...]
+    composites: bool = False
+
+
+@dataclass
+class Reader:
+    """One loader in one range of versions, as the table has it."""
+
+    column: Column
+    label: str
+    spans: tuple[VersionSpan, ...]
+    facts: tuple[Fact, ...]
+    narrow: bool = False
+    families: dict[str, dict[str, Cell]] = field(default_factory=dict)
+    ran: dict[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def spans_of(text: str, newest: Version = NEVER) -> tuple[VersionSpan, ...]:
+    """The spans of "0.8, 0.11", "4.51-4.57" or "0.30-", which ends at the newest that is known."""
+    spans = list[VersionSpan]()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        low, dash, high = part.partition("-")
+        first = version_of(low)
+        if high:
+            end = after(version_of(high))
+        else:
+            end = newest if dash else after(first)
+        if not RANGE.fullmatch(part) or not first < end:
+            raise Refused(f"versions {text!r}: {part!r} is no range of versions, such as 0.30-0.33")
+        spans.append(VersionSpan(first, end))
+    return tuple(spans)
+
+
+def label_of(spans: Sequence[VersionSpan]) -> str:
+    """How a range is called: the versions as people write them."""
+    parts = list[str]()
+    for span in spans:
+        first = ".".join(map(str, span.first))
+        if span.end == after(span.first):
+            parts.append(first)
+        elif span.end[-1] > 0:
+            last = ".".join(map(str, (*span.end[:-1], span.end[-1] - 1)))
+            parts.append(f"{first}-{last}")
+        else:
+            parts.append(f"{first} to before {'.'.join(map(str, span.end))}")
+    return ", ".join(parts)
+
+
+def columns_of(data: Json) -> list[Column]:
+    columns = list[Column]()
+    for row in data["columns"]:
+        spans = spans_of(row["versions"])
+        columns.append(Column(row["loader"], row["label"], spans, row.get("composites", False)))
+    return columns
+
+
+def facts_of(data: Json, columns: Sequence[Column]) -> list[Fact]:
+    """The facts, each checked: a mistake in one is said with its loader and families."""
+    facts = list[Fact]()
+    for row in data["facts"]:
+        try:
+            facts.append(_fact(row, data, columns))
+        except Refused as why:
+            names = ", ".join(row.get("families", ()))
+            raise Refused(f"a fact of {row.get('loader')} ({names[:60]}): {why}") from None
+    return facts
+
+
+def _fact(row: Json, data: Json, columns: Sequence[Column]) -> Fact:
+    if row.keys() - FACT_KEYS:
+        raise Refused(f"unknown keys {sorted(row.keys() - FACT_KEYS)}")
+    for key in ("loader", "evidence", "families", "cells"):
+        if not row.get(key):
+            raise Refused(f"it lacks {key!r}")
+    ends = [span.end for own in columns if own.loader == row["loader"] for span in own.spans]
+    known = {column.loader for column in columns}
+    if row["loader"] not in known:
+        raise Refused(f"no column is of this loader; there are {', '.join(sorted(known))}")
+    if bool(ends) != bool(row.get("versions")):
+        raise Refused("it needs versions, such as 0.30- or 0.8, 0.11" if ends else "no versions")
+    spans = spans_of(row.get("versions", ""), max(ends, default=NEVER))
+    cells = {kind: _cell(kind, cell, row, data, spans) for kind, cell in row["cells"].items()}
+    return Fact(row["loader"], spans, tuple(row["families"]), row.get("ran", ""), cells)
+
+
+def _cell(
+    kind: str, cell: str | Json, fact: Json, data: Json, spans: tuple[VersionSpan, ...]
+) -> Cell:
+    said: Json = {"is": cell} if isinstance(cell, str) else cell
+    if kind not in data["kinds"]:
+        raise Refused(f"no kind is called {kind!r}; there are {', '.join(data['kinds'])}")
+    if said.keys() - CELL_KEYS:
+        raise Refused(f"{kind}: unknown keys {sorted(said.keys() - CELL_KEYS)}")
+    evidence = said.get("evidence", fact["evidence"])
+    if evidence not in ("engine", *data["evidence"]):
+        raise Refused(f"{kind}: nothing is known by {evidence!r}")
+    if evidence not in RAN and not (said.get("origin") or fact.get("origin")):
+        raise Refused(f"{kind}: what was not run needs its origin, where it stands")
+    for key in ("is", "otherwise", "over"):
+        if said.get(key, "same") not in VERDICTS:
+            raise Refused(f"{kind}: {key} is one of {', '.join(VERDICTS)}")
+    if said.get("needs") and said["needs"] not in NEEDS:
+        raise Refused(f"{kind}: needs is one of {', '.join(NEEDS)}")
+    if said["is"] != "same" and not said.get("why"):
+        raise Refused(f"{kind}: {said['is']} says why")
+    return Cell(
+        verdict=said["is"],
+        why=said.get("why", ""),
+        flag=said.get("flag", ""),
+        evidence=evidence,
+        needs=said.get("needs", ""),
+        otherwise=said.get("otherwise", "different"),
+        over=said.get("over", ""),
+        spans=spans,
+    )
+
+
+def readers_of(columns: Sequence[Column], facts: Sequence[Fact]) -> list[Reader]:
+    """The ranges of versions: each column, cut where a fact begins or ends, and after those of a
+    loader the versions that facts alone are about."""
+    readers = list[Reader]()
+    for loader in dict.fromkeys(column.loader for column in columns):
+        mine = [column for column in columns if column.loader == loader]
+        known = [fact for fact in facts if fact.loader == loader]
+        for column in mine:
+            pieces = _joined(_cut(column.spans, known), known) or [()]
+            for spans in pieces:
+                label = column.label if len(pieces) == 1 else label_of(spans)
+                holding = tuple(fact for fact in known if fact.holds_in(spans))
+                readers.append(Reader(column, label, spans, holding))
+        listed = [span for column in mine for span in column.spans]
+        every = [span for fact in known for span in fact.spans]
+        for spans in _joined(_cut(_outside(every, listed), known), known):
+            column = Column(loader, label_of(spans), spans)
+            holding = tuple(fact for fact in known if fact.holds_in(spans))
+            readers.append(Reader(column, column.label, spans, holding, narrow=True))
+    return readers
+
+
+def _cut(spans: Iterable[VersionSpan], facts: Iterable[Fact]) -> list[VersionSpan]:
+    """The same versions in pieces: no fact holds in a part of one."""
+    bounds = set[Version]()
+    for fact in facts:
+        for span in fact.spans:
+            bounds |= {span.first, span.end}
+    pieces = list[VersionSpan]()
+    for span in spans:
+        inside = [bound for bound in sorted(bounds) if span.first < bound < span.end]
+        for first, end in zip([span.first, *inside], [*inside, span.end], strict=True):
+            pieces.append(VersionSpan(first, end))
+    return pieces
+
+
+def _joined(pieces: Iterable[VersionSpan], facts: Sequence[Fact]) -> list[tuple[VersionSpan, ...]]:
+    """The pieces in which the same facts hold, together again; the newest first."""
+    together = dict[tuple[int, ...], list[VersionSpan]]()
+    for piece in pieces:
+        holding = tuple(k for k, fact in enumerate(facts) if fact.holds_in([piece]))
+        spans = together.setdefault(holding, [])
+        if spans and spans[-1].end == piece.first:
+            piece = VersionSpan(spans.pop().first, piece.end)
+        spans.append(piece)
+    groups = [tuple(spans) for spans in together.values()]
+    return sorted(groups, key=lambda spans: spans[-1].first, reverse=True)
+
+
+def _outside(spans: Iterable[VersionSpan], listed: Sequence[VersionSpan]) -> list[VersionSpan]:
+    """The versions of these spans that lie in none of the others."""
+    bounds = set[Version]()
+    for span in (*spans, *listed):
+        bounds |= {span.first, span.end}
+    ordered = sorted(bounds)
+    pieces = [VersionSpan(first, end) for first, end in pairwise(ordered)]
+    return [
+        piece
+        for piece in pieces
+        if any(piece.overlaps(span) for span in spans)
+        and not any(piece.overlaps(span) for span in listed)
+    ]
+
+
+# A cell of one fact: loader, family, kind, and the versions of the fact.
+Place = tuple[str, str, str, tuple[VersionSpan, ...]]
+
+
+def merge(data: Json, measured: Json) -> Json:
+    """The table of these facts and measurements; Refused says what contradicts what."""
+    columns = columns_of(data)
+    facts = facts_of(data, columns)
+    readers = readers_of(columns, facts)
+    names = {f"{column.loader} {column.label}" for column in columns}
+    if measured.keys() - names:
+        raise Refused(f"no column is called {sorted(measured.keys() - names)}")
+    contradictions = list[str]()
+    stood = set[Place]()
+    for reader in readers:
+        merging = Merging(reader, contradictions, stood)
+        for fact in reader.facts:
+            merging.add_fact(fact)
+        if not reader.narrow:
+            merging.add_measured(measured.get(f"{reader.column.loader} {reader.column.label}", {}))
+    contradictions += _idle(facts, stood)
+    if contradictions:
+        raise Refused("\n".join(dict.fromkeys(contradictions)))
+    table = {key: data[key] for key in COPIED}
+    return table | {"readers": [_reader_json(reader) for reader in readers]}
+
+
+def _idle(facts: Sequence[Fact], stood: set[Place]) -> list[str]:
+    """What is said of each cell that stands over nothing: what it contradicted is gone."""
+    idle = list[str]()
+    for fact in facts:
+        for family in fact.families:
+            for kind, cell in fact.cells.items():
+                if cell.over and (fact.loader, family, kind, cell.spans) not in stood:
+                    where = f"{fact.loader} {label_of(fact.spans)}, {family}, {kind}"
+                    idle.append(f'{where}: its "over": "{cell.over}" stands over nothing')
+    return idle
+
+
+@dataclass
+class Merging:
+    """One reader while its cells come together."""
+
+    reader: Reader
+    contradictions: list[str]
+    stood: set[Place]  # the cells that stood over another
+
+    def refuse(self, family: str, kind: str, what: str) -> None:
+        """Note a contradiction, to go on and find the others."""
+        where = f"{self.reader.column.loader} {self.reader.label}"
+        self.contradictions.append(f"{where}, {family}, {kind}: {what}")
+
+    def add_fact(self, fact: Fact) -> None:
+        for family in fact.families:
+            cells = self.reader.families.setdefault(family, {})
+            self.reader.ran.setdefault(family, fact.ran or self.reader.label)
+            for kind, cell in fact.cells.items():
+                other = cells.get(kind)
+                if other is None or cell.over == other.verdict:
+                    cells[kind] = cell
+                    if other is not None:
+                        self.stood.add((self.reader.column.loader, family, kind, cell.spans))
+                elif other.over == cell.verdict:
+                    self.stood.add((self.reader.column.loader, family, kind, other.spans))
+                else:
+                    self.refuse(
+                        family,
+                        kind,
+                        f"one fact says {cell.verdict}, another {other.verdict}: narrow the "
+                        f'versions of one, take one out, or write "over": "{other.verdict}" into '
+                        "the one that holds",
+                    )
+
+    def add_measured(self, column: Json) -> None:
+        """Add what engines answered. The versions that ran decide which facts that is about."""
+        self.reader.failed = column.get("failed", {})
+        for group in column.get("groups", ()):
+            evidence = group.get("evidence", column["evidence"])
+            ran = group.get("versions", column["versions"])
+            for family in group["families"]:
+                cells = self.reader.families.setdefault(family, {})
+                for kind, said in group["cells"].items():
+                    cell = _measured_cell(said, evidence)
+                    known = cells.get(kind)
+                    if known is None:
+                        cells[kind] = self._in_words_of_llama(kind, cell)
+                    else:
+                        cells[kind] = self._held_against(known, cell, family, kind, ran)
+                self.reader.ran.setdefault(family, ran)
+
+    def _in_words_of_llama(self, kind: str, cell: Cell) -> Cell:
+        fact = self.reader.families.get("llama", {}).get(kind)
+        if fact is None or fact.verdict != cell.verdict:
+            return cell
+        return cell.told_as(fact)
+
+    def _held_against(self, fact: Cell, cell: Cell, family: str, kind: str, ran: str) -> Cell:
+        """The cell of a fact that was measured, too."""
+        if fact.over == cell.verdict:
+            self.stood.add((self.reader.column.loader, family, kind, fact.spans))
+            return fact
+        if fact.verdict == cell.verdict:
+            return cell.told_as(fact)
+        versions = [version_of(text) for text in re.findall(r"\d+(?:\.\d+)+", ran)]
+        about = any(span.first <= own < span.end for span in fact.spans for own in versions)
+        if about or not versions or not fact.spans:
+            self.refuse(
+                family,
+                kind,
+                f"a fact says {fact.verdict} ({fact.why or 'no why'}), {ran} was measured to be "
+                f"{cell.verdict}: narrow the versions of the fact, take it out, or write "
+                f'"over": "{cell.verdict}" into its cell',
+            )
+        return fact
+
+
+def _measured_cell(said: str | Json, evidence: str) -> Cell:
+    cell: Json = {"is": said} if isinstance(said, str) else said
+    return Cell(cell["is"], cell.get("why", ""), cell.get("flag", ""), evidence)
+
+
+def _reader_json(reader: Reader) -> Json:
+    """A reader as the table has it: families that read alike stand together."""
+    groups = list[dict[str, Any]]()
+    for family, cells in reader.families.items():
+        evidence = next(iter(cells.values())).evidence
+        rows = {kind: cell.to_json(evidence) for kind, cell in cells.items()}
+        group = {"versions": reader.ran[family], "evidence": evidence, "cells": rows}
+        for known in groups:
+            if known == group | {"families": known["families"]}:
+                known["families"].append(family)
+                break
+        else:
+            groups.append({"families": [family], **group})
+    spans = [[".".join(map(str, end)) for end in (span.first, span.end)] for span in reader.spans]
+    return {
+        "loader": reader.column.loader,
+        "versions": reader.label,
+        "spans": spans,
+        "composites": reader.column.composites,
+        "narrow": reader.narrow,
+        "groups": groups,
+        "failed": reader.failed,
+    }
+
+
+def text_of(table: Json) -> str:
+    """The table as its file holds it, which no one edits."""
+    return json.dumps(table, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the table, then the pages; nothing where something is contradicted."""
+    data = json.loads(FACTS.read_text("utf-8"))
+    measured = json.loads(MEASURED.read_text("utf-8"))
+    try:
+        table = merge(data, measured)
+    except Refused as why:
+        print(f"{TABLE.relative_to(ROOT)} is not written:\n{why}", file=sys.stderr)
+        return 1
+    TABLE.write_text(text_of(table), "utf-8")
+    import make_tables  # late: it reads the table
+
+    make_tables.main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""A fact about a loader has one place, outlives measurements, and is refused where one contradicts
+it."""
+
+import copy
+import json
+
+import make_loaders
+import make_tables
+import pytest
+
+from ropext import inspecting, loaders
+from ropext.errors import NotMeasured
+from ropext.loaders import lookup, table
+from ropext.loaders.versions import VersionSpan, span_of
+
+FACTS = json.loads(make_loaders.FACTS.read_text("utf-8"))
+MEASURED = json.loads(make_loaders.MEASURED.read_text("utf-8"))
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+MISREAD = {"is": "different", "why": "a ramp of its own"}
+
+
+def fact(**more):
+    """What someone read of MLX-LM: how it reads a yarn in Qwen 3."""
+    known = {"loader": "mlx", "versions": "0.30-", "evidence": "source", "families": ["qwen3"]}
+    return known | {"origin": "mlx_lm/models/rope_utils.py", "cells": {"yarn": MISREAD}} | more
+
+
+def merged(*facts, measured=MEASURED, without=()):
+    """The table with these facts beside those that are known."""
+    data = copy.deepcopy(FACTS)
+    data["facts"] += facts
+    return make_loaders.merge(data, measured)
+
+
+def refusal(*facts, **more):
+    with pytest.raises(make_loaders.Refused) as refused:
+        merged(*facts, **more)
+    return str(refused.value)
+
+
+@pytest.fixture
+def with_facts(monkeypatch):
+    """The package with a table that holds more facts."""
+
+    table.readers()  # kept as it is for other tests
+
+    def use(*facts):
+        data = merged(*facts)
+        monkeypatch.setattr(table, "loader_table", lambda: data)
+        parsed = table.readers.__wrapped__()
+        monkeypatch.setattr(lookup, "readers", lambda: parsed)
+        monkeypatch.setattr(make_tables, "readers", lambda: parsed)
+
+    return use
+
+
+def reading(family, name, params=YARN):
+    """What the loader of this name makes of a dict."""
+    rows = zip(loaders.readers_for(family), loaders.readings(family, params), strict=True)
+    return [row for reader, row in rows if reader in loaders.select(name)]
+
+
+def test_the_table_is_what_the_builder_makes_of_its_two_files():
+    text = make_loaders.text_of(make_loaders.merge(FACTS, MEASURED))
+    assert make_loaders.TABLE.read_text("utf-8") == text, "run scripts/make_loaders.py"
+
+
+def test_a_fact_where_an_engine_was_measured_is_heard(with_facts):
+    """It had no effect, and every test passed."""
+    said = refusal(fact())
+    assert "mlx MLX-LM 0.32.2, qwen3, yarn: a fact says different (a ramp of its own)" in said
+    assert "MLX-LM 0.32.2 was measured to be same" in said
+    with_facts(fact(cells={"yarn": MISREAD | {"over": "same"}}))
+    (found,) = reading("qwen3", "mlx")
+    assert (found.verdict, found.evidence) == ("different", "source")
+    assert found.why == "a ramp of its own (read in its source, not run)"
+
+
+def olmoe_in_mlx(measured):
+    """What the table has of OLMoE in the newest MLX-LM, with a fact about it."""
+    readers = merged(fact(families=["olmoe"]), measured=measured)["readers"]
+    newest = next(reader for reader in readers if reader["loader"] == "mlx")
+    return next(group for group in newest["groups"] if group["families"] == ["olmoe"])
+
+
+def test_a_fact_outlives_a_measurement_until_that_contradicts_it():
+    """The next measurement wrote it away."""
+    fresh = copy.deepcopy(MEASURED)
+    cells = {"theta": "same"}
+    fresh["mlx MLX-LM 0.32.2"]["groups"].append({"families": ["olmoe"], "cells": cells})
+    assert olmoe_in_mlx(fresh)["cells"]["yarn"] == MISREAD
+
+    cells["yarn"] = {"is": "ignored", "why": "reads the model without its scaling"}
+    said = refusal(fact(families=["olmoe"]), measured=fresh)
+    assert 'write "over": "ignored" into its cell' in said
+
+    cells["yarn"] = {"is": "different", "why": "log-probabilities differ by 0.2 in the mean"}
+    group = olmoe_in_mlx(fresh)
+    assert group["cells"]["yarn"] == MISREAD, "in the words of the fact"
+    assert group["evidence"] == "engine", "it ran"
+
+
+def test_a_fact_of_versions_that_no_column_has(with_facts):
+    """A row for it ended the pages half-way, and stood in the plans of every other family."""
+    with_facts(fact(versions="0.30-0.32.1"))
+    for page in make_tables.TABLES:
+        assert make_tables.renewed(page)
+    (old,) = reading("qwen3", "mlx==0.31")
+    assert (old.versions, old.verdict) == ("0.30-0.32.1", "different")
+    (new,) = reading("qwen3", "mlx")
+    assert (new.versions, new.verdict) == ("MLX-LM 0.32.2", "same")
+    assert "0.30-0.32.1" not in [row.versions for row in loaders.readings("llama", YARN)]
+    assert reading("llama", "mlx==0.31") == []
+    assert not loaders.exact_in(("mlx==0.31",), "llama", YARN)
+    served = inspecting.as_it_stands("ropext://demo")
+    assert served is not None
+    with pytest.raises(NotMeasured, match=r"mlx 0\.30-0\.32\.1: not measured"):
+        inspecting.gate(served, ["mlx==0.31"])
+
+
+def test_a_fact_of_some_versions_of_a_column_cuts_it(with_facts):
+    """Of vLLM 0.32-0.33 the first was measured, which a fact about 0.33 does not contradict."""
+    known = fact(loader="vllm", versions="0.33-")
+    with_facts(known)
+    assert [row.verdict for row in reading("qwen3", "vllm")] == ["different"]
+    assert [row.verdict for row in reading("qwen3", "vllm==0.32")] == ["same"]
+    labels = [reader.versions for reader in lookup.readers() if reader.loader == "vllm"]
+    assert labels == ["0.33", "0.32", "0.8 and 0.11"]
+    assert "vllm 0.32-0.33, qwen3, yarn" in refusal(fact(loader="vllm", versions="0.32-"))
+
+
+def test_two_facts_that_contradict_each_other_are_refused():
+    said = refusal(fact(families=["llama"], versions="0.32.2", cells={"linear": MISREAD}))
+    assert "mlx MLX-LM 0.32.2, llama, linear: one fact says different, another same" in said
+    stands_over_nothing = fact(families=["olmoe"], cells={"yarn": MISREAD | {"over": "same"}})
+    assert 'its "over": "same" stands over nothing' in refusal(stands_over_nothing)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"origin": ""}, "what was not run needs its origin"),
+        ({"versions": "from 0.30 on"}, "is no range of versions, such as 0.30-0.33"),
+        ({"versions": ""}, "it needs versions, such as 0.30-"),
+        ({"loader": "mlx-lm"}, "no column is of this loader; there are ctranslate2, "),
+        ({"cells": {"yarns": MISREAD}}, "no kind is called 'yarns'; there are theta, "),
+        ({"cells": {"yarn": "different"}}, "yarn: different says why"),
+        ({"cells": {"yarn": "diferent"}}, "yarn: is is one of same, different, "),
+        ({"evidence": "hearsay"}, "nothing is known by 'hearsay'"),
+        ({"since": "0.30"}, "unknown keys ['since']"),
+    ],
+)
+def test_a_mistake_in_a_fact_is_one_sentence(more, said):
+    told = refusal(fact(**more))
+    assert told.startswith(f"a fact of {more.get('loader', 'mlx')} (qwen3): ")
+    assert said in told
+
+
+def test_ranges_of_versions():
+    spans = make_loaders.spans_of
+    assert spans("0.32-0.33") == (VersionSpan((0, 32), (0, 34)),)
+    assert spans("0.8, 0.11") == (VersionSpan((0, 8), (0, 9)), VersionSpan((0, 11), (0, 12)))
+    assert spans("0.30-", (0, 34)) == (VersionSpan((0, 30), (0, 34)),)
+    for span, others in ((spans("4.51-4.57")[0], "4 4.51 4.57.6"), (spans("0.32.2")[0], "0.32")):
+        assert all(span.overlaps(span_of(other)) for other in others.split())
+    assert not spans("4.51-4.57")[0].overlaps(span_of("4.58"))
+    assert not spans("4.51-4.57")[0].overlaps(span_of("4.5"))
+    assert make_loaders.label_of(spans("0.30-0.32.1, 0.33")) == "0.30-0.32.1, 0.33"
