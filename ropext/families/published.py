@@ -9,6 +9,21 @@ _NAMES = {"yarn": "YaRN", "llama3": "llama3", "longrope": "LongRoPE"}
 
 
 @dataclass(frozen=True)
+class Witness:
+    """What others than the authors say of the same models, and where."""
+
+    said: str
+    source: str
+    date: str
+    needles: bool = False  # found keys, which are easier than a text's next word
+
+    @property
+    def sentence(self) -> str:
+        easy = ", needles alone" if self.needles else ""
+        return f"{self.said} ({self.date}{easy}; {self.source})"
+
+
+@dataclass(frozen=True)
 class Published:
     """A recipe, where it stands, and the configs that it is for."""
 
@@ -23,6 +38,9 @@ class Published:
     head_dim: int | None = None
     ships: bool = False  # the released config has it
     options: str = ""  # flags that the method needs beside
+    date: str = ""  # of the source
+    card: int | None = None  # tokens that the authors' card states, where the config states less
+    others: tuple[Witness, ...] = ()  # who say something else, or saw what happens
 
     @property
     def how(self) -> str:
@@ -47,8 +65,40 @@ class Published:
         longest = round(self.context * self.factor)
         return (method, context) == (self.method, self.context) and target <= longest
 
+    def understates(self, context: int, target: int) -> bool:
+        """Tell whether the config states less than its authors' card, which reaches the target."""
+        return self.card is not None and context == self.stated and target <= self.card
+
+    @property
+    def why_length_alone(self) -> str:
+        """Why the length alone is to be raised, up to the card's."""
+        place = f"{self.date}; {self.source}"
+        seen = "; ".join(one.sentence for one in self.others)
+        return (
+            f"the config of {self.models} states {self.stated:,} tokens and its authors' card"
+            f" {self.card:,} ({place}): nothing has to be scaled up to there; {seen}"
+        )
+
+    @property
+    def contradiction(self) -> str:
+        """What others say of the same models, and how to find out; "" where none does."""
+        if not self.others or not self.method:
+            return ""
+        seen = "; ".join(one.sentence for one in self.others)
+        return (
+            f"sources do not agree whether {self.models} need a scaling: {seen}. Your texts decide:"
+            " ropext extend MODEL --method auto --data TEXTS, or ropext eval --endpoint URL of the"
+            " plain server"
+        )
+
     def against(self, model: Model, method: str, context: int, target: int) -> str:
         """Say whether a plan is this recipe, and else which options are."""
+        if self.card is not None:
+            return (
+                f"its authors' card states {self.card:,} tokens ({self.models}; {self.source}):"
+                f" up to there --length-only --target {self.card} is enough; they publish no"
+                " scaling beyond"
+            )
         if not self.method:
             return (
                 f"the authors of {self.models} publish no scaling of it ({self.source}): measure"
@@ -68,5 +118,9 @@ class Published:
 
 def recipe_of(model: Model) -> Published | None:
     """The recipe of this model's authors, where it is known."""
-    recipes = (Published(**entry) for entry in packaged("published.json"))
-    return next((recipe for recipe in recipes if recipe.fits(model)), None)
+    for entry in packaged("published.json"):
+        others = tuple(Witness(**other) for other in entry.get("others", ()))
+        recipe = Published(**(entry | {"others": others}))
+        if recipe.fits(model):
+            return recipe
+    return None

@@ -407,6 +407,7 @@ class _Case:
 def recommend(
     model: Model,
     recipe: Extend,
+    target: int,
     rows: Sequence[MethodRow],
     from_original: Callable[[], Sequence[MethodRow]],
 ) -> Recommendation:
@@ -415,6 +416,9 @@ def recommend(
     if model.obstacles:
         said = "scaling cannot help this model, as the warnings say"
         return Recommendation("none", False, f"{said}; --length-only raises its length")
+    authors = families.recipe_of(model)
+    if authors is not None and authors.understates(model.context, target):
+        return Recommendation(LENGTH_ONLY, False, authors.why_length_alone)
     if needs_no_scaling(model) and recipe.attention is None and not recipe.from_original:
         return Recommendation(LENGTH_ONLY, False, _why_no_scaling(model))
     cases = _cases(model, recipe)

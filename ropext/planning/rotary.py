@@ -206,7 +206,7 @@ def make_plan(
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
-    if _leaves_the_spectrum(model, recipe):
+    if _leaves_the_spectrum(model, recipe, target):
         recipe = recipe.changed(length_only=True)
     method = LENGTH_ONLY
     knobs = None
@@ -233,12 +233,15 @@ def make_plan(
     warnings = warnings_of(model, recipe, sites, context, target)
     authors = families.recipe_of(model)
     notes = tuple[str, ...]()
-    if authors is not None and not recipe.length_only:
+    enough = authors is not None and authors.understates(context, target)
+    if authors is not None and not enough and (authors.card or not recipe.length_only):
         said = authors.against(model, method, context, target)
         if authors.agrees(method, context, target):
             notes = (said,)
         else:
             warnings = (f"[published] {said}", *warnings)
+        if authors.contradiction:
+            warnings = (*warnings, f"[disputed] {authors.contradiction}")
     return Plan(
         name=name,
         model=model,
@@ -251,7 +254,7 @@ def make_plan(
         config=written,
         edits=tuple(families.diff(dict(config), written)),
         methods=table,
-        recommendation=recommend(model, others, table, lambda: rows(first)),
+        recommendation=recommend(model, others, target, table, lambda: rows(first)),
         warnings=(*warnings, *composed(recipe, main, readings, ways)),
         notes=notes,
         readings=readings,
@@ -260,9 +263,12 @@ def make_plan(
     )
 
 
-def _leaves_the_spectrum(model: Model, recipe: Extend) -> bool:
-    """Whether nobody asks for a method, and no pair needs one."""
-    if not needs_no_scaling(model) or model.obstacles:
+def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
+    """Whether nobody asks for a method, and none is needed: no pair needs one, or the authors'
+    card reaches the target already."""
+    authors = families.recipe_of(model)
+    understated = authors is not None and authors.understates(model.context, target)
+    if not (understated or needs_no_scaling(model)) or model.obstacles:
         return False
     given = [recipe.method, recipe.attention, *(getattr(recipe, name) for name in KNOBS)]
     return not recipe.from_original and all(value is None for value in given)

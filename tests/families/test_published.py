@@ -156,11 +156,67 @@ def test_a_shape_that_only_looks_alike_is_not_spoken_of():
 
 
 def test_every_recipe_says_where_it_stands():
-    assert len(packaged("published.json")) == len(RECIPES) == 12
-    assert all("https://" in entry["source"] for entry in packaged("published.json"))
+    entries = packaged("published.json")
+    assert len([entry for entry in entries if "card" not in entry]) == len(RECIPES) == 12
+    others = [other for entry in entries for other in entry.get("others", ())]
+    assert all("https://" in one["source"] for one in [*entries, *others])
+    assert all(other["date"].startswith("2026") for other in others)
 
 
 def test_layers_that_the_authors_leave_alone_stay():
     windowed = planned("Laguna")[0].config["rope_parameters"]["sliding_attention"]
     assert (windowed["rope_type"], windowed["rope_theta"]) == ("default", 10000.0)
     assert "factor" not in windowed
+
+
+GEMMA = {
+    "model_type": "gemma4_unified",
+    "text_config": LLAMA
+    | {
+        "model_type": "gemma4_unified_text",
+        "max_position_embeddings": 131072,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 1024,
+    },
+}
+
+
+def test_a_config_that_states_less_than_its_card_has_its_length_raised():
+    plan = make_plan(GEMMA, Extend(target=262_144))
+    assert plan.recipe.length_only
+    assert plan.recommendation.method == "length-only"
+    assert "states 131,072 tokens and its authors' card 262,144 (2026-05-23" in (
+        plan.recommendation.reason
+    )
+    assert "needles alone" in plan.recommendation.reason
+    # Beyond the card, and for a config that states the card's length, nothing is known.
+    beyond = make_plan(GEMMA, Extend(target=300_000))
+    assert "card" not in beyond.recommendation.reason
+    assert any("[published]" in one and "262,144 tokens" in one for one in beyond.warnings)
+    text = GEMMA["text_config"] | {"max_position_embeddings": 262_144}
+    stated = make_plan(GEMMA | {"text_config": text}, Extend(target=300_000))
+    assert not any("[published]" in one for one in stated.warnings)
+
+
+def test_sources_that_contradict_each_other_are_named_with_what_decides():
+    qwen = {
+        "model_type": "qwen3_5_text",
+        **LLAMA,
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    plan = make_plan(qwen, Extend(factor=4, method="yarn"))
+    (said,) = [one for one in plan.warnings if one.startswith("[disputed]")]
+    assert "vLLM's recipe for Qwen3.8-27B raises the length alone to 1,010,000 (2026-08-14" in said
+    assert "434,000 tokens with nothing changed (2026, needles alone" in said
+    assert "--method auto" in said
+    # The rule does not flip: the method stays the authors'.
+    assert any("as its authors publish" in note for note in plan.notes)
+    assert not plan.recipe.length_only
