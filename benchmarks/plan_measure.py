@@ -2,7 +2,7 @@
 
 Claim: `ropext plan --measure` ranks the closed forms on documents at the cost of one pass each.
 
-    python benchmarks/plan_measure.py [--model DIR --data FILE [--glued]] [--factor 4 8]
+    python benchmarks/plan_measure.py [--model DIR --data FILE] [--factor 4 8]
 
 Without --model, the bundled checkpoint: its held-out documents are read. A FILE of one's own is
 divided by content first.
@@ -35,7 +35,6 @@ def main() -> None:
     parser.add_argument("--model", default=str(DEMO / "checkpoint"))
     parser.add_argument("--data")
     parser.add_argument("--factor", type=float, nargs="+", default=[4.0, 8.0])
-    parser.add_argument("--glued", action="store_true", help="documents of FILE are short")
     asked = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}\n")
@@ -50,7 +49,6 @@ def main() -> None:
                 str(table),
                 factor=factor,
                 hooks=Hooks(say=told),
-                reading={"pack": asked.glued},
             )
             print(as_markdown([ranking_table(found.ranking)]))
             print(f"\n{ranking_verdict(found.ranking)}\nforward tokens: {found.tokens:,}\n")

@@ -12,7 +12,6 @@ from ropext.corpus.selection import (
     Wanted,
     choose_documents,
     glue_documents,
-    pack_documents,
     split_documents,
 )
 from ropext.corpus.sources import RawDocument, Source, read_documents, unread_files
@@ -29,7 +28,6 @@ __all__ = [
     "choose_documents",
     "content_hash",
     "glue_documents",
-    "pack_documents",
     "read_documents",
     "split_documents",
     "unread_files",

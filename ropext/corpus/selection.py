@@ -47,7 +47,6 @@ class Corpus:
     num_short: int
     num_duplicates: int
     num_spare: int  # long enough, but more than --max-docs
-    packed: bool = False
     reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by length asked about
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +57,6 @@ class Corpus:
             "too_short": self.num_short,
             "duplicates": self.num_duplicates,
             "beyond_max_docs": self.num_spare,
-            "packed": self.packed,
         }
 
 
@@ -175,35 +173,8 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
         f"none of the {texts.read} documents reaches {length_text(needed)} tokens; the longest "
-        f"({texts.longest[0]}) has {tokens}: give shorter --lengths, longer documents, or "
-        "--pack to glue them"
+        f"({texts.longest[0]}) has {tokens}: give shorter --lengths, or longer documents"
     )
-
-
-def pack_documents(raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
-    """Glue documents, each with its BOS, into sequences of the longest length; which ones they are
-    and their order follow from their content.
-
-    What is read then says how a model holds up at far positions, nothing about the use of far text.
-    """
-    length = wanted.lengths[-1]
-    # A sequence leaves out what is left of its last document: less than its own length.
-    basket = Basket[Document](2 * length * wanted.max_documents)
-    texts = DistinctTexts(raw, encoder, encoder.key)
-    for key, text, raw_document in texts:
-        if basket.admits(key):
-            document = encoder.document(raw_document.name, text, length)
-            basket.add(key, document, len(document))
-        if wanted.streamed and basket.tokens >= basket.wanted:
-            break
-    documents = basket.in_order()
-    packs = glue_documents(documents, length, wanted.max_documents)
-    if not packs:
-        raise InputError(
-            f"--pack: all {texts.read} documents together have {basket.tokens} tokens, fewer than "
-            f"{length_text(length)}; give more text, or a shorter length"
-        )
-    return Corpus(packs, wanted.lengths, texts.read, 0, texts.duplicates, 0, packed=True)
 
 
 def glue_documents(

@@ -14,7 +14,6 @@ from ropext.corpus import (
     Source,
     Wanted,
     choose_documents,
-    pack_documents,
     read_documents,
     split_documents,
     unread_files,
@@ -106,7 +105,6 @@ class Evaluation:
             "tokenizer_sha256": provenance.digest([vocabulary, template]),
             "bos": reads.bos,
             "short_window": SHORT_WINDOW,
-            "packed": self.corpus.packed if self.corpus else False,
             "versions": provenance.installed(LIBRARIES),
         }
         if reads.masking:
@@ -262,7 +260,7 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
         remedy = f"--lengths {lengths} reads no further than they reach"
     raise InputError(
         f"{reaching} the target of {length_text(target)} tokens, and an interval takes "
-        f"{FEWEST_DOCUMENTS}: give longer documents, or --pack to glue them; {remedy}"
+        f"{FEWEST_DOCUMENTS}: give longer documents; {remedy}"
     )
 
 
@@ -281,10 +279,9 @@ def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> 
     """Read the documents that the options name; InputError where none is long enough."""
     source = source_of(options)
     wanted = replace(wanted, streamed=source.is_streamed)
-    take = pack_documents if options.pack else choose_documents
     longest = wanted.lengths[-1]
     raw = split_documents(read_documents(source), options.split_documents, encoder, longest)
-    return take(raw, encoder, wanted)
+    return choose_documents(raw, encoder, wanted)
 
 
 def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[str, Overlap]:
@@ -332,12 +329,6 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
         few = few if count > 1 else "one document gives no interval"
         lines.append(
             f"[few-documents] {few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)"
-        )
-    if corpus.packed:
-        lines.append(
-            "[packed] documents were glued (--pack): the numbers say how the model holds up at far "
-            "positions, nothing about its use of far text; intervals are over the "
-            f"{len(corpus.documents)} glued sequences, no two of which share a document"
         )
     return lines
 

@@ -225,12 +225,6 @@ def _announce(
             f"warning: [few-documents] only {num} documents reach {length_text(frame.longest)} "
             "tokens: no intervals (8 or more give them), and the lowest is taken as it stands"
         )
-    if corpus.packed:
-        hooks.say(
-            "warning: [packed] documents were glued (--pack): the ranking says which method holds "
-            "up at far positions, nothing about the use of far text; its intervals are over the "
-            "glued sequences, no two of which share a document"
-        )
     hooks.say(
         f"measuring {', '.join(methods)} on {num} documents of {length_text(frame.longest)} "
         f"tokens, and the base through its short window: {tokens:,} forward tokens"

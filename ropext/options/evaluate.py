@@ -76,11 +76,6 @@ class DocumentOptions(Options):
         panel=Panel.DATA,
     )
     max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
-    pack: bool = wanted(
-        False,
-        "join short documents up to the length; results are labelled packed",
-        panel=Panel.DATA,
-    )
     dtype: Dtype = wanted(
         "auto",
         "type of the weights",

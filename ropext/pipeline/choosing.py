@@ -227,9 +227,8 @@ def _documents(
         if source.is_streamed and basket.tokens >= MOST_TOKENS:
             break
     pairs = basket.in_order()
-    least = 1 if options.pack else target
-    able = [(document, coded) for document, coded in pairs if len(coded) >= least]
-    return able, [(document, coded) for document, coded in pairs if len(coded) < least]
+    able = [(document, coded) for document, coded in pairs if len(coded) >= target]
+    return able, [(document, coded) for document, coded in pairs if len(coded) < target]
 
 
 def _divided(
@@ -493,7 +492,6 @@ class AutoChoice:
             return {}
         recipe = {"data": where, "column": None, "split": None, "split_documents": None}
         recipe |= {"within": within} if (within := prospect.recipe.extend.within) else {}
-        recipe |= {"packing": "glued"} if prospect.reading.pack else {}
         recipe = {f"{FIT}.{key}": value for key, value in recipe.items()}
         order = [method, *(label for part in reversed(self.rounds) for label in part.behind)]
         starts = [label for label in dict.fromkeys(order) if label != UNTOUCHED][:STARTS]

@@ -61,13 +61,11 @@ def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
 
 def _subtitle(results: Mapping[str, Any]) -> str:
     documents = results["documents"]
-    packed = bool(documents and documents["packed"])
-    unit = "glued sequences (packed)" if packed else "documents"
-    read = f"{documents['used']} {unit}; " if documents else ""
+    read = f"{documents['used']} documents; " if documents else ""
     return (
         f"protocol {results['protocol']}: {results['protocol_text']}. {read}trained context "
         f"{results['context']} tokens; 95 % intervals from {results['resamples']} resamples of "
-        f"whole {'sequences' if packed else 'documents'}"
+        "whole documents"
     )
 
 

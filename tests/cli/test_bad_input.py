@@ -237,7 +237,7 @@ def test_pickled_weights_alone_are_told_how_to_convert(refused, llama, tmp_path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["finetune", "x", "--pack"], "no such option: --pack; did you mean --packing?; see"),
+        (["finetune", "x", "--packin"], "no such option: --packin; did you mean --packing?; see"),
         (["finetune", "x", "--packing"], "requires an argument; see ropext finetune --help"),
         (["eval", "x", "--dta", "y"], "no such option: --dta; did you mean --data?; see"),
         (["eval", "x", "--help=3"], "option '--help' does not take a value"),

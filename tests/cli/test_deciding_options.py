@@ -105,7 +105,6 @@ DECIDES = {
         "haystack": "noise",
         "protocol": "yarn",
         "max_docs": "3",
-        "pack": "",
         "dtype": "bfloat16",
         "attn_implementation": "eager",
         "seed": "1",

@@ -17,7 +17,6 @@ from ropext.corpus import (
     Wanted,
     choose_documents,
     glue_documents,
-    pack_documents,
     read_documents,
     split_documents,
     unread_files,
@@ -205,33 +204,6 @@ def test_windows_follow_one_another_through_the_whole_text(tokenizer):
     for own in found.documents:
         begin = begins[50 * (int(own.name.removeprefix("a#")) - 1)]
         assert text[begin:].lstrip().startswith(tokenizer.decode(own.ids[1:20]).lstrip()[:9])
-
-
-def test_packing_glues_whole_documents_with_a_bos_each(tokenizer):
-    encoder = DocumentEncoder(tokenizer)
-    contents = sorted(texts(30, words=10), key=encoder.key)
-    corpus = pack_documents(raw(contents), encoder, Wanted((16, 64), True, 3))
-    assert corpus.packed
-    assert [len(document) for document in corpus.documents] == [64, 64, 64]
-    expected = []
-    for text in contents:
-        expected += [tokenizer.bos_token_id, *encoder.encode(text)]
-        if len(expected) >= 64:
-            break
-    assert list(corpus.documents[0].ids) == expected[:64]
-    with pytest.raises(InputError, match="--pack"):
-        pack_documents(raw(contents[:1]), encoder, Wanted((4096,), True, 3))
-
-
-def test_packing_depends_on_no_name_and_on_no_order(tokenizer):
-    contents = texts(60, words=10)
-    wanted = Wanted((16, 64), True, 3)
-    first = pack_documents(raw(contents), DocumentEncoder(tokenizer), wanted)
-    again = pack_documents(raw([*contents[::-1], contents[7]]), DocumentEncoder(tokenizer), wanted)
-    assert [list(own.ids) for own in again.documents] == [list(own.ids) for own in first.documents]
-    assert again.num_read == 61
-    other = pack_documents(raw(contents), DocumentEncoder(tokenizer, seed=1), wanted)
-    assert list(other.documents[0].ids) != list(first.documents[0].ids)
 
 
 def test_no_document_is_in_two_glued_sequences():

@@ -149,16 +149,6 @@ def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
     assert done.ranking.taken == done.ranking.best.method
 
 
-def test_short_documents_can_be_glued_and_it_is_said(place):
-    said = []
-    done = measure(
-        str(place / "model"), str(place / "docs.jsonl"), factor=16.0,
-        reading={"pack": True}, hooks=Hooks(say=said.append),
-    )  # fmt: skip
-    assert done.to_json()["data"]["packed"] is True
-    assert any("intervals are over the glued sequences" in sentence for sentence in said)
-
-
 def test_only_what_the_named_loaders_read_exactly_takes_part(place):
     snapshot = open_snapshot(str(place / "model"))
     plans, left_out = closed_forms(
@@ -193,7 +183,7 @@ def test_what_cannot_be_measured_is_refused_by_name(place):
     from transformers import ModernBertConfig
 
     model, docs = str(place / "model"), str(place / "docs.jsonl")
-    with pytest.raises(InputError, match=r"reaches 64k tokens.*give a smaller --factor.*--pack"):
+    with pytest.raises(InputError, match=r"reaches 64k tokens.*give a smaller --factor"):
         measure(model, docs, factor=1024.0)
     with pytest.raises(InputError, match=r"--measure .*no such file"):
         measure(model, str(place / "none.jsonl"), factor=4.0)

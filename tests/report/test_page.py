@@ -5,7 +5,6 @@ import base64
 import pytest
 from pages import check
 
-from ropext.report.evaluation import _subtitle
 from ropext.report.html import page
 from ropext.report.tables import number, shown
 from ropext.results.values import Value
@@ -51,14 +50,6 @@ def test_text_tables_line_up():
     noted = as_text([Table("Title", "what " * 30, ("", "1k"), (("base", "4.2 ±0.1"),))])
     assert [line[:6] for line in noted.splitlines()[4:]] == ["  what", "  what"]  # under it
     assert max(map(len, noted.splitlines())) <= 120
-
-
-def test_a_report_of_glued_documents_names_the_unit_of_its_intervals():
-    results = {"protocol": "ropext", "protocol_text": "as ever", "context": 64, "resamples": 2000}
-    for packed, words in ((False, "9 documents; "), (True, "9 glued sequences (packed); ")):
-        said = _subtitle(results | {"documents": {"used": 9, "packed": packed}})
-        assert words in said
-        assert said.endswith(f"resamples of whole {'sequences' if packed else 'documents'}")
 
 
 def test_a_column_of_signed_numbers_is_aligned_to_the_right() -> None:
