@@ -27,9 +27,10 @@ from ropext.corpus import (
     Source,
     Wanted,
     choose_documents,
-    pack_documents,
+    glue_documents,
     read_documents,
 )
+from ropext.corpus.selection import NO_LIMIT
 from ropext.evaluation.ranking import frame_of, rank
 from ropext.evaluation.reads import Reads
 from ropext.models.load import load_model, loading_of
@@ -115,9 +116,13 @@ def main() -> None:
     encoder = DocumentEncoder(tokenizer, first.model.vocab_size)
     longest = asked.inside or first.target
     wanted = Wanted((longest,), given=True, max_documents=asked.docs)
-    take = pack_documents if asked.glued else choose_documents
-    corpus = take(read_documents(Source(asked.data)), encoder, wanted)
-    ids = [own.ids[:longest] for own in corpus.documents]
+    raw = read_documents(Source(asked.data))
+    if asked.glued:
+        coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
+        documents = glue_documents(coded, longest, asked.docs)
+    else:
+        documents = choose_documents(raw, encoder, wanted).documents
+    ids = [own.ids[:longest] for own in documents]
     model = load_model(snapshot, loading_of(Evaluate(data=asked.data)))
 
     if asked.chat:
@@ -140,7 +145,7 @@ def main() -> None:
                 told(f"{label} | {question} | {text}")
 
     frame = frame_of(min(first.context, longest), longest)
-    reads = Reads(frame, tuple(own.cut(longest) for own in corpus.documents))
+    reads = Reads(frame, tuple(own.cut(longest) for own in documents))
     ranking = rank(model, snapshot, reads, plans, Hooks(say=told, show=show))
 
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")

@@ -16,7 +16,6 @@ from ropext.corpus import (
     Source,
     Wanted,
     choose_documents,
-    pack_documents,
     read_documents,
     sandbox,
 )
@@ -121,14 +120,15 @@ def test_the_limits_on_bytes_are_raised_by_one_option(tmp_path, monkeypatch):
     assert len(list(read_documents(Source(str(tmp_path / "many.jsonl"), largest=2)))) == 5
 
 
-@pytest.mark.parametrize("take", [choose_documents, pack_documents])
-def test_a_stream_without_an_end_is_read_until_there_is_enough(take):
+def test_a_stream_without_an_end_is_read_until_there_is_enough():
     def endless():
         for number in range(10**9):
             yield RawDocument(str(number), f"{number} the quick brown fox " * 9)
 
     wanted = Wanted((16, 32), True, 4, streamed=True)
-    assert len(take(endless(), DocumentEncoder(make_tokenizer()), wanted).documents) == 4
+    assert (
+        len(choose_documents(endless(), DocumentEncoder(make_tokenizer()), wanted).documents) == 4
+    )
 
 
 def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeypatch):
