@@ -24,8 +24,20 @@ from ropext.tasks import MOST_ITEMS, all_named, wording_of
 
 # Options of `eval` that mean something for a model that somebody else runs.
 USED = (
-    *("data", "column", "split", "data_revision", "max_docs", "max_document_mib", "seed"),
-    *("lengths", "tasks", "depths", "items", "haystack", "chat_args", "context"),
+    "data",
+    "column",
+    "split",
+    "data_revision",
+    "max_docs",
+    "max_document_mib",
+    "seed",
+    "lengths",
+    "tasks",
+    "depths",
+    "items",
+    "haystack",
+    "chat_args",
+    "context",
 )
 MOST_DEPTHS = 64  # keys in one text
 
@@ -92,7 +104,7 @@ ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model
 
 
 def is_port(given: Mapping[str, Any]) -> bool:
-    """Whether a server is to be asked; options of one alone are refused without it."""
+    """Whether a server is to be asked; without one, the options that only it has are refused."""
     if given.get("endpoint") is not None:
         return True
     for name in ONLY:
@@ -102,9 +114,10 @@ def is_port(given: Mapping[str, Any]) -> bool:
 
 
 def port_options(given: Mapping[str, Any]) -> AskPort:
-    """The options of a server's evaluation; those of a model that is loaded here are refused."""
+    """Check the options of a server's evaluation; those of a model that is loaded here are
+    refused."""
     for name in given:
-        if name not in (*USED, *ONLY):
+        if name not in USED and name not in ONLY:
             raise UsageError(
                 f"{flag(name)} is about a model that ropext loads; with --endpoint the server has "
                 "it: leave one of the two out"
@@ -118,8 +131,11 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
         raise UsageError("--haystack text is made of --data; give it, or another haystack")
     if options.haystack == "noise":
         raise UsageError("--haystack noise is made of token ids, and a server takes words")
-    if any(not 0 <= depth <= 1 for depth in options.depths) or not options.depths:
+    if not options.depths:
         raise UsageError("--depths lie between 0 and 1")
+    for depth in options.depths:
+        if not 0 <= depth <= 1:
+            raise UsageError("--depths lie between 0 and 1")
     if len(options.depths) > MOST_DEPTHS:
         raise UsageError(f"--depths has more than {MOST_DEPTHS} numbers")
     return options

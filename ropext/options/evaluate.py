@@ -3,12 +3,13 @@
 import json
 import re
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from ropext import scaling
 from ropext.errors import UsageError
+from ropext.jsontext import Json
 from ropext.options.fields import (
     ATTENTIONS,
     LARGEST,
@@ -192,19 +193,19 @@ class Measuring(DocumentOptions):
     )
 
     @property
-    def template_args(self) -> dict[str, Any]:
-        """What the chat template is told: a value in JSON, else a text."""
-        out = {}
+    def template_args(self) -> dict[str, Json]:
+        """The variables of the chat template: each value is JSON, else a text."""
+        variables = dict[str, Json]()
         for word in self.chat_args:
             name, _, value = word.partition("=")
-            if not (name.isidentifier() and value):
+            if not name.isidentifier() or not value:
                 raise UsageError(
                     f"--chat-args is NAME=VALUE, such as enable_thinking=false; was {word[:60]!r}"
                 )
+            variables[name] = value
             with suppress(ValueError):
-                value = json.loads(value)
-            out[name] = value
-        return out
+                variables[name] = json.loads(value)
+        return variables
 
 
 class SelfExtend(Options):
@@ -228,7 +229,7 @@ class SelfExtend(Options):
 
     @property
     def fold(self) -> FoldOptions:
-        """The same, for a plan."""
+        """The options of the fold, as a plan takes them."""
         return FoldOptions(self.window, self.group, self.literal)
 
 
@@ -276,15 +277,21 @@ class Evaluate(SelfExtend, Measuring):
     )
 
     @model_validator(mode="after")
-    def _measuring(self) -> Self:
+    def _chat(self) -> Self:
         if self.template_args and not self.chat:
             raise UsageError("--chat-args are for the chat template that --chat asks tasks through")
-        wordless = [name for name in self.tasks if not find_task(name).in_words]
-        if self.chat and (wordless or not (self.tasks or self.lm_eval)):
-            raise UsageError(
-                "--chat is for tasks that are asked in words, "
-                f"{f'and {wordless[0]} is none' if wordless else 'and none is given (--tasks)'}"
-            )
+        if not self.chat:
+            return self
+        for_words = "--chat is for tasks that are asked in words, and"
+        for name in self.tasks:
+            if not find_task(name).in_words:
+                raise UsageError(f"{for_words} {name} is none")
+        if not self.tasks and not self.lm_eval:
+            raise UsageError(f"{for_words} none is given (--tasks)")
+        return self
+
+    @model_validator(mode="after")
+    def _measuring(self) -> Self:
         if self.lengths and self.lengths[-1] > LONGEST_TARGET:
             raise UsageError(
                 f"--lengths go up to {LONGEST_TARGET} tokens, was {str(self.lengths[-1])[:40]}"
@@ -299,8 +306,9 @@ class Evaluate(SelfExtend, Measuring):
                 raise UsageError(
                     f"--lm-eval takes names of installed tasks, not files: {task!r} is none"
                 )
-        for bad in [d for d in self.depths if not 0 <= d <= 1]:
-            raise UsageError(f"--depths lie between 0 and 1, was {bad:g}")
+        for depth in self.depths:
+            if not 0 <= depth <= 1:
+                raise UsageError(f"--depths lie between 0 and 1, was {depth:g}")
         for depth in self.depths:
             if self.depths.count(depth) > 1:
                 raise UsageError(
@@ -315,13 +323,13 @@ class Evaluate(SelfExtend, Measuring):
             scaling.check_known(method)
         if self.factor and self.target:
             raise UsageError(f"--factor and --target {self.target} both say how far; give one")
-        if bool(self.method) != bool(self.factor or self.target):
-            given = "--factor" if self.factor else "--target"
-            other = "--method"
-            if self.method:
-                given = "--method"
-                other = "--factor 4, or --target N"
-            raise UsageError(f"{given} alone does not say how to extend in memory; add {other}")
+        alone = "alone does not say how to extend in memory; add"
+        if self.method and not self.factor and not self.target:
+            raise UsageError(f"--method {alone} --factor 4, or --target N")
+        if self.factor and not self.method:
+            raise UsageError(f"--factor {alone} --method")
+        if self.target and not self.method:
+            raise UsageError(f"--target {alone} --method")
         if self.fold != FoldOptions() and self_extend.NAME not in self.method:
             raise UsageError("--window, --group and --literal are of --method self-extend")
         if self.base is not None and self.method:

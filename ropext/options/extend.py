@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 
@@ -41,16 +42,18 @@ TRAINED_COST = 3
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def _loaders(value: Any) -> Any:
-    """The names of loaders, checked."""
+def _loaders(value: object) -> object:
+    """Check the names of loaders."""
     from ropext import loaders  # late: no --help needs the table
 
     if isinstance(value, str):
         return loaders.parse_for(value)
-    for name in value if isinstance(value, list | tuple) else ():
+    if not isinstance(value, list | tuple):
+        return value
+    for name in value:
         if isinstance(name, str):
             loaders.parse_for(name)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value)
 
 
 Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders), listed("string")]
@@ -141,11 +144,14 @@ class _Extension(Reach):
 
     @model_validator(mode="after")
     def _nothing_else(self) -> Self:
-        names = ("method", "attention_factor", "temperature", "like", *KNOBS)
-        given = [name for name in names if getattr(self, name, None) is not None]
-        given += ["from_original"] * self.from_original
-        if self.length_only and given:
-            raise UsageError(f"--length-only changes no spectrum; {flag(given[0])} asks for one")
+        if not self.length_only:
+            return self
+        refused = "--length-only changes no spectrum;"
+        for name in ("method", "attention_factor", "temperature", "like", *KNOBS):
+            if getattr(self, name, None) is not None:  # not every class has all of them
+                raise UsageError(f"{refused} {flag(name)} asks for one")
+        if self.from_original:
+            raise UsageError(f"{refused} --from-original asks for one")
         return self
 
     @model_validator(mode="after")
@@ -164,26 +170,37 @@ class _Extension(Reach):
         return self.attention_factor
 
 
-def _knobs() -> dict[str, tuple[Any, Any]]:
-    """The knobs of all methods, each as a field that says whose it is and what it does there."""
-    owners: dict[str, list[str]] = {}
+def _owners() -> dict[str, list[scaling.Method]]:
+    """List by each knob the methods that have it."""
+    owners = dict[str, list[scaling.Method]]()
     for method in scaling.METHODS.values():
         for name in method.knob_names():
-            owners.setdefault(name, []).append(method.name)
-    out = {}
-    for name, methods in owners.items():
-        knob = next(k for k in fields(scaling.METHODS[methods[0]].knobs) if k.name == name)
-        help_text = f"{', '.join(methods)}: {knob.metadata['help']}{shown_default(knob.default)}"
-        is_list = get_origin(plain(knob.type)) is tuple
-        is_file = "file" in knob.metadata
-        kind: Any = knob.type
-        if is_file:
-            kind = Annotated[Divisors, Role.PATH]
-        elif is_list:
-            kind = Divisors
-        metavar = "FILE" if is_file else None
-        out[name] = (kind | None, wanted(None, help_text, metavar, panel=Panel.KNOBS))
-    return out
+            owners.setdefault(name, []).append(method)
+    return owners
+
+
+OWNERS = _owners()
+KNOBS = tuple(OWNERS)
+
+
+def _knob_fields() -> dict[str, tuple[Any, Any]]:
+    """Make each knob a field that says whose it is and what it does there."""
+    made = dict[str, tuple[Any, Any]]()
+    for method in scaling.METHODS.values():
+        for knob in fields(method.knobs):
+            if knob.name in made:
+                continue
+            names = ", ".join(owner.name for owner in OWNERS[knob.name])
+            help_text = f"{names}: {knob.metadata['help']}{shown_default(knob.default)}"
+            kind: Any = knob.type
+            metavar = None
+            if "file" in knob.metadata:
+                kind = Annotated[Divisors, Role.PATH]
+                metavar = "FILE"
+            elif get_origin(plain(kind)) is tuple:
+                kind = Divisors
+            made[knob.name] = (kind | None, wanted(None, help_text, metavar, panel=Panel.KNOBS))
+    return made
 
 
 if TYPE_CHECKING:
@@ -195,7 +212,9 @@ if TYPE_CHECKING:
 
 else:
     # The knobs come from the list of methods, so that a new one needs no second mention here.
-    Extension = create_model("Extension", __base__=_Extension, __module__=__name__, **_knobs())
+    Extension = create_model(
+        "Extension", __base__=_Extension, __module__=__name__, **_knob_fields()
+    )
 
 
 class Extend(Extension):
@@ -230,47 +249,40 @@ class Extend(Extension):
         return self
 
 
-KNOBS = tuple(
-    dict.fromkeys(name for method in scaling.METHODS.values() for name in method.knob_names())
-)
-
-
 def knobs_for(options: Extend, method: str) -> object:
-    """The knobs of a method, from the options; one that belongs to another method is refused."""
+    """Return the knobs of a method, from the options; one of another method is refused."""
     kind = scaling.find(method)
-    given = {name: getattr(options, name) for name in KNOBS if getattr(options, name) is not None}
-    for name in given:
+    given = dict[str, object]()
+    for name in KNOBS:
+        value = getattr(options, name)
+        if value is None:
+            continue
         if name not in kind.knob_names():
-            owners = [m.name for m in scaling.METHODS.values() if name in m.knob_names()]
-            raise UsageError(
-                f"{flag(name)} is a knob of {' and '.join(owners)}, not of --method {method}"
-            )
+            owners = " and ".join(owner.name for owner in OWNERS[name])
+            raise UsageError(f"{flag(name)} is a knob of {owners}, not of --method {method}")
+        given[name] = value
     return kind.knobs(**given)
 
 
 def resolve_target(options: Extend, context: int) -> int:
-    """How many tokens are wanted; a factor that gives no whole number is rounded up."""
-    if options.factor is None and options.target is None:
-        said = f"--target {4 * context} (the model's context is {context})"
-        if options.context is not None:
-            said += f"; --context N is what it was trained on, --target {context} what it"
-            said += " is to read"
-        raise UsageError(f"give --factor 4, or {said}")
+    """Return how many tokens are wanted; a factor that gives no whole number is rounded up."""
     if options.target is not None:
-        if options.target <= context:
+        target = options.target
+        if target <= context:
             raise UsageError(
-                f"--target {options.target} is not above the context of {context} tokens that the "
+                f"--target {target} is not above the context of {context} tokens that the "
                 "model has already (--context N where its config misstates it)"
             )
-        target = options.target
-    else:
+    elif options.factor is not None:
         factor = options.factor
-        if factor is None or not 1 < factor <= LARGEST_FACTOR:
+        if not 1 < factor <= LARGEST_FACTOR:
             raise UsageError(
                 f"--factor must be above 1 and at most {LARGEST_FACTOR:g}, was {factor}"
             )
         # The tolerance keeps 1.1 * 1000 = 1100.0000000000002 from becoming 1101.
         target = math.ceil(context * factor * (1 - 1e-12))
+    else:
+        raise _no_target(options, context)
     if target > LONGEST_TARGET or target / context > LARGEST_FACTOR:
         raise UsageError(
             f"a target of {target} tokens is out of range: at most {LARGEST_FACTOR:g} times the "
@@ -279,27 +291,36 @@ def resolve_target(options: Extend, context: int) -> int:
     return target
 
 
+def _no_target(options: Extend, context: int) -> UsageError:
+    advice = f"give --factor 4, or --target {4 * context} (the model's context is {context})"
+    if options.context is not None:
+        advice += f"; --context N is what it was trained on, --target {context} what it is to read"
+    return UsageError(advice)
+
+
 def with_pair_factors(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> dict[str, Any]:
-    """The values, with the numbers of the file that `pair_factors` may name."""
+    """Return the values, with the numbers of the file that `pair_factors` may name."""
     values = dict(values)
     pairs = values.get("pair_factors")
-    if isinstance(pairs, str):
-        if read_file is None:
-            raise UsageError("pair_factors: expected numbers, was a path")
-        values["pair_factors"], short, attention = parse_pair_factors(read_file(pairs), pairs)
-        if values.get("short_pair_factors") is None:
-            values["short_pair_factors"] = short
-        if values.get("attention_factor") is None and values.get("temperature") is None:
-            values["attention_factor"] = attention
+    if not isinstance(pairs, str):
+        return values
+    if read_file is None:
+        raise UsageError("pair_factors: expected numbers, was a path")
+    long, short, attention = parse_pair_factors(read_file(pairs), pairs)
+    values["pair_factors"] = long
+    if values.get("short_pair_factors") is None:
+        values["short_pair_factors"] = short
+    if values.get("attention_factor") is None and values.get("temperature") is None:
+        values["attention_factor"] = attention
     return values
 
 
 def parse_extend(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> Extend:
-    """The options of these values; `pair_factors` given as a path is read with `read_file`."""
+    """Check the options of an extension; `pair_factors` given as a path is read by `read_file`."""
     return Extend(**with_pair_factors(values, read_file))
 
 
@@ -312,12 +333,12 @@ class Budget:
 
 
 def parse_budget(text: str) -> Budget:
-    """30m, 2h, or 20000000 (tokens)."""
+    """Read 30m, 2h, or 20000000 (tokens)."""
     parts = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens)?", text.strip().lower())
-    try:
-        amount = float(parts[1]) if parts else 0.0
-    except ValueError:
-        amount = 0.0
+    amount = 0.0
+    if parts:
+        with suppress(ValueError):  # 1.2.3
+            amount = float(parts[1])
     if not parts or not amount > 0:
         raise UsageError(f"--budget {text[:40]}: write a time (30m, 2h) or tokens (20000000)")
     return Budget(amount * _UNITS.get(parts[2], 1), parts[2] in _UNITS)
@@ -374,5 +395,6 @@ class Choosing(Options):
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
     """Whether a call of `extend` is a recipe: it names later steps, or the method is chosen."""
-    chooses = options.get("method") == AUTO, *(name in options for name in Choosing.model_fields)
-    return any((*chooses, *later))
+    is_choice = options.get("method") == AUTO
+    has_choosing = any(name in options for name in Choosing.model_fields)
+    return is_choice or has_choosing or any(later)

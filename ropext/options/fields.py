@@ -6,7 +6,17 @@ from enum import Enum, StrEnum
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +25,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -43,19 +54,21 @@ _SPELLED = {"for_loaders": "for", "evaluate": "eval"}
 
 
 def spelled(name: str) -> str:
-    """The key of a field in a recipe."""
+    """Return the key of a field in a recipe."""
     return _SPELLED.get(name, name)
 
 
 def flag(name: str) -> str:
-    """The flag of a field."""
+    """Return the flag of a field."""
     return "--" + spelled(name).replace("_", "-")
 
 
-# What an option decides, and so in which keys of "done before" it stands: the numbers, where its
-# type says nothing; else files alone, written or on the way; numbers, by the content of what it
-# names; or neither.
-NUMBERS, FILES, CONTENT, NEUTRAL = WORDS = "numbers", "files", "content", "neutral"
+# What an option decides, and so in which keys of "done before" it stands.
+NUMBERS = "numbers"  # where its type says nothing else
+FILES = "files"  # files alone, written or on the way, and no number
+CONTENT = "content"  # numbers, by the content of what it names
+NEUTRAL = "neutral"  # neither
+DECISIONS = (NUMBERS, FILES, CONTENT, NEUTRAL)
 T = TypeVar("T")
 Files = Annotated[T, FILES]
 Content = Annotated[T, CONTENT]
@@ -102,39 +115,51 @@ def wanted(
 ) -> Any:
     """Declare one option: its default, its help, what stands for its value there, its group in the
     help, and whether `--help` shows it (else `--help-all` alone)."""
-    shown: dict[str, Any] = {"metavar": metavar, "panel": panel, "basic": basic}
-    return Field(default, description=help_text, json_schema_extra=shown)
+    extra: dict[str, JsonValue] = {"metavar": metavar, "panel": panel, "basic": basic}
+    return Field(default, description=help_text, json_schema_extra=extra)
 
 
-def _number(text: Any) -> Any:
-    """A number as YAML has it: 4, 1_000, 2e3; any other value as it is."""
-    if not isinstance(text, str) or len(text) > 400 or not _NUMBER.fullmatch(text):
-        return text
-    digits = text.replace("_", "")
-    # Digits as they stand: a float holds no more than sixteen of them.
-    return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+# The readers: each turns what a command line, a recipe or Python gives into what the field's type
+# is checked for. What a reader does not know it hands on, and the type refuses it.
+
+
+def _number(value: object) -> object:
+    """Read a number as YAML has it: 4, 1_000, 2e3."""
+    if not isinstance(value, str) or len(value) > 400 or not _NUMBER.fullmatch(value):
+        return value
+    digits = value.replace("_", "")
+    if digits.lstrip("+-").isdecimal():
+        return int(digits)  # as it stands: a float holds no more than sixteen digits
+    return float(digits)
 
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 
 
-def _words(value: Any) -> Any:
-    """A list, also as one text with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
+def _words(value: object) -> object:
+    """Read a list, also as one text with commas."""
+    if isinstance(value, str):
+        return split_words(value)
+    if not isinstance(value, list | tuple):
         return value
-    parts = [part.strip() if isinstance(part, str) else part for part in parts]
+    parts = [part.strip() if isinstance(part, str) else part for part in value]
     return tuple(part for part in parts if part != "")
 
 
-def _numbers(value: Any, info: ValidationInfo) -> Any:
-    """A list of numbers, also as one number, or as one text with commas."""
+def split_words(text: str) -> tuple[str, ...]:
+    """Split a text at its commas; what is empty between two is left out."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(part for part in parts if part)
+
+
+def _numbers(value: object, info: ValidationInfo) -> object:
+    """Read a list of numbers, also as one number, or as one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if not isinstance(value, str):
         return _words(value)
     try:
-        return tuple(float(part) for part in _words(value))
+        return tuple(map(float, split_words(value)))
     except ValueError:
         name = flag(str(info.field_name))
         raise UsageError(
@@ -142,22 +167,37 @@ def _numbers(value: Any, info: ValidationInfo) -> Any:
         ) from None
 
 
-def _lengths(value: Any) -> Any:
+def _lengths(value: object) -> object:
+    """Read an ascending list of lengths, such as 4k,8k."""
     parts = _words(value)
     if not isinstance(parts, tuple):
         return value
     return parse_lengths(",".join(str(_number(part)) for part in parts))
 
 
-def _length(value: Any, info: ValidationInfo) -> Any:
-    value = _number(value) if info.context == YAML else value
-    return parse_length(value, flag(str(info.field_name))) if isinstance(value, str) else value
+def _length(value: object, info: ValidationInfo) -> object:
+    """Read a length, such as 4096 or 4k."""
+    if info.context == YAML:
+        value = _number(value)
+    if isinstance(value, str):
+        return parse_length(value, flag(str(info.field_name)))
+    return value
 
 
-def _whole(value: Any, info: ValidationInfo) -> Any:
-    """8192.0 is a whole number: JSON of other programs has such."""
-    value = _number(value) if info.context == YAML else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _whole(value: object, info: ValidationInfo) -> object:
+    """Read a whole number, which JSON of other programs writes as 8192.0 too."""
+    if info.context == YAML:
+        value = _number(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _place(value: object) -> object:
+    """Read a place, which Python may give as a path."""
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 class Texts(str):
@@ -171,24 +211,33 @@ TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
 def as_place(given: TextsOrPlace) -> str:
-    """Documents as they were given, as one word: their place, or a name with the texts."""
-    if isinstance(given, str | PathLike):
-        return given if isinstance(given, str) else str(given)
+    """Return documents as one word: their place, or a name that holds the texts."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, PathLike):
+        return str(given)
     texts = Texts("texts")
     texts.rows = given
     return texts
 
 
-def _documents(value: Any, check: Callable[[Any], str], info: ValidationInfo) -> str:
-    held = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    held = (held or isinstance(value, Texts | PathLike)) and info.context != YAML
-    return as_place(value) if held else check(value)
+def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
+    """Read a place of documents, or outside of recipes the documents themselves."""
+    if info.context == YAML:
+        return check(value)
+    if isinstance(value, Texts | PathLike):
+        return as_place(value)
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return as_place(value)
+    return check(value)
 
 
-def listed(*items: str) -> WithJsonSchema:
-    """The schema of a list, which may also be one text with commas."""
-    kind = items[0] if len(items) == 1 else list(items)
-    return WithJsonSchema({"type": ["array", *items, "string"], "items": {"type": kind}})
+def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
+    """Return the schema of a list, which may also be one text with commas."""
+    if or_item is None:
+        return WithJsonSchema({"type": ["array", item, "string"], "items": {"type": item}})
+    kinds = [item, or_item]
+    return WithJsonSchema({"type": ["array", *kinds, "string"], "items": {"type": kinds}})
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -204,7 +253,7 @@ Length = Annotated[
 Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
-Place = Annotated[str, BeforeValidator(lambda v: str(v) if isinstance(v, Path) else v)]
+Place = Annotated[str, BeforeValidator(_place)]
 # Each kind of place, by what it names.
 DocumentsPlace = Annotated[Place, Role.DOCUMENTS]
 ModelPlace = Annotated[Place, Role.MODEL]
@@ -270,9 +319,10 @@ class Options(BaseModel):
 
     if not TYPE_CHECKING:
 
-        def __init__(self, **values: Any) -> None:
+        def __init__(self, **values: object) -> None:
+            given = {name: value for name, value in values.items() if value is not None}
             try:
-                super().__init__(**{k: v for k, v in values.items() if v is not None})
+                super().__init__(**given)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 if first["type"] == "value_error":
@@ -283,18 +333,28 @@ class Options(BaseModel):
                     raise UsageError(f"unknown option {name!r}; known are {known}") from None
                 raise UsageError(f"{flag(name)} {wish(first)}") from None
 
-        # Options in options are then checked as a part, and told with their place in the whole.
+        # Options in options are then checked as a part; errors name their place in the whole.
         __init__.__pydantic_base_init__ = True
 
-    def deciding(self, *words: str, **how: Any) -> dict[str, Any]:
-        """The values that decide so."""
-        kinds = {name: info.metadata for name, info in type(self).model_fields.items()}
-        decides = {name: [*filter(WORDS.__contains__, kinds[name]), NUMBERS][0] for name in kinds}
-        return self.model_dump(include={n for n in kinds if decides[n] in words}, **how)
+    def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
+        """Return the values that decide so, as `model_dump` writes them."""
+        names = set[str]()
+        for name, info in type(self).model_fields.items():
+            if decision_of(info) in decisions:
+                names.add(name)
+        return self.model_dump(include=names, **dumping)
 
     def changed(self, **values: Any) -> Self:
-        """The same with other values, checked again."""
+        """Return the same options with other values, checked again."""
         return type(self)(**(dict(self) | values))
+
+
+def decision_of(info: FieldInfo) -> str:
+    """Return what an option decides."""
+    for mark in info.metadata:
+        if isinstance(mark, str) and mark in DECISIONS:
+            return mark
+    return NUMBERS
 
 
 _NAMED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list"}
@@ -308,32 +368,37 @@ _BOUNDS = {
 
 
 def wish(error: ErrorDetails) -> str:
-    """What a value must be, and what it was."""
-    what = error["type"]
+    """Say what a value must be, and what it was."""
+    kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
-    if what == "literal_error":
+    if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return f"is one of {choices}, was {repr(value)[:60]}"
-    if what in _BOUNDS:
-        bound = next(iter(context.values()), None)
-        said = _BOUNDS[what] + ("" if bound is None else f" {_shown(bound)}")
-    else:
-        said = _NAMED.get(what.partition("_")[0], "a text")
-        value = repr(value)
-    return f"must be {said}, was {_shown(value)}"
+    if kind in _BOUNDS:
+        expected = _BOUNDS[kind]
+        if context:  # the bound
+            expected += f" {_shown(next(iter(context.values())))}"
+        return f"must be {expected}, was {_shown(value)}"
+    expected = _NAMED.get(kind.partition("_")[0], "a text")
+    return f"must be {expected}, was {_shown(repr(value))}"
 
 
-def shown_default(value: Any) -> str:
-    """A default as help texts show it."""
+def shown_default(value: object) -> str:
+    """Write a default as help texts show it."""
     if value is None:
         return ""
-    shown = format(value, "g") if isinstance(value, float) else str(value)
-    return f" [{('no', 'yes')[value] if isinstance(value, bool) else shown}]"
+    if isinstance(value, bool):
+        return " [yes]" if value else " [no]"
+    if isinstance(value, float):
+        return f" [{value:g}]"
+    return f" [{value}]"
 
 
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)[:60]
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)[:60]
 
 
 # Files of documents, by their suffix; and tables that are none: read as one long text, their syntax
@@ -343,7 +408,7 @@ TABLES = (".json", ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:
-    """What the value of a field names."""
+    """Return what the value of a field names."""
     for mark in (*info.metadata, *_marks(info.annotation)):
         if isinstance(mark, Role):
             return mark
@@ -351,7 +416,7 @@ def role_of(info: FieldInfo) -> Role | None:
 
 
 def _marks(declared: Any) -> Iterator[Any]:
-    """What is written beside a type in `Annotated`, also inside of `X | None`."""
+    """Find what is written beside a type in `Annotated`, also inside of `X | None`."""
     if get_origin(declared) is Annotated:
         yield from declared.__metadata__
     for part in get_args(declared):
@@ -370,19 +435,32 @@ def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, str]:
     return named
 
 
-def item_of(info: FieldInfo) -> tuple[type, bool, tuple[str, ...]]:
-    """(bool, int, float or str: of one value; whether it is a list; what one value may be)."""
+class ValueKind(NamedTuple):
+    """What one value of a field is."""
+
+    kind: type  # bool, int, float or str
+    is_list: bool  # whether the field takes several
+    choices: tuple[str, ...]  # those that it may be; none: any of its kind
+
+
+def item_of(info: FieldInfo) -> ValueKind:
+    """Return what one value of a field is."""
     kind = plain(info.annotation)
     is_list = get_origin(kind) is tuple
-    item = plain(get_args(kind)[0]) if is_list else kind
-    choices = get_args(item) if get_origin(item) is Literal else ()
-    return str if choices else item, is_list, choices
+    if is_list:
+        kind = plain(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return ValueKind(str, is_list, get_args(kind))
+    return ValueKind(kind, is_list, ())
 
 
 def plain(declared: Any) -> Any:
-    """A field's type without its None, its bounds and its readers."""
+    """Return a field's type without its None, its bounds and its readers."""
     if get_origin(declared) is Annotated:
         return plain(get_args(declared)[0])
     if get_origin(declared) in (Literal, tuple):
         return declared
-    return next((plain(kind) for kind in get_args(declared) if kind is not NoneType), declared)
+    for kind in get_args(declared):
+        if kind is not NoneType:
+            return plain(kind)
+    return declared

@@ -325,6 +325,6 @@ class Fit(FitSettings, Reach):
     """One fit; None means the default, which the help names."""
 
     def extend(self, method: str, **knobs: Any) -> Extend:
-        """The plan of one method at this target, for these loaders."""
+        """Return the options that extend by one method to this target, for these loaders."""
         reach = {name: getattr(self, name) for name in Reach.model_fields}
         return Extend(method=method, **reach, **knobs)

@@ -9,7 +9,16 @@ from ropext.errors import InputError, UsageError
 from ropext.options import extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS, WORDS, Content, Role, item_of, role_of
+from ropext.options.fields import (
+    CONTENT,
+    DECISIONS,
+    NEUTRAL,
+    NUMBERS,
+    Content,
+    Role,
+    item_of,
+    role_of,
+)
 from ropext.options.training import Finetune, Fit
 from ropext.scaling import longrope
 
@@ -205,7 +214,7 @@ def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
     numbers, content = options.deciding(NUMBERS), options.deciding(CONTENT)
     assert (numbers["new"], content["place"], content["data"]) == (2, "here", "a.txt")
     assert options.deciding(NEUTRAL)["device"] == "cpu"
-    parts = [options.deciding(word) for word in WORDS]
+    parts = [options.deciding(word) for word in DECISIONS]
     assert sorted(name for part in parts for name in part) == sorted(Later.model_fields)
 
 
