@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import forms, proof
-from ropext.rope import Rope
+from ropext.rope import Rope, Site
 
 ROUNDS = 3
 PLAIN = {"rope_type": "default", "rope_theta": 5e5}
@@ -115,18 +115,16 @@ def measure(root: Path, title: str, config: dict[str, Any]) -> str:
     write(root / "small", config | SMALL)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     wanted = forms.read(YARN, Rope(head_dim, YARN["rope_theta"], 8192), 32768)
-    site = proof.Expected(
-        "", wanted.inv_freq, wanted.attention_factor, rope_type="yarn", factor=4.0
-    )
+    promise = proof.Promise((Site("", wanted, YARN),), 4.0)
     rows = []
     for number in range(1, ROUNDS + 1):
         imports = import_seconds(config["architectures"][0])
         start = time.monotonic()
         before = config | {"rope_parameters": PLAIN, "max_position_embeddings": 8192}
-        asked = proof.Forward(8192, 32768, before), [site]
+        asked = proof.Forward(8192, 32768, before), promise
         _, large = proof.build([root / "small", root / "large"], forwards=[None, asked])
         wall = time.monotonic() - start
-        result = proof.compare(large, [site])
+        result = proof.compare(large, promise)
         own, peak = large["cost"]["cpu_seconds"], large["cost"]["peak_bytes"]
         once = large["forward"]["cost"]
         rows.append(

@@ -39,7 +39,7 @@ def outcome(built: dict[str, Any], plan: Plan) -> tuple[str, str]:
     if built["error"]:
         return "not built by stock", built["error"]
     try:
-        said = proof.compare(built, proof.expected(plan.sites, plan.factor), tensors=False).forward
+        said = proof.compare(built, proof.Promise(plan.sites, plan.factor), tensors=False).forward
     except ProofFailed as error:
         return "FAILED", str(error)
     if "not run" in said:
@@ -61,7 +61,7 @@ def main() -> None:
             directories[-1].mkdir()
             (directories[-1] / "config.json").write_text(json.dumps(plan.config))
             asked = proof.Forward(plan.context, plan.target, bases[name])
-            forwards.append((asked, proof.expected(plan.sites, plan.factor)))
+            forwards.append((asked, proof.Promise(plan.sites, plan.factor)))
         paths = [plan.model.path for plan in plans.values()]
         found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
     rows: dict[str, list[tuple[str, str]]] = {}

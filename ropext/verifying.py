@@ -1,6 +1,7 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -32,8 +33,8 @@ from ropext.narration import Say, Show, silent, unseen
 from ropext.planning.plan import WRONG
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
 from ropext.ports.server import require_server, served_model, server_at
-from ropext.proof import Expected
-from ropext.rope import ABSENT, CONFIG, Edit, Positions, Spectrum
+from ropext.proof import Promise
+from ropext.rope import ABSENT, CONFIG, Edit, Positions, Site
 from ropext.scaling.tables import METHODS, growth
 
 if TYPE_CHECKING:
@@ -147,9 +148,14 @@ class Claim:
 
     context: int
     target: int
-    sites: list[Expected]
+    sites: tuple[Site, ...]
     base: Mapping[str, Any] | None  # the config before, where it is known
     edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
+
+    @property
+    def promise(self) -> Promise:
+        """What stock is to build of it."""
+        return Promise(self.sites, self.target / self.context)
 
 
 def _claim(
@@ -173,8 +179,8 @@ def _claim(
     before = base.config if base is not None else None
     if record is not None:
         before = before or record.base["config"]
-        sites = proof.recorded(record)
-        return Claim(record.context, record.target, sites, before, _edited(record)), base
+        edited = _edited(record)
+        return Claim(record.context, record.target, record.sites, before, edited), base
     context = model.scaled_sites[0].rope.original_context
     edited = tuple[str, ...]()
     if before is not None and base is not None and not base.container:
@@ -182,7 +188,7 @@ def _claim(
         params = {s.label: s.params for s in model.scaled_sites}
         written = families.write(dict(before), plain, params, model.context)
         edited = tuple(edit.key for edit in families.diff(before, written))
-    return Claim(context, model.context, proof.promised(model), before, edited), base
+    return Claim(context, model.context, model.sites, before, edited), base
 
 
 def _edited(record: provenance.Record) -> tuple[str, ...]:
@@ -335,13 +341,7 @@ class Checking:
         site = next(site for site in claim.sites if site.scaled)
         scaled = [entry for entry in record.sites if entry.scaled] if record else []
         near = scaled[0].wanted.short_context if scaled else claim.context
-        wanted = Spectrum(
-            site.inv_freq,
-            site.attention_factor,
-            site.softmax_factor,
-            site.short_inv_freq,
-            near if site.short_inv_freq else 0,
-        )
+        wanted = replace(site.wanted, short_context=near if site.wanted.short_inv_freq else 0)
         try:
             done = writing.compare(snapshot, wanted, claim.target)
         except ProofFailed as failed:
@@ -376,7 +376,7 @@ class Checking:
         try:
             proved = proof.prove(
                 self.snapshot.directory,
-                claim.sites,
+                claim.promise,
                 forward=forward,
                 text_path=model.path,
                 trust_remote_code=self.trust_remote_code,
@@ -453,7 +453,26 @@ class Checking:
             yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
 
 
-_SPECTRUM = ("label", "inv_freq", "attention_factor", "softmax_factor", "scaled", "short_inv_freq")
+def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
+    """The sites of a plan's JSON."""
+    entries = []
+    for site in plan["sites"]:
+        wanted = {
+            "inv_freq": site["inv_freq"],
+            "attention_factor": site["attention_factor"],
+            "softmax_factor": site["softmax_factor"],
+            "short_inv_freq": site["short_inv_freq"],
+        }
+        entry = {"label": site["label"], "wanted": wanted, "params": site["rope"]}
+        entries.append(entry | {"scaled": site["scaled"]})
+    sites = TypeAdapter(tuple[Site, ...]).validate_json(json.dumps(entries), strict=True)
+    for each in sites:
+        numbers = [each.wanted.attention_factor, each.wanted.softmax_factor]
+        numbers += [*each.wanted.inv_freq, *(each.wanted.short_inv_freq or ())]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("its numbers are to be finite")
+        forms.steepness(each.params)  # refuses a dict that no plan has
+    return sites
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
@@ -473,13 +492,7 @@ def _planned(path: Path, flag: str = "--against ") -> Claim:
     if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
         raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
     try:
-        entries = [
-            {key: site[key] for key in _SPECTRUM}
-            | {"rope_type": site["rope"].get("rope_type", "default"), "factor": plan["factor"]}
-            | {"steepness": forms.steepness(site["rope"])}
-            for site in plan["sites"]
-        ]
-        sites = TypeAdapter(list[Expected]).validate_json(json.dumps(entries), strict=True)
+        sites = _saved_sites(plan)
         edits = provenance.edits_of(plan)
         base = provenance.undone(plan["config"], edits)
         edited = tuple(edit.key for edit in edits)
@@ -618,7 +631,7 @@ def _beside(asked: AskedServer, model: Model, claim: Claim) -> Check:
     assert asked.beside is not None
     if model.vocab_size is None:
         raise InputError("--endpoint: the config does not say the size of its vocabulary")
-    leaves_short = any(site.short_inv_freq for site in claim.sites)
+    leaves_short = any(site.wanted.short_inv_freq for site in claim.sites)
     at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
     plain = asked.beside.answers(Prompts(at, model.vocab_size))
     server = server_at(asked.url)

@@ -12,7 +12,7 @@ import pytest
 
 from ropext import forms, proof
 from ropext.errors import ProofFailed
-from ropext.rope import Rope, Spectrum
+from ropext.rope import Rope, Site, Spectrum
 
 pytestmark = pytest.mark.slow
 
@@ -80,26 +80,25 @@ def spectrum(params: dict, dim: int, softmax_mscale: bool = False) -> Spectrum:
     return forms.read(params, rope, TARGET)
 
 
-def site(params: dict, dim: int, label: str = "", softmax_mscale: bool = False) -> proof.Expected:
+def site(params: dict, dim: int, label: str = "", softmax_mscale: bool = False) -> Site:
     wanted = spectrum(params, dim, softmax_mscale)
-    return proof.Expected(
-        label,
-        wanted.inv_freq,
-        wanted.attention_factor,
-        wanted.softmax_factor,
-        params["rope_type"],
-        TARGET / CONTEXT,
-        params["rope_type"] != "default",
-        wanted.short_inv_freq,
-    )
+    return Site(label, wanted, params, params["rope_type"] != "default")
 
 
-def wanted(name: str) -> list[proof.Expected]:
+def wanted(name: str) -> list[Site]:
     _, keys, dim = RIGHT[name]
     params = keys["rope_parameters"]
     if "rope_type" in params:
         return [site(params, dim, softmax_mscale=name == "deepseek-v3")]
     return [site(entry, dim, label) for label, entry in params.items()]
+
+
+def promise(sites: list[Site]) -> proof.Promise:
+    return proof.Promise(tuple(sites), TARGET / CONTEXT)
+
+
+def with_numbers(site: Site, **numbers) -> Site:
+    return replace(site, wanted=replace(site.wanted, **numbers))
 
 
 def write(config_class: str, keys: dict, directory: Path) -> None:
@@ -208,7 +207,7 @@ def built(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_passes(built, name: str) -> None:
-    result = proof.compare(built[name], wanted(name))
+    result = proof.compare(built[name], promise(wanted(name)))
     assert result.rotary_modules == (2 if name == "gemma3" else 1)
     assert result.attention_modules == 2
     assert result.tensors_not_compared == 0
@@ -229,13 +228,13 @@ def test_deepseek_softmax_factor_is_the_published_one(built) -> None:
 
 def test_both_sets_of_longrope_are_compared(built) -> None:
     (site,) = wanted("phi3")
-    off = (*site.short_inv_freq[:3], site.short_inv_freq[3] * 1.0001)
+    off = (*site.wanted.short_inv_freq[:3], site.wanted.short_inv_freq[3] * 1.0001)
     with pytest.raises(ProofFailed, match="short-input frequency of pair 3"):
-        proof.compare(built["phi3"], [replace(site, short_inv_freq=off)])
+        proof.compare(built["phi3"], promise([with_numbers(site, short_inv_freq=off)]))
     with pytest.raises(
         ProofFailed, match=r"short-input frequency of pair 3: .*stock computes 0.000119"
     ):
-        proof.compare(built["phi3"], [replace(site, short_inv_freq=None)])
+        proof.compare(built["phi3"], promise([with_numbers(site, short_inv_freq=None)]))
 
 
 SAYS = {
@@ -255,16 +254,16 @@ SAYS = {
 @pytest.mark.parametrize("name", SAYS)
 def test_catches(built, name: str) -> None:
     with pytest.raises(ProofFailed, match=SAYS[name]) as caught:
-        proof.compare(built[name], wanted(WRONG[name][0]))
+        proof.compare(built[name], promise(wanted(WRONG[name][0])))
     assert caught.value.exit_code == 3
     assert "\n" not in str(caught.value)
 
 
 def test_packed_tensors_are_counted_apart(built) -> None:
-    result = proof.compare(built["quantised"], wanted("llama3"))
+    result = proof.compare(built["quantised"], promise(wanted("llama3")))
     # 7 projections in 2 layers, each as qweight and scales; 2 embeddings and 5 norms stay plain
     assert (result.tensors_compared, result.tensors_not_compared) == (7, 28)
-    result = proof.compare(built["quantised experts"], wanted("qwen3-moe"))
+    result = proof.compare(built["quantised experts"], promise(wanted("qwen3-moe")))
     # 2 embeddings, 5 + 4 norms, 2 routers; 4 + 3*4 projections in 2 layers
     assert (result.tensors_compared, result.tensors_not_compared) == (13, 64)
 
@@ -272,47 +271,45 @@ def test_packed_tensors_are_counted_apart(built) -> None:
 @pytest.mark.parametrize("pair", [0, 3])
 def test_one_pair_1e4_off_in_the_plan(built, pair: int) -> None:
     (right,) = wanted("tied-llama")
-    off = [f * (1.0001 if i == pair else 1) for i, f in enumerate(right.inv_freq)]
+    off = [f * (1.0001 if i == pair else 1) for i, f in enumerate(right.wanted.inv_freq)]
     with pytest.raises(ProofFailed, match=f"model.rotary_emb frequency of pair {pair}"):
-        proof.compare(built["tied-llama"], [replace(right, inv_freq=tuple(off))])
+        proof.compare(built["tied-llama"], promise([with_numbers(right, inv_freq=tuple(off))]))
 
 
 def test_attention_factor_and_sites_left_alone_are_compared(built) -> None:
     full, sliding = wanted("gemma3")
     with pytest.raises(ProofFailed, match="attention factor"):
-        proof.compare(built["gemma3"], [replace(full, attention_factor=1.2), sliding])
-    faster = tuple(2 * f for f in sliding.inv_freq)
+        proof.compare(built["gemma3"], promise([with_numbers(full, attention_factor=1.2), sliding]))
+    faster = tuple(2 * f for f in sliding.wanted.inv_freq)
     with pytest.raises(ProofFailed, match=r"rotary_emb \(sliding_attention\)"):
-        proof.compare(built["gemma3"], [full, replace(sliding, inv_freq=faster)])
+        proof.compare(built["gemma3"], promise([full, with_numbers(sliding, inv_freq=faster)]))
     with pytest.raises(ProofFailed, match="the plan has only"):
-        proof.compare(built["gemma3"], [full])
+        proof.compare(built["gemma3"], promise([full]))
 
 
 def test_wrong_number_of_pairs(built) -> None:
     (right,) = wanted("llama3")
     with pytest.raises(ProofFailed, match="number of pairs: the plan says 3, stock computes 4"):
-        proof.compare(built["llama3"], [replace(right, inv_freq=right.inv_freq[:3])])
+        proof.compare(
+            built["llama3"], promise([with_numbers(right, inv_freq=right.wanted.inv_freq[:3])])
+        )
 
 
 def test_the_bound_grows_with_the_factor_and_for_llama3() -> None:
-    assert proof.Expected("", (1.0,)).bound == 1e-6
-    assert proof.Expected("", (1.0,), factor=32).bound == pytest.approx(3.2e-6)
-    assert proof.Expected("", (1.0,), rope_type="llama3").bound == 4e-6
+    plain = Site("", Spectrum((1.0,)), {"rope_type": "default", "rope_theta": 1e4})
+    ramp = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    llama3 = Site("", Spectrum((1.0,)), {"rope_type": "llama3", "rope_theta": 1e4} | ramp)
+    assert proof.Promise((plain,)).bound(plain) == 1e-6
+    assert proof.Promise((plain,), 32).bound(plain) == pytest.approx(3.2e-6)
+    assert proof.Promise((llama3,)).bound(llama3) == 4e-6
 
 
 def test_result_is_plain_json(built) -> None:
-    out = json.loads(json.dumps(proof.compare(built["mixtral"], wanted("mixtral")).to_json()))
+    out = json.loads(
+        json.dumps(proof.compare(built["mixtral"], promise(wanted("mixtral"))).to_json())
+    )
     assert out["model_class"] == "MixtralForCausalLM"
     assert out["worst"]["error"] <= out["worst"]["bound"]
-
-
-def test_expected_from_a_plan() -> None:
-    class Planned:
-        label, params, scaled = "main", YARN, True
-        wanted = Spectrum((1.0, 0.5), 1.1, 1.2, (1.0, 0.7))
-
-    (out,) = proof.expected([Planned()], 4.0)
-    assert out == proof.Expected("main", (1.0, 0.5), 1.1, 1.2, "yarn", 4.0, True, (1.0, 0.7))
 
 
 CODE = """
@@ -334,8 +331,10 @@ def test_code_of_the_repository_runs_only_when_trusted(tmp_path: Path, monkeypat
     own = {"model_type": "own_llama", "auto_map": auto, "architectures": ["OwnForCausalLM"]}
     edit_config(directory, lambda config: config.update(own))
     with pytest.raises(ProofFailed, match=r"cannot build .*trust_remote_code"):
-        proof.prove(directory, wanted("tied-llama"), forward=None)
-    result = proof.prove(directory, wanted("tied-llama"), forward=None, trust_remote_code=True)
+        proof.prove(directory, promise(wanted("tied-llama")), forward=None)
+    result = proof.prove(
+        directory, promise(wanted("tied-llama")), forward=None, trust_remote_code=True
+    )
     assert result.model_class == "OwnForCausalLM"
     assert result.tensors_compared == tensor_count(directory)
 
@@ -346,12 +345,12 @@ def test_a_renamed_stock_class_is_built_by_that_class(tmp_path: Path) -> None:
     write(cls, keys, tmp_path)
     auto = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
     edit_config(tmp_path, lambda c: c.update(model_type="kimi_k2", auto_map=auto))
-    result = proof.prove(tmp_path, wanted("deepseek-v3"), forward=None)
+    result = proof.prove(tmp_path, promise(wanted("deepseek-v3")), forward=None)
     assert result.model_class == "DeepseekV3ForCausalLM"
     assert result.tensors_compared == tensor_count(tmp_path)
     edit_config(tmp_path, lambda c: c["rope_parameters"].update(factor=2.0))
     with pytest.raises(ProofFailed, match=r"inv_freq|frequenc"):
-        proof.prove(tmp_path, wanted("deepseek-v3"), forward=None)
+        proof.prove(tmp_path, promise(wanted("deepseek-v3")), forward=None)
 
 
 def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def built(tmp_path_factory):
         (directories[-1] / "config.json").write_text(json.dumps(plan.config))
         paths.append(plan.model.path)
         base = None if name == "no base" else config
-        sites = proof.expected(plan.sites, plan.factor)
+        sites = proof.Promise(plan.sites, plan.factor)
         forwards.append((proof.Forward(plan.context, plan.target, base), sites))
     found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
     sites = [asked for _, asked in forwards]
@@ -234,15 +234,25 @@ def base_of(entry, change=lambda read: read, known=True) -> str:
     """What is said of the base, where its config had been read as `change` says; with `known`, what
     is listed of stock is said too."""
     found, sites, read = entry
-    own, stock = ([change(site) for site in proof.promised(read, stock=s)] for s in (False, True))
-    return proof.compare(found, sites, tensors=False, read=own, known=stock if known else ()).base
+    own = changed(proof.promised(read), change)
+    stock = changed(proof.promised(read, stock=True), change) if known else None
+    return proof.compare(found, sites, tensors=False, read=own, known=stock).base
+
+
+def changed(promise: proof.Promise, change) -> proof.Promise:
+    return promise.only([change(site) for site in promise.sites])
+
+
+def with_numbers(site, **numbers):
+    return replace(site, wanted=replace(site.wanted, **numbers))
 
 
 def theta(read, value: float):
     """The site read with another theta, by the formula."""
-    pairs = len(read.inv_freq)
+    pairs = len(read.wanted.inv_freq)
     inv_freq = tuple(value ** (-pair / pairs) for pair in range(pairs))
-    return replace(read, inv_freq=inv_freq, params=read.params | {"rope_theta": value})
+    params = read.params | {"rope_theta": value}
+    return with_numbers(replace(read, params=params), inv_freq=inv_freq)
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -264,17 +274,17 @@ MISREAD = {
     ),
     "temperature": (
         "gpt-oss",
-        lambda read: replace(read, attention_factor=1.5),
+        lambda read: with_numbers(read, attention_factor=1.5),
         r"attention factor is 1\.5 by what was read, 1\.346573",
     ),
     "softmax": (
         "MLA, experts",
-        lambda read: replace(read, softmax_factor=1.0),
+        lambda read: with_numbers(read, softmax_factor=1.0),
         r"softmax factor is 1 by what was read, 1\.87",
     ),
     "share": (
         "wide and deep",
-        lambda read: replace(read, inv_freq=read.inv_freq[::2]),
+        lambda read: with_numbers(read, inv_freq=read.wanted.inv_freq[::2]),
         "number of pairs is 32 by what was read, 64 by stock",
     ),
 }
@@ -306,17 +316,17 @@ def test_a_known_departure_of_stock_stays_a_note(built, name: str, said: str) ->
 
 def other_pair(read, pair: int):
     """The site read with one frequency a hundredth higher."""
-    inv_freq = list(read.inv_freq)
+    inv_freq = list(read.wanted.inv_freq)
     inv_freq[pair] *= 1.01
-    return replace(read, inv_freq=tuple(inv_freq))
+    return with_numbers(read, inv_freq=tuple(inv_freq))
 
 
 # What is listed of DBRX is its theta, of PhiMoE its set of factors, of OLMo 3 a note alone.
 BESIDE = {
-    "attention factor is 1.5": lambda read: replace(read, attention_factor=1.5),
-    "softmax factor is 1.5": lambda read: replace(read, softmax_factor=1.5),
+    "attention factor is 1.5": lambda read: with_numbers(read, attention_factor=1.5),
+    "softmax factor is 1.5": lambda read: with_numbers(read, softmax_factor=1.5),
     "frequency of pair 3": lambda read: other_pair(read, 3),
-    "number of pairs": lambda read: replace(read, inv_freq=read.inv_freq[::2]),
+    "number of pairs": lambda read: with_numbers(read, inv_freq=read.wanted.inv_freq[::2]),
 }
 
 
@@ -353,7 +363,7 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     monkeypatch.setattr(proof, "CHILD", child)
     plan = make_plan(KIMI_K2, Extend(factor=2))
     (tmp_path / "config.json").write_text(json.dumps(plan.config))
-    sites = proof.expected(plan.sites, plan.factor)
+    sites = proof.Promise(plan.sites, plan.factor)
     asked = proof.Forward(plan.context, plan.target, KIMI_K2)
     (found,) = proof.build([tmp_path], forwards=[(asked, sites)], tensors=False)
     made = proof.compare(found, sites, tensors=False, read=proof.promised(asked.read))

@@ -12,14 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ropext import families, forms
+from ropext import families
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
@@ -27,16 +27,16 @@ from ropext.families.config import Dict, parts
 from ropext.jsontext import dump, read_object
 from ropext.proof.comparing import (
     UNSEEN,
-    Expected,
+    Promise,
     Proof,
     check_built,
     compare,
     compare_tensors,
     compare_told,
 )
-from ropext.rope import Positions, Spectrum
+from ropext.rope import Positions
 
-__all__ = ["UNSEEN", "Expected", "Proof", "compare"]
+__all__ = ["UNSEEN", "Promise", "Proof", "compare"]
 
 CHILD = Path(__file__).with_name("child.py")
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
@@ -60,50 +60,22 @@ class Forward:
         return None if self.base is None else families.as_read(dict(self.base))
 
 
-def promise(
-    label: str, spectrum: Spectrum, params: Mapping[str, Any], factor: float, scaled: bool
-) -> Expected:
-    """What stock should build of one embedding whose dict is `params`."""
-    return Expected(
-        label,
-        spectrum.inv_freq,
-        spectrum.attention_factor,
-        spectrum.softmax_factor,
-        params.get("rope_type", "default"),
-        factor,
-        scaled,
-        spectrum.short_inv_freq,
-        forms.steepness(params),
-        params,
-    )
-
-
-def promised(model: Model, *, stock: bool = False) -> list[Expected]:
+def promised(model: Model, *, stock: bool = False) -> Promise:
     """What a config promises, as it is read; with `stock`, as stock is known to read it."""
-    return [
-        promise(
-            s.label, s.rope.spectrum, s.params, s.rope.context / s.rope.original_context, s.scaled
-        )
-        for s in (model.stock_sites if stock else model.sites)
-    ]
+    sites = model.stock_sites if stock else model.sites
+    return Promise(sites, max(site.rope.context / site.rope.original_context for site in sites))
 
 
-def expected(sites: Iterable[Any], factor: float) -> list[Expected]:
-    """What a plan promises, from its sites (label, wanted, params, scaled) and its whole factor."""
-    return [promise(s.label, s.wanted, s.params, factor, s.scaled) for s in sites]
-
-
-def recorded(record: Record) -> list[Expected]:
+def recorded(record: Record) -> Promise:
     """What ropext.json promises."""
-    factor = record.target / record.context
-    return [promise(s.label, s.wanted, s.params, factor, s.scaled) for s in record.sites]
+    return Promise(record.sites, record.target / record.context)
 
 
 def build(
     directories: Sequence[Path],
     *,
     text_paths: Sequence[Sequence[str]] | None = None,
-    forwards: Sequence[tuple[Forward, Sequence[Expected]] | None] = (),
+    forwards: Sequence[tuple[Forward, Promise] | None] = (),
     bases: Sequence[Mapping[str, Any] | None] = (),
     last: int = 0,
     listen: bool = False,
@@ -124,15 +96,35 @@ def build(
         entry["base"] = base
     for entry, wanted in zip(entries, forwards, strict=False):
         if wanted is not None:
-            sites = [asdict(site) | {"bound": site.bound} for site in wanted[1]]
-            entry["forward"] = {"sites": sites, "context": wanted[0].context}
-            entry["forward"]["target"] = wanted[0].target
-            if (read := wanted[0].read) is not None:
-                entry |= {"base": wanted[0].base, "base_context": read.context}
+            asked, promise = wanted
+            entry["forward"] = {
+                "sites": _for_child(promise),
+                "context": asked.context,
+                "target": asked.target,
+            }
+            if asked.read is not None:
+                entry |= {"base": asked.base, "base_context": asked.read.context}
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     job |= {"room": max(_room(path, last) for path in directories)}
     longest = sum(_seconds(path) for path in directories)
     return _child(job, directories, longest if timeout is None else timeout)
+
+
+def _for_child(promise: Promise) -> list[dict[str, Any]]:
+    """The numbers of each site, which the child's small models take in place of the base's."""
+    sites = []
+    for site in promise.sites:
+        wanted = site.wanted
+        sites.append(
+            {
+                "label": site.label,
+                "inv_freq": wanted.inv_freq,
+                "attention_factor": wanted.attention_factor,
+                "softmax_factor": wanted.softmax_factor,
+                "bound": promise.bound(site),
+            }
+        )
+    return sites
 
 
 def _stated(directory: Path, pattern: str) -> int:
@@ -223,7 +215,7 @@ def require_buildable(config: Mapping[str, Any]) -> None:
 
 def prove(
     directory: Path,
-    sites: Sequence[Expected],
+    promise: Promise,
     *,
     forward: Forward | None,
     text_path: Sequence[str] = (),
@@ -234,13 +226,16 @@ def prove(
     (built,) = build(
         [directory],
         text_paths=[text_path],
-        forwards=[None if forward is None else (forward, sites)],
+        forwards=[None if forward is None else (forward, promise)],
         trust_remote_code=trust_remote_code,
     )
-    read = forward.read if forward is not None else None
-    base, known = ((), ()) if read is None else (promised(read), promised(read, stock=True))
+    base = None
+    known = None
+    if forward is not None and forward.read is not None:
+        base = promised(forward.read)
+        known = promised(forward.read, stock=True)
     try:
-        return compare(built, sites, read=base, known=known)
+        return compare(built, promise, read=base, known=known)
     except ProofFailed as failed:
         failed.changed = built.get("base", {}).get("changed")
         raise
@@ -292,7 +287,7 @@ def prove_plan(
     it."""
     return prove(
         directory,
-        expected(plan.sites, plan.factor),
+        Promise(plan.sites, plan.factor),
         forward=Forward(plan.context, plan.target, base),
         text_path=plan.model.path,
         trust_remote_code=trust_remote_code,

@@ -1,15 +1,14 @@
 """What a plan promises of a model, and what stock built held against it, with its bounds."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from pydantic import FiniteFloat
-
+from ropext import forms
 from ropext.errors import ProofFailed
-from ropext.rope import Positions
+from ropext.rope import Positions, Site
 from ropext.scaling.tables import starts
 
 LISTED = 3  # names shown of a longer list
@@ -19,29 +18,23 @@ FORWARD_BOUND = 1e-4
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the plan promises of one rotary embedding."""
+class Promise:
+    """The rotary embeddings that stock transformers is to build from a config."""
 
-    label: str  # key inside a per-layer-type dict, "" when flat
-    inv_freq: tuple[FiniteFloat, ...]
-    attention_factor: FiniteFloat = 1.0
-    softmax_factor: FiniteFloat = 1.0
-    rope_type: str = "default"
-    factor: FiniteFloat = 1.0
-    scaled: bool = True  # False = the plan leaves it as the base has it
-    short_inv_freq: tuple[FiniteFloat, ...] | None = None  # None = the same at every length
-    steepness: FiniteFloat = 1.0  # of the form's ramp, forms.steepness
-    # The rope dict in transformers-5 names, to name the key of a difference by.
-    params: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    sites: tuple[Site, ...]
+    factor: float = 1.0  # target over context: stock's float32 is off by more the larger it is
 
-    @property
-    def bound(self) -> float:
+    def bound(self, site: Site) -> float:
         """Largest relative difference that stock's float32 explains.
 
         Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
         """
-        bound = max(1e-6, 1e-7 * self.factor) * self.steepness
-        return 4 * bound if self.rope_type == "llama3" else bound
+        bound = max(1e-6, 1e-7 * self.factor) * forms.steepness(site.params)
+        return 4 * bound if site.params.get("rope_type") == "llama3" else bound
+
+    def only(self, sites: Iterable[Site]) -> "Promise":
+        """The promise about some of its sites alone."""
+        return replace(self, sites=tuple(sites))
 
 
 @dataclass(frozen=True)
@@ -102,29 +95,33 @@ class Proof:
         return {key: value for key, value in out.items() if key not in ("changed", "untied")}
 
 
-def _differences(built: Mapping[str, Any], site: Expected) -> list[Difference]:
+def _differences(built: Mapping[str, Any], site: Site, bound: float) -> list[Difference]:
+    """Every number of a rotary module beside that of a site."""
     module = built["module"]
+    if site.label:
+        module += f" ({site.label})"
+    wanted = site.wanted
     numbers = built["inv_freq"]
-    module += f" ({site.label})" if site.label else ""
-    if len(numbers) != len(site.inv_freq):
-        wrong = float(len(site.inv_freq)), float(len(numbers))
-        return [Difference(module, "number of pairs", -1, *wrong, 0.0)]
+    count = len(wanted.inv_freq)
+    if len(numbers) != count:
+        return [Difference(module, "number of pairs", -1, float(count), float(len(numbers)), 0.0)]
     short = built["short_inv_freq"] or numbers
-    wanted_short = site.short_inv_freq or site.inv_freq
-    out = [
-        Difference(module, what, pair, wanted, got, site.bound)
-        for what, pairs in (
-            ("frequency", zip(site.inv_freq, numbers, strict=True)),
-            ("short-input frequency", zip(wanted_short, short, strict=True)),
-        )
-        for pair, (wanted, got) in enumerate(pairs)
-    ]
-    factor = site.attention_factor, built["attention_factor"]
-    return [*out, Difference(module, "attention factor", -1, *factor, site.bound)]
+    wanted_short = wanted.short_inv_freq or wanted.inv_freq
+    out = []
+    for pair, frequency in enumerate(wanted.inv_freq):
+        out.append(Difference(module, "frequency", pair, frequency, numbers[pair], bound))
+    for pair, frequency in enumerate(wanted_short):
+        out.append(Difference(module, "short-input frequency", pair, frequency, short[pair], bound))
+    attention = built["attention_factor"]
+    out.append(
+        Difference(module, "attention factor", -1, wanted.attention_factor, attention, bound)
+    )
+    return out
 
 
-def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
+def _compare_rotary(built: Mapping[str, Any], promise: Promise) -> list[Difference]:
     """The worst number of every rotary module, each held against the site it comes nearest to."""
+    sites = promise.sites
     worst = []
     seen = set()
     for module in built["rotary"]:
@@ -134,7 +131,7 @@ def _compare_rotary(built: Mapping[str, Any], sites: Sequence[Expected]) -> list
                 f"proof: {module['module']} has an embedding for {module['label']!r}; the plan "
                 f"has only {', '.join(site.label or 'one' for site in sites)}"
             )
-        nearest = _nearest(module, candidates)
+        nearest = _nearest(module, promise.only(candidates))
         seen.add(nearest.site.label)
         worst.append(nearest.difference)
     if not worst:
@@ -151,9 +148,9 @@ def _bad(difference: Difference) -> bool:
     return not difference.error <= difference.bound
 
 
-def _compare_softmax(built: Mapping[str, Any], sites: Sequence[Expected]) -> list[Difference]:
-    worst = [_nearest_factor(module, sites).difference for module in built["attention"]]
-    if not worst and any(site.softmax_factor != 1 for site in sites):
+def _compare_softmax(built: Mapping[str, Any], promise: Promise) -> list[Difference]:
+    worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
+    if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
         raise ProofFailed("proof: no attention module shows a softmax scale to compare")
     return worst
 
@@ -209,7 +206,7 @@ class _Match:
     """A module of the base beside a site as it was read."""
 
     difference: Difference
-    site: Expected
+    site: Site
     params: Mapping[str, Any]  # the rope dict that stock has for this module
 
     def __str__(self) -> str:
@@ -222,22 +219,30 @@ class _Match:
         return "; ".join([*said, f"{where} is {numbers}"])
 
 
-def _nearest(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
-    tried = [(max(_differences(module, s), key=lambda d: d.excess), s) for s in sites]
-    difference, site = min(tried, key=lambda pair: pair[0].error)
-    return _Match(difference, site, module.get("params", {}))
+def _nearest(module: Mapping[str, Any], promise: Promise) -> _Match:
+    """The site whose worst number of a rotary module is off by the least."""
+    params = module.get("params", {})
+    matches = []
+    for site in promise.sites:
+        differences = _differences(module, site, promise.bound(site))
+        matches.append(_Match(max(differences, key=lambda d: d.excess), site, params))
+    return min(matches, key=lambda match: match.difference.error)
 
 
-def _nearest_factor(module: Mapping[str, Any], sites: Iterable[Expected]) -> _Match:
-    place = (module["module"], "softmax factor", -1)
+def _nearest_factor(module: Mapping[str, Any], promise: Promise) -> _Match:
+    """The site whose softmax factor an attention module comes nearest to."""
+    name = module["module"]
     factor = module["softmax_factor"]
-    tried = [_Match(Difference(*place, s.softmax_factor, factor, s.bound), s, {}) for s in sites]
-    return min(tried, key=lambda match: match.difference.error)
+    matches = []
+    for site in promise.sites:
+        wanted = site.wanted.softmax_factor
+        bound = promise.bound(site)
+        difference = Difference(name, "softmax factor", -1, wanted, factor, bound)
+        matches.append(_Match(difference, site, {}))
+    return min(matches, key=lambda match: match.difference.error)
 
 
-def worst_of_base(
-    built: Mapping[str, Any], sites: Sequence[Expected], read: Sequence[Expected]
-) -> _Match:
+def worst_of_base(built: Mapping[str, Any], promise: Promise, read: Promise) -> _Match:
     """The module of the base, as stock builds it, that differs most from what was read.
 
     A module is held against the site that it has in the written model; one that no layer uses (as
@@ -248,8 +253,12 @@ def worst_of_base(
     written = {(m["module"], m["label"]): m for m in built["rotary"]}
     for module in base["rotary"]:
         twin = written.get((module["module"], module["label"]), module)
-        fits = [s.label for s in sites if not any(map(_bad, _differences(twin, s)))]
-        strict.append((_nearest(module, [s for s in read if s.label in fits] or read), module))
+        fits = []
+        for site in promise.sites:
+            if not any(map(_bad, _differences(twin, site, promise.bound(site)))):
+                fits.append(site.label)
+        fitting = read.only(site for site in read.sites if site.label in fits)
+        strict.append((_nearest(module, fitting if fitting.sites else read), module))
     right = {nearest.site.label for nearest, _ in strict if not _bad(nearest.difference)}
     matched = [_nearest(m, read) if n.site.label in right else n for n, m in strict]
     matched += [_nearest_factor(module, read) for module in base["attention"]]
@@ -258,20 +267,20 @@ def worst_of_base(
 
 def _compare_base(
     built: Mapping[str, Any],
-    sites: Sequence[Expected],
-    read: Sequence[Expected],
-    known: Sequence[Expected],
+    promise: Promise,
+    read: Promise,
+    known: Promise,
 ) -> str:
     """What stock's own reading of the base showed; where it is the one that is `known` and said to
     depart from the authors' code, that stays a note."""
     base = built["base"]
     if base["error"]:
         return f"{UNSEEN}stock cannot build the base ({base['error']})"
-    worst = worst_of_base(built, sites, read)
+    worst = worst_of_base(built, promise, read)
     if not _bad(worst.difference):
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
         return f"the base's {modules} are as its config was read ({worst.difference.error:.1e} off)"
-    beside = worst_of_base(built, sites, known)
+    beside = worst_of_base(built, promise, known)
     if not _bad(beside.difference):
         return f"the base as stock builds it is another, as is known: {worst}"
     raise ProofFailed(
@@ -291,19 +300,21 @@ def check_built(built: Mapping[str, Any]) -> None:
 
 def compare(
     built: Mapping[str, Any],
-    sites: Sequence[Expected],
+    promise: Promise,
     *,
     tensors: bool = True,
-    read: Sequence[Expected] = (),
-    known: Sequence[Expected] = (),
+    read: Promise | None = None,
+    known: Promise | None = None,
 ) -> Proof:
     """Hold what stock built against what the plan says, and its base against what was `read` of
     that, or against what stock is `known` to read; ProofFailed names the worst of it."""
     check_built(built)
     directory = built["directory"]
     version = built["transformers"]
-    base = _compare_base(built, sites, read, known or read) if read else ""
-    differences = [*_compare_rotary(built, sites), *_compare_softmax(built, sites)]
+    base = ""
+    if read is not None:
+        base = _compare_base(built, promise, read, known or read)
+    differences = _compare_rotary(built, promise) + _compare_softmax(built, promise)
     worst = max(differences, key=lambda d: d.excess)
     if _bad(worst):
         raise ProofFailed(f"proof: with transformers {version}, {worst}")

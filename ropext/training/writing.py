@@ -275,8 +275,8 @@ def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, An
         proved = dict(rows) | proof.prove_table(directory, origin.table.extended)
     else:
         forward = proof.Forward(record.context, record.target, origin.base_config())
-        expected = proof.recorded(record)
-        proved = proof.prove(directory, expected, forward=forward, text_path=path).to_json()
+        promise = proof.recorded(record)
+        proved = proof.prove(directory, promise, forward=forward, text_path=path).to_json()
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
