@@ -2,20 +2,23 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
 from ropext.families.lengths import LENGTH_KEYS, NAMED
-from ropext.families.model import Model, Problem
+from ropext.families.model import Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import interpret
 from ropext.families.table import family
 from ropext.families.writing import write
 from ropext.forms import Params
+from ropext.rope import ABSENT, Edit
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
+ORIGINAL = "original_max_position_embeddings"
 # Forms whose code in transformers 5 fails on a head_dim of null.
 NEED_HEAD_DIM = ("yarn", "dynamic", "longrope")
 
@@ -32,7 +35,6 @@ def respell(
     from what stock transformers 5 reads."""
     model = as_read(config)
     sites = model.scaled_sites
-    target = target or model.context
     if len(params) not in (0, len(sites)):
         raise InputError(
             f"ropext.json has {len(params)} scaled rotary embeddings and config.json {len(sites)}:"
@@ -41,11 +43,18 @@ def respell(
     for key in ("rope_type", "rope_theta"):
         if not all(key in each for each in params):
             raise InputError(f"ropext.json: the parameters of a scaled embedding lack {key}")
-    read = params or [site.params for site in sites]
-    out = write(config, model, {s.label: p for s, p in zip(sites, read, strict=True)}, target)
+    return _written_anew(config, model, params or [site.params for site in sites], target)
+
+
+def _written_anew(
+    config: dict[str, Any], model: Model, params: Sequence[Params], target: int | None
+) -> dict[str, Any]:
+    length = target or model.context
+    labels = [site.label for site in model.scaled_sites]
+    out = write(config, model, dict(zip(labels, params, strict=True)), length)
     for holder in (out, text_part(out, model.path)):
-        for key, _ in _short_lengths(holder, target):
-            holder[key] = target
+        for key in _short_lengths(holder, length):
+            holder[key] = length
     return out
 
 
@@ -75,163 +84,223 @@ def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
 
 
 def check_spellings(config: dict[str, Any]) -> list[Problem]:
-    """Everything that some loader reads differently, or not at all; fixable by `respell`."""
+    """Everything that some loader reads differently, or not at all: what `respell` would write
+    otherwise to some loader's loss, and what no respelling mends."""
     try:
         model, conflicts = interpret(config)
+        anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
-    text = TextConfig(text_part(config, model.path), model.text_type)
-    return [
-        *conflicts,
-        *_misplaced(config, model),
-        *_lost_legacy(text, model),
-        *_dict_types(text),
-        *_originals(text, model),
-        *_nulls(text, model),
-        *_lengths(config, text, model),
-    ]
+    faults = _Faults(config, TextConfig(text_part(config, model.path), model.text_type), model)
+    problems = [*conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
+    for edit in diff(config, anew):
+        problem = faults.of(edit)
+        # One fault may take several edits: a key in two dicts, or two keys of one dict.
+        if problem is not None and problem not in problems:
+            problems.append(problem)
+    return problems
 
 
 def _misplaced(config: Mapping[str, Any], model: Model) -> Iterator[Problem]:
     """Rope keys beside a text part are read by nobody."""
-    where = ".".join(model.path)
-    for key in ROPE_KEYS if where else ():
-        if config.get(key) is not None:
-            said = f"{key} at top level of a {model.model_type} config is ignored"
-            yield Problem(key, f"{said}; it belongs in {where}", fixable=False)
-
-
-def _lost_legacy(text: TextConfig, model: Model) -> Iterator[Problem]:
-    """A transformers 5 save drops what transformers 4, MLX-LM, TGI and others read."""
-    row = text.row
-    if not text.has("rope_parameters") or row.legacy == "absent":
+    if not model.path:
         return
-    site = model.scaled_sites[0]
-    label = next((x for x in row.labels if x.name == site.label), None)
-    name = (label.theta if label else row.theta[0]) or "rope_theta"
-    if not text.has(name):
-        yield Problem(
-            name,
-            f"{name} stands in rope_parameters alone (a transformers 5 save drops it): transformers"
-            " 4, MLX-LM and others then run with their default theta",
-            dropped=True,
-        )
-    kind = site.params["rope_type"]
-    if kind != "default" and not text.values.get("rope_scaling") and row.legacy != "theta":
-        yield Problem(
-            "rope_scaling",
-            f"the {kind} scaling stands in rope_parameters alone: transformers 4, MLX-LM and others"
-            " then run without it",
-            dropped=True,
-        )
-
-
-def _dicts(text: TextConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every rope dict, nested ones one by one."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = text.values.get(key)
-        if isinstance(rope, dict):
-            yield key, rope
-            for label, inner in rope.items():
-                if isinstance(inner, dict):
-                    yield f"{key}.{named(label)}", inner
-
-
-def _dict_types(text: TextConfig) -> Iterator[Problem]:
-    for where, rope in _dicts(text):
-        for key, value in rope.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            number = number and -1e30 < value < 1e30  # a dict that is not read may hold anything
-            if key in LENGTHS and number and isinstance(value, float):
-                rule = "must be a whole number"
-            elif key in FORM_KEYS and key not in LENGTHS and number and isinstance(value, int):
-                rule = "should be a float: vLLM refuses an integer"
-            else:
-                continue
-            name = f"{where}.{key}"
-            yield Problem(name, f"{name} is {value} and {rule}")
-        if where == "rope_scaling" and "type" in rope and "rope_type" in rope:
-            yield Problem(
-                where,
-                "rope_scaling has both type and rope_type, which ExLlamaV2 and transformers up to"
-                " 4.42 refuse",
+    where = ".".join(model.path)
+    for key in ROPE_KEYS:
+        if config.get(key) is not None:
+            sentence = (
+                f"{key} at top level of a {model.model_type} config is ignored; it belongs in "
+                f"{where}"
             )
-        if where == "rope_scaling" and text.row.legacy == "rope_type" and "rope_type" not in rope:
-            yield Problem(
-                where,
-                "rope_scaling says type, but transformers 4.57 wants rope_type in this family",
-            )
+            yield Problem(key, sentence, fixable=False)
 
 
-def _originals(text: TextConfig, model: Model) -> Iterator[Problem]:
-    """The original length: in the dict, at top level for longrope, and in step with the factor."""
-    key = "original_max_position_embeddings"
+def _contradicting_lengths(model: Model) -> Iterator[Problem]:
+    """A factor and an original length that together give another length than the stated one."""
+    stated = model.stated_context
     for site in model.scaled_sites:
         kind = site.params["rope_type"]
-        if kind not in NAMED:
-            continue
-        original = site.params[key]
-        top = key in text.values
-        if not top and not any(key in rope for _, rope in _dicts(text)):
+        factor = site.params.get("factor")
+        if kind not in NAMED or kind == "llama3" or not factor:
+            continue  # Llama 3.1 itself says 8 * 8192 beside 131072
+        original = site.params[ORIGINAL]
+        extended = round(original * factor)
+        if extended != stated:
             yield Problem(
-                key,
-                f"the {kind} dict lacks {key}: transformers takes max_position_embeddings"
-                f" ({original}) for it, llama.cpp and MLX-LM do not",
+                "max_position_embeddings",
+                f"max_position_embeddings is {stated}, but {kind} with factor {factor:g} of "
+                f"{original} reads {extended} tokens; transformers 4.51 to 4.55 and vLLM go by the "
+                "former",
+                fixable=model.context == extended,
             )
-        elif kind == "longrope" and not top:
-            yield Problem(
-                key,
-                f"longrope without {key} at top level is read otherwise by transformers 4 and TGI",
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """Tells which differences between a config and its new spelling some loader stumbles over.
+
+    Many do no harm: stock reads a config without rope_parameters, and a null for an absent key.
+    """
+
+    config: Mapping[str, Any]
+    text: TextConfig
+    model: Model
+
+    def of(self, edit: Edit) -> Problem | None:
+        """The fault that an edit mends; None where no loader minds."""
+        prefix = "".join(f"{key}." for key in self.model.path)
+        length = self._length(edit, prefix)
+        if length is not None or not edit.key.startswith(prefix):
+            return length
+        key = edit.key.removeprefix(prefix)
+        holder, _, name = key.rpartition(".")
+        if holder:
+            return self._in_dict(edit, key, holder, name)
+        if key == "rope_scaling":
+            return self._legacy_dict(edit)
+        if key == ORIGINAL:
+            return self._original()
+        if edit.before not in (ABSENT, None):
+            return None
+        if key == self.text.names_of("head_dim")[0]:
+            return self._head_dim(key)
+        if key == self._theta() and self.text.has("rope_parameters"):
+            sentence = (
+                f"{key} stands in rope_parameters alone (a transformers 5 save drops it): "
+                "transformers 4, MLX-LM and others then run with their default theta"
             )
-        yield from _factor(model, kind, site.params.get("factor"), original)
+            return Problem(key, sentence, dropped=True)
+        return None
 
+    def _theta(self) -> str:
+        """The name under which transformers 4 reads the theta that is extended; "" where it does
+        not know the family."""
+        if self.text.row.legacy == "absent":
+            return ""
+        label = self.model.scaled_sites[0].label
+        for each in self.text.row.labels:
+            if each.name == label and each.theta:
+                return each.theta
+        return self.text.row.theta[0] or "rope_theta"
 
-def _factor(model: Model, kind: str, factor: Any, original: int) -> Iterator[Problem]:
-    if kind == "llama3" or not factor:
-        return  # Llama 3.1 itself says 8 * 8192 beside 131072
-    extended = round(original * factor)
-    if extended != model.stated_context:
-        yield Problem(
-            "max_position_embeddings",
-            f"max_position_embeddings is {model.stated_context}, but {kind} with factor {factor:g}"
-            f" of {original} reads {extended} tokens; transformers 4.51 to 4.55 and vLLM go by the"
-            " former",
-            fixable=model.context == extended,
+    def _length(self, edit: Edit, prefix: str) -> Problem | None:
+        """A length key that stayed behind."""
+        holder, _, name = edit.key.rpartition(".")
+        stated = self.model.stated_context
+        in_text = holder == prefix.removesuffix(".")
+        if name not in LENGTH_KEYS or not (in_text or not holder):
+            return None
+        if in_text and name in self.text.names_of("max_position_embeddings"):
+            return None
+        if type(edit.before) is not int or edit.before >= stated:
+            return None
+        sentence = (
+            f"{edit.key} of {edit.before} caps loaders that take the smallest length (vLLM) below "
+            f"{stated}"
         )
+        return Problem(edit.key, sentence)
 
+    def _legacy_dict(self, edit: Edit) -> Problem | None:
+        """The dict of transformers 4, where it has to come or to go as a whole."""
+        if edit.after is ABSENT:
+            if self.text.row.legacy != "absent":
+                return None
+            sentence = (
+                "rope_scaling must be absent in this family: even null empties rope_parameters when"
+                " transformers 5 reads it"
+            )
+            return Problem("rope_scaling", sentence)
+        if isinstance(edit.before, dict):
+            return self._two_types()
+        return self._lost_scaling()
 
-def _nulls(text: TextConfig, model: Model) -> Iterator[Problem]:
-    if text.row.legacy == "absent" and "rope_scaling" in text.values:
-        yield Problem(
-            "rope_scaling",
-            "rope_scaling must be absent in this family: even null empties rope_parameters when"
-            " transformers 5 reads it",
+    def _lost_scaling(self) -> Problem | None:
+        kind = self.model.scaled_sites[0].params["rope_type"]
+        if kind == "default" or not self.text.has("rope_parameters"):
+            return None
+        sentence = (
+            f"the {kind} scaling stands in rope_parameters alone: transformers 4, MLX-LM and others"
+            " then run without it"
         )
-    name = text.names_of("head_dim")[0]
-    stays = text.defaults.get("head_dim_may_stay_null") and not text.has(name)
-    if stays and any(s.params["rope_type"] in NEED_HEAD_DIM for s in model.sites):
-        yield Problem(
-            name, f"{name} is not given, with which transformers 5 fails to build this scaling"
-        )
+        return Problem("rope_scaling", sentence, dropped=True)
 
+    def _in_dict(self, edit: Edit, key: str, holder: str, name: str) -> Problem | None:
+        """A key inside of a rope dict."""
+        if not self.text.values.get("rope_scaling") and holder == "rope_scaling":
+            return self._lost_scaling()  # an empty dict
+        if holder == "rope_scaling" and name in ("type", "rope_type"):
+            return self._two_types()
+        if name == ORIGINAL and edit.before in (ABSENT, None):
+            return self._original()
+        is_number = isinstance(edit.before, int | float) and not isinstance(edit.before, bool)
+        if name not in FORM_KEYS or not is_number or edit.before != edit.after:
+            return None
+        rule = "should be a float: vLLM refuses an integer"
+        if name in LENGTHS:
+            rule = "must be a whole number"
+        where = ".".join(named(part) for part in key.split("."))
+        return Problem(where, f"{where} is {edit.before} and {rule}")
 
-def _short_lengths(holder: Mapping[str, Any], context: int) -> list[tuple[str, int]]:
-    """Length keys that would cap a loader below the context."""
-    lengths = [(key, holder.get(key)) for key in LENGTH_KEYS]
-    return [(k, v) for k, v in lengths if type(v) is int and v < context]
+    def _two_types(self) -> Problem | None:
+        """The name of the type, of which each loader knows one or two."""
+        legacy = self.text.values["rope_scaling"]
+        if "type" in legacy and "rope_type" in legacy:
+            sentence = (
+                "rope_scaling has both type and rope_type, which ExLlamaV2 and transformers up to"
+                " 4.42 refuse"
+            )
+            return Problem("rope_scaling", sentence)
+        if self.text.row.legacy == "rope_type" and "rope_type" not in legacy:
+            sentence = (
+                "rope_scaling says type, but transformers 4.57 wants rope_type in this family"
+            )
+            return Problem("rope_scaling", sentence)
+        return None
 
-
-def _lengths(config: Mapping[str, Any], text: TextConfig, model: Model) -> Iterator[Problem]:
-    stated = model.stated_context
-    for prefix, holder in {
-        "": config,
-        "".join(f"{key}." for key in model.path): text.values,
-    }.items():
-        for key, value in _short_lengths(holder, stated):
-            if holder is text.values and key in text.names_of("max_position_embeddings"):
+    def _original(self) -> Problem | None:
+        """The original length, which some read in the dict and others at top level."""
+        for site in self.model.scaled_sites:
+            kind = site.params["rope_type"]
+            if kind not in NAMED or ORIGINAL in self.text.values:
                 continue
-            yield Problem(
-                prefix + key,
-                f"{prefix}{key} of {value} caps loaders that take the smallest length (vLLM) below"
-                f" {stated}",
-            )
+            if not self._dict_has_original():
+                sentence = (
+                    f"the {kind} dict lacks {ORIGINAL}: transformers takes max_position_embeddings "
+                    f"({site.params[ORIGINAL]}) for it, llama.cpp and MLX-LM do not"
+                )
+                return Problem(ORIGINAL, sentence)
+            if kind == "longrope":
+                sentence = (
+                    f"longrope without {ORIGINAL} at top level is read otherwise by transformers 4 "
+                    "and TGI"
+                )
+                return Problem(ORIGINAL, sentence)
+        return None
+
+    def _dict_has_original(self) -> bool:
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = self.text.values.get(key)
+            if not isinstance(rope, dict):
+                continue
+            for holder in (rope, *rope.values()):
+                if isinstance(holder, dict) and ORIGINAL in holder:
+                    return True
+        return False
+
+    def _head_dim(self, name: str) -> Problem | None:
+        if not self.text.defaults.get("head_dim_may_stay_null"):
+            return None
+        if not any(site.params["rope_type"] in NEED_HEAD_DIM for site in self.model.sites):
+            return None
+        sentence = f"{name} is not given, with which transformers 5 fails to build this scaling"
+        return Problem(name, sentence)
+
+
+def _short_lengths(holder: Mapping[str, Any], context: int) -> list[str]:
+    """Length keys that would cap a loader below the context."""
+    short = []
+    for key in LENGTH_KEYS:
+        length = holder.get(key)
+        if type(length) is int and length < context:
+            short.append(key)
+    return short

@@ -332,6 +332,26 @@ def test_what_loaders_stumble_over_is_named():
     assert [p.key for p in families.check_spellings(null)] == ["rope_scaling"]
 
 
+def test_what_no_loader_minds_is_no_fault():
+    """Each is written otherwise by `respell`, and read alike by all: a class default without a
+    dict (Apertus), absent rope_parameters, an integer theta at top level."""
+    for name in ("Apertus by class default", "Llama 2", "gpt-oss"):
+        written = families.diff(config(name), families.respell(config(name)))
+        assert written
+        assert families.check_spellings(config(name)) == []
+
+
+def test_every_fault_that_can_be_mended_is_an_edit_of_the_respelling():
+    faulty = config("DeepSeek-V3") | {"rope_scaling": {"type": "yarn", "rope_type": "yarn"}}
+    faulty["rope_scaling"] |= {"factor": 40, "original_max_position_embeddings": 4096.0}
+    problems = families.check_spellings(faulty)
+    keys = ["rope_scaling", "rope_scaling.factor"]
+    keys += ["rope_scaling.original_max_position_embeddings"]
+    assert sorted(problem.key for problem in problems) == keys
+    assert all(problem.fixable for problem in problems)
+    assert families.check_spellings(families.respell(faulty)) == []
+
+
 def test_obstacles():
     for name, bad in {
         "window": {"model_type": "mistral", "sliding_window": 128},
