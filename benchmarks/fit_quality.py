@@ -140,7 +140,7 @@ def fitted(
     own, variant = done.objective.judge, written(output)
     again = far_loss(own, read(own, loaded, variant)[0])
     label = FITTED if done.kept == FITTED else "start"
-    said = done.numbers[label][f"far_half_nll@{own.frame.longest}"]["value"]
+    said = done.numbers[label][f"far_half_nll@{own.frame.longest}"].value
     return done, read(judge, loaded, variant), abs(again - said)
 
 
@@ -154,14 +154,15 @@ def row(judge: Reads, base: Reading, label: str, own: tuple[Reading, list[ItemSc
     values = fit_numbers(Measurement(judge.frame, models, judge.described))[FITTED]
     target = judge.frame.longest
     tail = values[f"tail@{target}"]
-    ends = tail["ci95"] or tail["range"]
+    ends = tail.ci95 or tail.range or (tail.value, tail.value)
     asked = values[f"{rows.FIT_TASK}@{target}"]
+    low, high = asked.ci95 or (asked.value, asked.value)
     return (
-        f"| {label} | {tail['value']:.3f} ({ends[0]:.3f} to {ends[1]:.3f}) "
-        f"| {values[f'tail_nll@{target}']['value']:.4f} "
-        f"| {values[f'far_half_nll@{target}']['value']:.4f} "
-        f"| {values['short_tax']['value']:+.4f} "
-        f"| {asked['value']:.2f} ({asked['ci95'][0]:.2f} to {asked['ci95'][1]:.2f}) |"
+        f"| {label} | {tail.value:.3f} ({ends[0]:.3f} to {ends[1]:.3f}) "
+        f"| {values[f'tail_nll@{target}'].value:.4f} "
+        f"| {values[f'far_half_nll@{target}'].value:.4f} "
+        f"| {values['short_tax'].value:+.4f} "
+        f"| {asked.value:.2f} ({low:.2f} to {high:.2f}) |"
     )
 
 

@@ -20,7 +20,7 @@ from fit_quality import divided
 import ropext.demo
 from ropext.evaluation.ranking import Measured, measure
 from ropext.narration import Hooks
-from ropext.report.tables import ranking_table, ranking_verdict
+from ropext.report.ranking import ranking_table, ranking_verdict
 from ropext.table import as_markdown
 
 DEMO = Path(ropext.demo.__path__[0])

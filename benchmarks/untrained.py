@@ -39,7 +39,7 @@ from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report.tables import number, shown
+from ropext.report.cells import number, shown
 
 METHODS: dict[str, dict[str, Any]] = {
     "yarn": {},
@@ -159,7 +159,6 @@ def main() -> None:
     )
     print(f"| method | attention factor | tail perplexity | gain | short tax | {kept} |")
     print("|---|---|---|---|---|---|")
-    found = {own.method: own for own in ranking.rows}
 
     def score(label: str) -> str:
         if not asked.chat:
@@ -172,10 +171,11 @@ def main() -> None:
     if ranking.in_window is not None:
         cells = ["base, in its window", "", shown(ranking.in_window), "", "", score("base")]
         print("| " + " | ".join(cells) + " |")
-    taxes = {label: found[label].short_tax for label in plans}
+    taxes = {label: ranking.short_tax(label) for label in plans}
     for label in sorted(plans, key=lambda label: tax.value if (tax := taxes[label]) else 0.0):
-        standing, factor = found[label], plans[label].main.wanted.attention_factor
-        cells = [label, number(factor, 4), shown(standing.tail), shown(standing.gain, 4, sign=True)]
+        factor = plans[label].main.wanted.attention_factor
+        cells = [label, number(factor, 4), shown(ranking.tail(label))]
+        cells.append(shown(ranking.gain(label), 4, sign=True))
         cells += [shown(taxes[label], 4, sign=True), score(label)]
         print("| " + " | ".join(cells) + " |")
 

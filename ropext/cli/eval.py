@@ -171,10 +171,9 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) 
     """The result of an evaluation, and the exit code that follows from its gates."""
     from ropext.report import tables
 
-    every = tables.evaluation_tables(done.results)
-    shown = every if full else tables.main_tables(done.results)
-    lines = tables.verdict_lines(done.results)
-    lines += done.results.get("not_measurable", {}).values()
+    every = tables.evaluation_tables(done)
+    shown = every if full else tables.main_tables(done)
+    lines = [*tables.verdict_lines(done), *done.facts.not_measurable.values()]
     told = Told(lines, shown, every, "{} finished pieces were found and not read again")
     _tell_all(out, done, gates, told)
 
@@ -184,7 +183,7 @@ def _tell_port(out: Out, done: "Measurement", gates: "tuple[Gate, ...]") -> None
     from ropext.ports import tables
 
     shown = tables.port_tables(done)
-    lines = [*tables.port_lines(done.results), *done.results["warnings"]]
+    lines = [*tables.port_lines(done), *done.facts.warnings]
     told = Told(lines, shown, shown, "{} questions were answered before and not asked again")
     _tell_all(out, done, gates, told)
 
@@ -209,7 +208,7 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
     outcomes = rundir.judge(done, gates)
     judged = with_rows([gate_table(outcomes)])
     lines = [*failures(outcomes), *told.lines]
-    data = dict(done.results) | {"gates": outcomes}
+    data = done.results | {"gates": outcomes}
     out.result(verdict_first(lines, [*told.shown, *judged]), data)
     if done.resumed:
         out.say(told.resumed.format(done.resumed))

@@ -122,7 +122,8 @@ def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -
     from ropext.evaluation.ranking import measure
     from ropext.narration import Hooks
     from ropext.planning.plan import Recommendation
-    from ropext.report import tables, text
+    from ropext.report import text
+    from ropext.report.ranking import ranking_text
 
     with stoppable() as stop:
         hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
@@ -133,5 +134,5 @@ def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -
     chosen = Recommendation(choice.ranking.taken, False, "by the measurement below")
     made = replace(made, recommendation=chosen)
     mark = choice.overlap.mark if choice.overlap else ""
-    body = tables.ranking_text(choice.ranking, choice.plans, choice.left_out, mark)
+    body = ranking_text(choice.ranking, choice.plans, choice.left_out, mark)
     out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": choice})

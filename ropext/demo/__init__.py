@@ -6,20 +6,21 @@ C that were answered, those of both tasks together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext.narration import Hooks, Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.options.fields import flag
-from ropext.report import evaluation, html, plots, tables
+from ropext.report import evaluation, html, plots
+from ropext.report.cells import Column, nats, point_of_two, share, shown, table_of
 from ropext.report.gates import failures, gate_table, percent
-from ropext.report.plots import Curve
+from ropext.report.html import Page
+from ropext.report.plots import Curve, LinePlot
 from ropext.results import BASE, CONTROL, UNTOUCHED, rundir
 from ropext.results.gates import Outcome, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.values import Value, values_of
+from ropext.results.values import Value
 from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import Workdir
 
@@ -55,12 +56,16 @@ ROWS = {
     TUNED: "{start} and {steps} steps of LoRA",
     CONTROL: f"control: the same steps without extending, text truncated to {CONTEXT} tokens",
 }
-COLUMNS: tuple[tables.Column, ...] = (
-    (f"perplexity at {TARGET}", f"tail@{TARGET}", tables.shown),
-    ("gain over the base, nats", f"gain@{TARGET}", tables.nats),
-    ("short tax, nats", "short_tax", tables.nats),
-    (f"keys at {CONTEXT}", f"keys@{CONTEXT}", tables.share),
-    (f"keys at {TARGET}", f"keys@{TARGET}", tables.share),
+COLUMNS = (
+    Column(f"perplexity at {TARGET}", f"tail@{TARGET}", shown),
+    Column("gain over the base, nats", f"gain@{TARGET}", nats),
+    Column("short tax, nats", "short_tax", nats),
+    Column(f"keys at {CONTEXT}", f"keys@{CONTEXT}", share),
+    Column(f"keys at {TARGET}", f"keys@{TARGET}", share),
+)
+SHORT_COLUMNS = (
+    Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", point_of_two),
+    Column("keys found", f"keys@{TARGET}", point_of_two),
 )
 TITLE = "The bundled model, at four times its context"
 NOTE = (
@@ -102,14 +107,12 @@ class Demo:
 
     def to_text(self) -> str:
         """For the terminal."""
-        shown = with_rows([self.table, gate_table(self.gates)])
-        behind = [
-            "The commands behind it; with a model and texts of your own they are the same:",
-            *(f"  {command}" for command in self.commands),
-            "",
-            f"report: {self.report}",
-        ]
-        return "\n\n".join([verdict_first(self.sentences, shown), "\n".join(behind)])
+        tables = with_rows([self.table, gate_table(self.gates)])
+        lines = ["The commands behind it; with a model and texts of your own they are the same:"]
+        for command in self.commands:
+            lines.append(f"  {command}")
+        lines += ["", f"report: {self.report}"]
+        return "\n\n".join([verdict_first(self.sentences, tables), "\n".join(lines)])
 
 
 def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen) -> Demo:
@@ -137,9 +140,16 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
         measured, numbers = read_models(folder)
         gates = judge(folder)
         rows = rows_of(numbers, recipe.finetuning["steps"])
-        told = sentences(numbers, rows, gates)
-        shown = short_table(numbers, rows)
-        demo = Demo(folder, numbers, gates, commands, folder / REPORT, told, measured, shown)
+        demo = Demo(
+            output=folder,
+            models=numbers,
+            gates=gates,
+            commands=commands,
+            report=folder / REPORT,
+            sentences=sentences(numbers, rows, gates),
+            measured=measured,
+            table=short_table(numbers, rows),
+        )
         place.write_results()
         _write(demo)
     return demo
@@ -152,9 +162,12 @@ def _words(
     line = ["ropext", command, subject]
     for name, value in options.items():
         items = value if isinstance(value, tuple) else (value,)
-        shown = (f"{item:g}" if isinstance(item, float) else str(item) for item in items)
-        line += [flag(name), ",".join(shown)]
+        line += [flag(name), ",".join(map(_word, items))]
     return [*line, *words, "-o", str(output)]
+
+
+def _word(item: object) -> str:
+    return f"{item:g}" if isinstance(item, float) else str(item)
 
 
 def judge(folder: Path) -> Sequence[Outcome]:
@@ -166,19 +179,27 @@ def judge(folder: Path) -> Sequence[Outcome]:
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
     """Read back every model that was measured, and its numbers, by label."""
-    runs = [rundir.read_run(folder / place) for place in (EVALUATION, "methods")]
-    numbers = dict[str, Mapping[str, Value]]()
+    of_recipe = rundir.read_run(folder / EVALUATION)
+    in_memory = rundir.read_run(folder / "methods")
+    everything = dict(in_memory.models)
+    for name, model in of_recipe.models.items():
+        everything[LABELS.get(name, name)] = model
     models = dict[str, MeasuredModel]()
-    for run_ in runs:
-        for name, model in run_.models.items():
-            by_length = grouped(model.items, "length").items()
-            keys = {f"keys@{at}": share_of(answers) for at, answers in by_length}
-            label = LABELS.get(name, name)
-            models.setdefault(label, model)
-            numbers.setdefault(label, values_of(run_.results["variants"][name]["metrics"]) | keys)
-    labels = [label for label in ROWS if label in models]
-    measured = replace(runs[0], models={label: models[label] for label in labels})
-    return measured, {label: numbers[label] for label in labels}
+    numbers = dict[str, Mapping[str, Value]]()
+    for label in ROWS:
+        if label in everything:
+            models[label] = everything[label]
+            numbers[label] = _values(everything[label])
+    return replace(of_recipe, models=models), numbers
+
+
+def _values(model: MeasuredModel) -> dict[str, Value]:
+    """Return the numbers of a model, and `keys@C`."""
+    assert model.numbers is not None  # it was read back
+    values = dict(model.numbers.metrics)
+    for length, answers in grouped(model.items, "length").items():
+        values[f"keys@{length}"] = share_of(answers)
+    return values
 
 
 Rows = Mapping[str, str]  # what each model is, by its label
@@ -200,8 +221,9 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
         f"truncated text, the base's last {CONTEXT} tokens: perplexity {truncated:.2f}; what "
         "stands before them is cut off."
     )
-    others = [label for label in rows if label not in (BASE, TUNED, CONTROL)]
-    lines += [f"{rows[label]}: {_reading(models[label])}." for label in others]
+    for label, name in rows.items():
+        if label not in (BASE, TUNED, CONTROL):
+            lines.append(f"{name}: {_reading(models[label])}.")
     if FITTED in models:
         lines.append(_goal(models[FITTED]))
     return [line[0].upper() + line[1:] for line in lines]
@@ -243,49 +265,48 @@ def _goal(fitted: Mapping[str, Value]) -> str:
 
 def short_table(models: Numbers, rows: Rows) -> Table:
     """Two numbers of each model, as the README shows them."""
-    written = partial(tables.point, digits=2)
-    columns: list[tables.Column] = [
-        (f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", written),
-        ("keys found", f"keys@{TARGET}", written),
-    ]
     note = "keys found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
-    return tables.table_of(TITLE, note, named, columns)
+    return table_of(TITLE, note, named, SHORT_COLUMNS)
 
 
 def table(models: Numbers) -> Table:
     """Lay the models side by side, with error bars."""
-    return tables.table_of(TITLE, NOTE, models.items(), COLUMNS)
+    return table_of(TITLE, NOTE, models.items(), COLUMNS)
 
 
 def _write(demo: Demo) -> None:
     """Write report.html, report.md and the pictures, an overview first."""
     details = evaluation.draw(demo.measured)
     del details["nll-by-position"]  # the overview has it
-    curves = list[Curve]()
-    for label, values in demo.models.items():
-        shares = {name: value for name, value in values.items() if name.startswith("keys@")}
-        if shares:
-            lengths = tuple(float(name.removeprefix("keys@")) for name in shares)
-            curves.append(Curve(label, lengths, tuple(shares.values())))
-    panels = {
-        "Loss by position (nats per token)": evaluation.losses(demo.measured),
-        "Share of questions answered": curves,
-    }
-    picture = plots.side_by_side(panels, CONTEXT, TARGET, plots.styles(demo.models))
+    losses = LinePlot("Loss by position (nats per token)", "", CONTEXT, TARGET)
+    answered = LinePlot("Share of questions answered", "", CONTEXT, TARGET)
+    picture = plots.side_by_side(
+        [(losses, evaluation.losses(demo.measured)), (answered, _shares(demo.models))]
+    )
     overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}
-    drawn = evaluation.write_pictures(demo.output, overview | details)
-    subtitle = (
-        "A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: every "
-        "number was measured in this run."
+    page = Page(
+        title="ropext demo",
+        subtitle="A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: "
+        "every number was measured in this run.",
+        verdicts=demo.sentences,
+        tables=with_rows([table(demo.models), gate_table(demo.gates)]),
+        details="\n".join(demo.commands),
     )
-    html.write(
-        demo.output,
-        "ropext demo",
-        subtitle,
-        demo.sentences,
-        [],
-        with_rows([table(demo.models), gate_table(demo.gates)]),
-        drawn,
-        "\n".join(demo.commands),
-    )
+    html.write(demo.output, page, evaluation.write_pictures(demo.output, overview | details))
+
+
+def _shares(models: Numbers) -> list[Curve]:
+    """Return the share of questions that each model answered, by length."""
+    curves = list[Curve]()
+    for label, values in models.items():
+        lengths = list[float]()
+        shares = list[Value]()
+        for name, value in values.items():
+            metric, _, length = name.partition("@")
+            if metric == "keys":
+                lengths.append(float(length))
+                shares.append(value)
+        if shares:
+            curves.append(Curve(label, tuple(lengths), tuple(shares)))
+    return curves

@@ -33,9 +33,10 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import EXTENDED
 from ropext.results.gates import Gate, Metrics, split_spec
+from ropext.results.measurement import SCHEMA
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, SHORT_WINDOW, Frame, Protocol
-from ropext.results.rundir import SCHEMA, read_run
+from ropext.results.rundir import read_run
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
 from ropext.tasks import (
     Haystack,

@@ -210,8 +210,9 @@ def measure(
     with silenced(), memory_errors(said):
         loaded = load_model(snapshot, loading_of(evaluation.options, trust_remote_code))
         ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options, beside)
-    folded = [ranked.method for ranked in ranking.beside]
-    tokens -= sum(reads.tokens(variant) for variant in beside if variant.label not in folded)
+    for variant in beside:
+        if variant.label not in ranking.beside:  # could not be read
+            tokens -= reads.tokens(variant)
     return Measured(ranking, plans, left_out, evaluation.corpus, tokens, known)
 
 

@@ -1,33 +1,28 @@
 """One evaluation from beginning to end: prepare, read, assemble. Only here is the order known."""
 
-import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext import guard
-from ropext.atomic import write_text
+from ropext import guard, workdir
 from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
+from ropext.evaluation.assembling import assembled
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
-from ropext.evaluation.variants import Lineup, Variant, fetched
-from ropext.jsontext import values_json, write_json
+from ropext.evaluation.variants import Lineup, fetched
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
 from ropext.narration import SILENT, Hooks, told_of_files, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
-from ropext.results.measurement import Measurement, Store
-from ropext.results.overlap import marked
-from ropext.results.perplexity import SHORT_WINDOW, by_position, verdicts
-from ropext.results.retrieval import RULERS, heat_map, not_measurable, ruler_tasks
+from ropext.results.measurement import Measurement
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
@@ -131,91 +126,15 @@ def _measure(
         return replace(done, path=kept_in)
     units = ((variant, unit) for variant in variants for unit in reads.units(variant))
     rundir.keep_only(path, [stores[variant.label].file(unit.name) for variant, unit in units])
-    more = dict[str, Any]()
+    lm_eval = None
     if options.lm_eval:
         tokenizer = evaluation.encoder.tokenizer
         longest = reads.frame.longest
-        more["lm_eval"] = harness.run_tasks(
-            models.computing, tokenizer, options, longest, variants, stores
-        )
+        lm_eval = harness.run_tasks(models.computing, tokenizer, options, longest, variants, stores)
     place.write_results()
-    assemble(evaluation, path, stores, done, more)
-    return replace(rundir.read_run(path), path=kept_in, resumed=progress.resumed)
-
-
-def assemble(
-    evaluation: Evaluation,
-    path: Path,
-    stores: Mapping[str, Store],
-    done: Measurement,
-    more: Mapping[str, Any],
-) -> None:
-    """Write items.jsonl and results.json; the numbers depend on the units' files alone."""
-    variants = evaluation.lineup.variants
-    frame = evaluation.frame
-    overlaps = evaluation.overlaps
-    models = {
-        label: replace(model, overlap=overlaps.get(label)) for label, model in done.models.items()
-    }
-    measured = replace(done, models=models)
-    if measured.documents is not None:
-        rundir.write_documents(path, measured.documents, frame.longest)
-    items = {label: model.items for label, model in measured.models.items()}
-    lines = [
-        json.dumps({"variant": label} | values_json(item))
-        for label, answers in items.items()
-        for item in answers
-    ]
-    if lines:
-        write_text(path / "items.jsonl", "\n".join(lines) + "\n")
-    left_out = not_measurable(items, frame.context)
-    measured = measured.without(left_out)
-    results: dict[str, Any] = {
-        "schema": rundir.SCHEMA,
-        "protocol": evaluation.protocol.name,
-        "protocol_text": evaluation.protocol.text,
-        "headline": evaluation.protocol.headline,
-        "context": frame.context,
-        "lengths": list(frame.lengths),
-        "tail_tokens": frame.tail,
-        "short_window": SHORT_WINDOW,
-        "seed": evaluation.options.seed,
-        "resamples": frame.bootstrap.resamples,
-        "documents": evaluation.corpus.to_json() if evaluation.corpus else None,
-        "warnings": [*evaluation.warnings, *left_out.values()],
-    }
-    if frame.mask_stride:
-        results["mask_stride"] = frame.mask_stride
-    if left_out:
-        results["not_measurable"] = left_out
-    answers = (item for model in measured.models.values() for item in model.items)
-    tasks, partly = ruler_tasks(dict.fromkeys(f"{item.task}@{item.length}" for item in answers))
-    if tasks:  # of which of RULER's tasks `ruler@C` is the mean
-        results["ruler"] = {"tasks": tasks, "left_out": partly, "note": RULERS}
-    results["variants"] = {
-        variant.label: {"kind": variant.kind, "model": variant.snapshot.name}
-        | {"target": variant.target, "adapter": variant.adapter}
-        | {key: value for key, value in variant.info.items() if key != "target"}
-        | {"store": stores[variant.label].file().name}
-        | {"passes": variant.regimes(frame) if measured.documents else {}}
-        | _numbers(measured, variant)
-        for variant in variants
-    }
-    write_json(path / "results.json", results | dict(more))
-
-
-def _numbers(measured: Measurement, variant: Variant) -> dict[str, Any]:
-    """All numbers of one variant."""
-    label = variant.label
-    frame = measured.frame
-    model = measured.models[label]
-    values = measured.values(label)
-    positions = by_position(frame, model.reading, measured.base(label)) if model.reading else []
-    name = marked(label, model.overlap.mark if model.overlap else "")
-    return {
-        "metrics": values_json(values),
-        "positions": values_json(positions),
-        "retrieval": values_json(heat_map(model.items)),
-        "overlap": values_json(model.overlap),
-        "verdicts": [] if variant.reads_short else verdicts(frame, values, name),
-    }
+    whole = assembled(evaluation, done, stores, lm_eval)
+    rundir.save_run(path, whole)
+    manifest = workdir.read(path)
+    assert manifest is not None  # written by `write_results`
+    measurable = whole.without(whole.facts.not_measurable)
+    return replace(measurable, manifest=manifest, path=kept_in, resumed=progress.resumed)

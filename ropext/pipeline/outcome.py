@@ -27,8 +27,10 @@ from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table
 from ropext.results import BASE, CONTROL, TUNED, rundir
 from ropext.results.gates import Outcome
+from ropext.results.measurement import Measurement
 from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
+from ropext.results.values import Value, values_of
 from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import Flat, Step, beside
 
@@ -45,7 +47,7 @@ OWNED = "output.json"  # digests of the outputs that this run has written
 class Evidence:
     """What was measured."""
 
-    results: Mapping[str, Any] | None  # of the evaluation
+    measured: Measurement | None  # by the evaluation
     gates: tuple[Outcome, ...]
     verdict: AutoVerdict | None = None  # of `--method auto`
     control: tuple[str, ...] = ()  # what the control says, where there is one
@@ -61,17 +63,18 @@ def evidence_of(work: Work) -> Evidence:
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
     choice = work.job.source.choice
-    reached = verdict(choice, run.results, work.final) if choice else None
+    reached = verdict(choice, run, work.final) if choice else None
     # How much of the gain is adaptation to the text.
-    said = list[str]()
+    control_lines = list[str]()
     target = work.plan.target
-    numbers = {label: variant["metrics"] for label, variant in run.results["variants"].items()}
-    read = {label for label, metrics in numbers.items() if f"tail_nll@{target}" in metrics}
+    numbers = {label: run.values(label) for label in run.models}
+    read = {label for label, values in numbers.items() if f"tail_nll@{target}" in values}
     if read >= {BASE, CONTROL, TUNED}:
         from ropext.training import report
 
-        said = report.verdict(numbers, target)
-    return Evidence(run.results, tuple(rundir.judge(run, work.gates)), reached, tuple(said))
+        control_lines = report.verdict(numbers, target)
+    gates = tuple(rundir.judge(run, work.gates))
+    return Evidence(run, gates, reached, tuple(control_lines))
 
 
 def report_step(work: Work) -> Step:
@@ -151,11 +154,11 @@ def write_output(work: Work, evidence: Evidence) -> None:
         text = (source / README).read_text(encoding="utf-8")
         sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
         numbers = with_rows([gate_table(evidence.gates)])
-        if (results := evidence.results) is not None:
-            measured = [tables.headline(results), tables.summary(results)]
-            numbers += with_rows([*measured, *tables.retrieval_tables(results)])
-            for label, variant in results["variants"].items():
-                overlap = overlap_in(variant.get("overlap"))
+        if (measured := evidence.measured) is not None:
+            text_tables = [tables.headline(measured), tables.summary(measured)]
+            numbers += with_rows([*text_tables, *tables.retrieval_tables(measured)])
+            for label, model in measured.models.items():
+                overlap = model.overlap
                 if overlap and overlap.sentence:  # trained on what it is measured on
                     sentences.append(f"{label}: {overlap.sentence}.")
         with os_errors(work.output):
@@ -201,7 +204,7 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
         "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),
         "stages": stages,
-        "evaluation": None if evidence.results is None else _numbers(evidence.results),
+        "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
         "gates": [vars(gate) for gate in evidence.gates],
     }
     if (choice := work.job.source.choice) is not None:
@@ -210,7 +213,8 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
     return content
 
 
-def _numbers(results: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(measured: Measurement) -> dict[str, Any]:
+    results = measured.results
     names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
     return {name: results[name] for name in names} | {
         "variants": {
@@ -227,10 +231,10 @@ def write_report(work: Work, evidence: Evidence) -> None:
     verdicts = [*failures(evidence.gates), *verdicts]
     shown = with_rows([gate_table(evidence.gates)])
     warnings = list(plan.warnings)
-    if evidence.results is not None:
-        shown += tables.evaluation_tables(evidence.results)
-        verdicts += tables.verdict_lines(evidence.results)
-        warnings += evidence.results["warnings"]
+    if evidence.measured is not None:
+        shown += tables.evaluation_tables(evidence.measured)
+        verdicts += tables.verdict_lines(evidence.measured)
+        warnings += evidence.measured.facts.warnings
     if trained := _training_table(work):
         shown.append(trained)
     shown.append(_facts(work))
@@ -242,7 +246,8 @@ def write_report(work: Work, evidence: Evidence) -> None:
     details = json.dumps(
         section(work, evidence) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
     )
-    html.write(work.folder, title, subtitle, verdicts, warnings, shown, _pictures(work), details)
+    page = html.Page(title, subtitle, verdicts, warnings, shown, details)
+    html.write(work.folder, page, _pictures(work))
 
 
 def _pictures(work: Work) -> dict[str, tuple[str, bytes]]:
@@ -283,14 +288,17 @@ def _training_table(work: Work) -> Table | None:
     from ropext.training import report
 
     record = read_object(work.checkpoints[TUNED] / provenance.NAME)["finetune"]
-    overlap = record.get("overlap")
-    numbers = record.get("numbers") or {}
+    overlap = overlap_in(record.get("overlap"))
+    numbers = dict[str, dict[str, Value]]()
+    for label, metrics in (record.get("numbers") or {}).items():
+        numbers[label] = values_of(metrics)
     table = report.finetune_table(numbers, work.plan.target, overlap, "Fine-tuning")
     if table is None:
         return None
     note = f"{record['steps']} steps, {record['tokens']:,} tokens"
-    marks = overlap_in(overlap)
-    return replace(table, note=note + (f"; {marks.of_documents}" if marks else ""))
+    if overlap is not None:
+        note += f"; {overlap.of_documents}"
+    return replace(table, note=note)
 
 
 @dataclass(frozen=True)
@@ -304,12 +312,12 @@ class Ran:
     evidence: Evidence = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        results = self.evidence.results
+        measured = self.evidence.measured
         return {
             "output": None if self.output is None else str(self.output),
             "folder": str(self.folder),
             "stages": dict(self.stages),
-            "evaluation": results and {"variants": results["variants"]},
+            "evaluation": measured and {"variants": measured.results["variants"]},
             "gates": [vars(gate) for gate in self.evidence.gates],
             "verdict": values_json(self.evidence.verdict),
         }
@@ -317,7 +325,7 @@ class Ran:
     @property
     def measured(self) -> tuple[str, ...]:
         """What was measured of the output, as `ropext push --results` takes it."""
-        is_there = self.evidence.results is not None
+        is_there = self.evidence.measured is not None
         return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
 
     def raise_if_failed(self) -> None:
@@ -334,15 +342,15 @@ class Ran:
 
     def to_text(self) -> str:
         """What was measured, what became of the stages, what to do next."""
-        results = self.evidence.results
+        measured = self.evidence.measured
         gates = self.evidence.gates
         lines = failures(gates)
         if self.evidence.verdict:
             lines.append(self.evidence.verdict.sentence)
         shown = list[Table]()
-        if results is not None:
-            lines += [*tables.verdict_lines(results, self.label), *self.evidence.control]
-            shown = tables.main_tables(results)
+        if measured is not None:
+            lines += [*tables.verdict_lines(measured, self.label), *self.evidence.control]
+            shown = tables.main_tables(measured)
         parts = [verdict_first(lines, with_rows([*shown, gate_table(gates)]))]
         stages = [f"{name} {state}" for name, state in self.stages.items()]
         parts.append(f"stages: {', '.join(stages)}")

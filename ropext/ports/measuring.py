@@ -24,7 +24,7 @@ from ropext.ports.port import Port
 from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
 from ropext.ports.shares import port_results
 from ropext.results import BASE, EXTENDED, rundir
-from ropext.results.measurement import Measurement, Store
+from ropext.results.measurement import SCHEMA, Measurement, Store
 from ropext.results.perplexity import TokenNll
 from ropext.results.retrieval import MISSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES
@@ -304,7 +304,7 @@ def _write(
     window = plan.window and plan.window[0]
     context = plan.context
     results: dict[str, Any] = {
-        "schema": rundir.SCHEMA,
+        "schema": SCHEMA,
         "protocol": "questions",
         "protocol_text": "questions in words, answered greedily",
         "headline": "found",

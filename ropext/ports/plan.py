@@ -18,7 +18,8 @@ from ropext.ports.server import served_model, server_at
 from ropext.ports.shares import ENOUGH, deciding_questions
 from ropext.ports.texts import PortTexts, TextPlan
 from ropext.ports.window import trained_window
-from ropext.results import BASE, rundir
+from ropext.results import BASE
+from ropext.results.measurement import SCHEMA
 from ropext.results.perplexity import Frame
 from ropext.results.values import Bootstrap
 from ropext.tasks import find_task
@@ -73,7 +74,7 @@ class PortPlan:
         plain = self.plain
         of_texts = {} if self.reads is None else self.reads.decides
         return {
-            "schema": rundir.SCHEMA,
+            "schema": SCHEMA,
             "endpoint": [self.port.server.root, self.port.model, self.port.limit],
             "plain": None if plain is None else [plain.server.root, plain.model],
             "settings": self.options.deciding(NUMBERS),

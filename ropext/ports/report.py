@@ -4,30 +4,30 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 
-from ropext.ports.tables import port_lines, port_tables
+from ropext.ports.tables import endpoint_of, port_lines, port_tables
 from ropext.report import html
-from ropext.report.evaluation import Pictures, heat_pictures, write_pictures
+from ropext.report.evaluation import Drawn, heat_pictures, write_pictures
+from ropext.report.html import Page
 from ropext.results.measurement import Measurement
 
 
 def write_port_report(run: Measurement) -> None:
     """Write report.md, report.html and plots/*.png of a finished run into its folder."""
-    results = run.results
     assert run.path is not None  # it was kept
-    told = results["endpoint"]
-    html.write(
-        run.path,
-        f"ropext eval --endpoint: {told['model']}",
-        f"questions in words to {told['url']}, answered greedily; {told['counted_by']} counts",
-        port_lines(results),
-        results["warnings"],
-        port_tables(run),
-        write_pictures(run.path, _pictures(run)),
-        json.dumps(run.manifest, indent=1, ensure_ascii=False),
+    endpoint = endpoint_of(run)
+    asked = f"questions in words to {endpoint['url']}, answered greedily"
+    page = Page(
+        title=f"ropext eval --endpoint: {endpoint['model']}",
+        subtitle=f"{asked}; {endpoint['counted_by']} counts",
+        verdicts=port_lines(run),
+        warnings=run.facts.warnings,
+        tables=port_tables(run),
+        details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
+    html.write(run.path, page, write_pictures(run.path, _pictures(run)))
 
 
-def _pictures(run: Measurement) -> Pictures:
+def _pictures(run: Measurement) -> Drawn:
     """Depth by length, of the questions that were read; none where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return {}

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ropext.jsontext import JsonObject
 from ropext.lengths import length_text
 from ropext.ports.plan import CUT, PORT
-from ropext.report.tables import Column, Results, nats, share, table_of, text_tables
+from ropext.report.cells import at_lengths, nats, share, table_of
+from ropext.report.tables import text_tables
 from ropext.results.measurement import Measurement, item_differences
-from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED
-from ropext.results.values import Value, values_of
+from ropext.results.numbers import ModelNumbers
+from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED, HeatCell
+from ropext.results.values import Value
 from ropext.table import Table, with_rows
 
 WORDS = {
@@ -19,100 +22,109 @@ WORDS = {
 }
 
 
-def is_of_port(results: Results) -> bool:
-    """Whether results are of a running server."""
-    return "endpoint" in results
+def endpoint_of(run: Measurement) -> JsonObject:
+    """Return what is known of the server that a run asked."""
+    assert run.facts.endpoint is not None  # a run of a server has it
+    return run.facts.endpoint
+
+
+def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
+    numbers = run.models[label].numbers
+    assert numbers is not None  # a run that was written has them
+    return numbers
+
+
+def _served(run: Measurement, label: str) -> JsonObject:
+    """Return what became of the questions of a row, and how far it is read."""
+    served = _numbers_of(run, label).served
+    assert served is not None  # a row of a server has it
+    return served
 
 
 def port_tables(run: Measurement) -> list[Table]:
     """Shares by length beside those on cut text, depths, and what became of the questions."""
-    results = run.results
-    asked = [_shares(run), *_by_task(results), _depths(results), _outcomes(results)]
-    return with_rows([*asked, *_texts(results)])
+    asked = [_shares(run), *_by_task(run), _depths(run), _outcomes(run)]
+    return with_rows([*asked, *_texts(run)])
 
 
-def _texts(results: Results) -> list[Table]:
+def _texts(run: Measurement) -> list[Table]:
     """The tables of a directory's evaluation, where texts were read."""
-    return text_tables({**results, "headline": "tail"}) if results["documents"] else []
+    if not run.facts.documents:
+        return []
+    return text_tables(replace(run, facts=replace(run.facts, headline="tail")))
 
 
-def row_names(results: Results) -> dict[str, str]:
+def row_names(run: Measurement) -> dict[str, str]:
     """How the two rows are called."""
-    told = results["endpoint"]
-    names = {PORT: told["model"]}
-    if CUT in results["variants"]:
-        window = length_text(told["window"])
-        plain = told["plain"]
+    endpoint = endpoint_of(run)
+    names = {PORT: endpoint["model"]}
+    if CUT in run.models:
+        window = length_text(endpoint["window"])
+        plain = endpoint["plain"]
         reader = "this server" if plain is None else f"{plain['model']} at {plain['url']}"
         names[CUT] = f"cut to {window}, read by {reader}"
     return names
 
 
-def _columns(name: str, results: Results) -> list[Column]:
-    return [(length_text(at), f"{name}@{at}", share) for at in results["lengths"]]
-
-
-def _rows(results: Results) -> list[tuple[str, dict[str, Value]]]:
-    names = row_names(results)
-    variants = results["variants"]
-    return [(name, values_of(variants[label]["metrics"])) for label, name in names.items()]
+def _rows(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
+    return [(name, run.values(label)) for label, name in row_names(run).items()]
 
 
 def _shares(run: Measurement) -> Table:
     """The two rows, and their difference over the same questions."""
-    results = run.results
+    lengths = run.frame.lengths
     note = (
         "share found of what is asked for, over the questions that were read, with its 95 % "
         "interval (questions over one text count for fewer where texts differ)"
     )
-    table = table_of("Found, by length", note, _rows(results), _columns(FOUND, results))
+    table = table_of("Found, by length", note, _rows(run), at_lengths(FOUND, lengths, share))
     if CUT not in run.models or not table.rows:
         return table
     gains = item_differences(run.models[PORT].items, run.models[CUT].items, run.frame.bootstrap)
-    columns = [(length_text(at), f"{FOUND}@{at}", nats) for at in results["lengths"]]
+    columns = at_lengths(FOUND, lengths, nats)
     difference = table_of("", "", [("difference, the same questions", gains)], columns)
     return replace(table, rows=(*table.rows, *difference.rows))
 
 
-def _by_task(results: Results) -> list[Table]:
+def _by_task(run: Measurement) -> list[Table]:
     """A table for each task, where there are several."""
-    tasks = list(results["variants"][PORT]["retrieval"])
+    tasks = list(_numbers_of(run, PORT).retrieval)
     if len(tasks) < 2:
         return []
     note = "the same, of one task"
-    return [
-        table_of(f"Found: {task}", note, _rows(results), _columns(task, results)) for task in tasks
-    ]
+    tables = list[Table]()
+    for task in tasks:
+        columns = at_lengths(task, run.frame.lengths, share)
+        tables.append(table_of(f"Found: {task}", note, _rows(run), columns))
+    return tables
 
 
-def _depths(results: Results) -> Table:
+def _depths(run: Measurement) -> Table:
     """Found by depth and length, of the server's own row."""
-    cells = [
-        (cell["depth"], cell["length"], cell["share"])
-        for task_cells in results["variants"][PORT]["retrieval"].values()
-        for cell in task_cells
-        if cell["depth"] is not None
-    ]
-    depths = sorted({depth for depth, _, _ in cells})
-    lengths = results["lengths"]
-    rows = [
-        (f"{depth:g}", *(_found_at(cells, depth, length) for length in lengths)) for depth in depths
-    ]
+    cells = list[HeatCell]()
+    for cells_of_task in _numbers_of(run, PORT).retrieval.values():
+        cells += cells_of_task
+    lengths = run.frame.lengths
+    rows = list[tuple[str, ...]]()
+    for depth in sorted({cell.depth for cell in cells if cell.depth is not None}):
+        found = [_found_at(cells, depth, length) for length in lengths]
+        rows.append((f"{depth:g}", *found))
     header = ("depth", *map(length_text, lengths))
     note = "found of questions read; 0 is the start of the text, 1 its end"
     return Table("Found, by depth and length", note, header, tuple(rows))
 
 
-def _found_at(
-    cells: Sequence[tuple[float, int, Mapping[str, Any]]], depth: float, length: int
-) -> str:
-    here = [share for at, of, share in cells if (at, of) == (depth, length)]
-    count = sum(share["n"] for share in here)
-    right = sum(share["value"] * share["n"] for share in here)
+def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
+    count = 0
+    right = 0.0
+    for cell in cells:
+        if (cell.depth, cell.length) == (depth, length):
+            count += cell.share.n
+            right += cell.share.value * cell.share.n
     return f"{right:g} of {count}" if count else "-"
 
 
-def _outcomes(results: Results) -> Table:
+def _outcomes(run: Measurement) -> Table:
     """How many questions became what."""
     rows = [
         (
@@ -121,10 +133,10 @@ def _outcomes(results: Results) -> Table:
             _range(row["used"]),
             *(str(row["counts"][name]) for name in OUTCOMES),
         )
-        for row in results["variants"][PORT]["outcomes"]
+        for row in _served(run, PORT)["outcomes"]
     ]
     header = ("length", "tokens counted", "by the server", *OUTCOMES)
-    note = f"prompts are counted by {results['endpoint']['counted_by']}; usage is the server's own"
+    note = f"prompts are counted by {endpoint_of(run)['counted_by']}; usage is the server's own"
     return Table("What became of the questions", note, header, tuple(rows))
 
 
@@ -135,25 +147,24 @@ def _range(ends: Sequence[int] | None) -> str:
     return f"{low}" if low == high else f"{low}\u2026{high}"
 
 
-def port_lines(results: Results) -> list[str]:
+def port_lines(run: Measurement) -> list[str]:
     """What the numbers say, and why some questions were not read."""
-    told = results["endpoint"]
-    lines = [
-        _reach_line(name, results["variants"][label]) for label, name in row_names(results).items()
-    ]
-    for row in results["variants"][PORT]["outcomes"]:
+    endpoint = endpoint_of(run)
+    lines = list[str]()
+    for label, name in row_names(run).items():
+        lines.append(_reach_line(name, _served(run, label)["reached"]))
+    for row in _served(run, PORT)["outcomes"]:
         for outcome, reason in row["reasons"].items():
             count = row["counts"][outcome]
             length = length_text(row["length"])
             lines.append(f"{length}: {count} {WORDS.get(outcome, outcome)}: {reason}")
-    lines += [*results["variants"][PORT]["verdicts"], *told["remarks"]]
-    if told["window"] is None:
+    lines += [*_numbers_of(run, PORT).verdicts, *endpoint["remarks"]]
+    if endpoint["window"] is None:
         lines.append("no row of cut text: give --context, or --against what was extended")
     return lines
 
 
-def _reach_line(name: str, variant: Mapping[str, Any]) -> str:
-    reached = variant["reached"]
+def _reach_line(name: str, reached: Mapping[str, Any]) -> str:
     share_text = f"{reached['share']:.0%}"
     if not reached["by_point"]:
         return f"{name}: not at any length are {share_text} found"

@@ -7,12 +7,14 @@ Everything that came from a model, a corpus or a path is escaped.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from ropext.atomic import write_text
 from ropext.table import Table, as_markdown
 
+Pictures = Mapping[str, tuple[str, bytes]]  # file in the folder -> caption, PNG
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
@@ -32,37 +34,34 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def write(
-    folder: Path,
-    title: str,
-    subtitle: str,
-    verdicts: Sequence[str],
-    warnings: Sequence[str],
-    tables: Sequence[Table],
-    pictures: Mapping[str, tuple[str, bytes]],
-    details: str,
-) -> None:
-    """Write report.md and report.html; `pictures` maps a file in the folder to caption and PNG."""
-    lines = [f"# {title}", "", subtitle, ""]
-    lines += [f"- {line}" for line in (*verdicts, *(f"Note: {note}" for note in warnings))]
-    lines += ["", as_markdown(tables), ""]
-    lines += [f"![{caption}]({name})\n" for name, (caption, _) in pictures.items()]
+@dataclass(frozen=True)
+class Page:
+    """All of a report but its pictures."""
+
+    title: str
+    subtitle: str
+    verdicts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    details: str = ""  # what exactly was run
+
+
+def write(folder: Path, page: Page, pictures: Pictures) -> None:
+    """Write report.md and report.html."""
+    lines = [f"# {page.title}", "", page.subtitle, ""]
+    for verdict in page.verdicts:
+        lines.append(f"- {verdict}")
+    for warning in page.warnings:
+        lines.append(f"- Note: {warning}")
+    lines += ["", as_markdown(page.tables), ""]
+    for name, (caption, _) in pictures.items():
+        lines.append(f"![{caption}]({name})\n")
     write_text(folder / "report.md", "\n".join(lines).rstrip() + "\n")
-    drawn = dict(pictures.values())
-    html = page(title, subtitle, verdicts, warnings, tables, drawn, details)
-    write_text(folder / "report.html", html)
+    write_text(folder / "report.html", as_html(page, dict(pictures.values())))
 
 
-def page(
-    title: str,
-    subtitle: str,
-    verdicts: Sequence[str],
-    warnings: Sequence[str],
-    tables: Sequence[Table],
-    pictures: Mapping[str, bytes],
-    details: str,
-) -> str:
-    """The whole document; `pictures` maps a caption to PNG bytes."""
+def as_html(page: Page, pictures: Mapping[str, bytes]) -> str:
+    """Write the whole document; `pictures` maps a caption to PNG bytes."""
     # Exactly this style sheet may apply, and nothing may be fetched from anywhere.
     allowed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = (
@@ -70,40 +69,45 @@ def page(
         "base-uri 'none'; form-action 'none'"
     )
     body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="note">{escape(subtitle)}</p>',
-        _list("verdicts", verdicts),
-        _list("warnings", warnings),
+        f"<h1>{escape(page.title)}</h1>",
+        f'<p class="note">{escape(page.subtitle)}</p>',
+        _list("verdicts", page.verdicts),
+        _list("warnings", page.warnings),
     ]
-    body += [_table(tables[0])] if tables else []
-    body += [_picture(caption, data) for caption, data in pictures.items()]
-    body += [_table(table) for table in tables[1:]]
-    body += [f"<h2>What exactly was run</h2><pre>{escape(details)}</pre>"]
+    tables = [_table(table) for table in page.tables]
+    body += tables[:1]
+    for caption, data in pictures.items():
+        body.append(_picture(caption, data))
+    body += tables[1:]
+    body.append(f"<h2>What exactly was run</h2><pre>{escape(page.details)}</pre>")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in body if part)
         + "\n</body>\n</html>\n"
     )
 
 
 def _list(kind: str, lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<ul class="{kind}">{items}</ul>' if items else ""
+    return f'<ul class="{kind}">{items}</ul>'
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
+    rows = "".join(f"<tr>{_cells('td', row)}</tr>" for row in table.rows)
     return (
         f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{_cells("th", table.header)}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
+
+
+def _cells(element: str, cells: Sequence[str]) -> str:
+    return "".join(f"<{element}>{escape(cell)}</{element}>" for cell in cells)
 
 
 def _picture(caption: str, data: bytes) -> str:

@@ -11,7 +11,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ropext.inspecting import Inspection, Unrotated
 from ropext.lengths import length_text
 from ropext.planning import ExtensionPlan
 from ropext.results import BASE, FITTED, UNTOUCHED
+from ropext.results.retrieval import HeatCell
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 Style = dict[str, Any]  # of a line, as matplotlib takes it
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
@@ -52,35 +54,49 @@ AXIS_SHARE = 0.6
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:
-    """The colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other dashes
-    for its further factors; other names take the colours that are left, in order."""
+    """Return the colour and the dashes of each line: a method's own (`yarn`, `yarn-4x`), with other
+    dashes for its further factors; other names take the colours that are left, in order."""
     chosen = {BASE: REFERENCE, UNTOUCHED: {"color": INK, "ls": "-", "lw": 1.8}}
     names = [label for label in dict.fromkeys(labels) if label not in chosen]
     methods = {name: re.sub(r"-[\d.]+x$", "", name) for name in names}
-    places = {name: PALETTE.get(method) for name, method in methods.items()}
-    used = {place for place in places.values() if place is not None}
-    free = [place for place in range(len(COLOURS)) if place not in used] or [*used]
-    seen = [0] * len(COLOURS)
+    used = set[int]()
+    for method in methods.values():
+        if method in PALETTE:
+            used.add(PALETTE[method])
+    free = [place for place in range(len(COLOURS)) if place not in used]
+    if not free:
+        free = list(used)
+    lines_of_colour = [0] * len(COLOURS)
     others = dict[str, int]()
-    for name, place in places.items():
+    for name in names:
+        method = methods[name]
+        place = PALETTE.get(method)
         if place is None:
-            place = others.setdefault(methods[name], free[len(others) % len(free)])
-        dashes = DASHES[(place + seen[place]) % len(DASHES)]
+            place = others.setdefault(method, free[len(others) % len(free)])
+        dashes = DASHES[(place + lines_of_colour[place]) % len(DASHES)]
         chosen[name] = {"color": COLOURS[place], "ls": dashes, "lw": 1.8}
-        seen[place] += 1
+        lines_of_colour[place] += 1
     return chosen
 
 
 def letters(text: str) -> str:
-    """A text with names in it, as matplotlib shows it letter by letter: a $ begins no formula."""
-    return "".join(c if c.isprintable() else "�" for c in text).replace("$", r"\$")
+    """Write a text with names in it so that matplotlib shows it letter by letter: a $ begins no
+    formula."""
+    printable = list[str]()
+    for letter in text:
+        printable.append(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}")
+    return "".join(printable).replace("$", r"\$")
 
 
 def plain(name: str) -> str:
-    """A model's or a run's name in a legend, where a long one would leave no room for the axes and
-    one with a leading _ would be left out."""
-    shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
-    return letters(f" {shown}" if shown.startswith("_") else shown)
+    """Write the name of a model or a run in a legend, where a long one would leave no room for the
+    axes and one with a leading _ would be left out."""
+    shown = name
+    if len(name) > LONGEST_NAME:
+        shown = f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
+    if shown.startswith("_"):
+        shown = f" {shown}"
+    return letters(shown)
 
 
 def png(figure: "Figure") -> bytes:
@@ -146,112 +162,159 @@ class Curve:
     places: tuple[float, ...]
     values: tuple[Value, ...]
 
+    @property
+    def points(self) -> list[float]:
+        """The values without their intervals."""
+        return [value.value for value in self.values]
 
-def _positions(axis: "Axes", context: int, longest: int, places: Sequence[float]) -> None:
-    """A logarithmic axis of tokens with the trained window shaded."""
+    @property
+    def bands(self) -> list[tuple[float, float]]:
+        """The interval of each value; its range where it has none."""
+        bands = list[tuple[float, float]]()
+        for value in self.values:
+            bands.append(value.ci95 or value.range or (value.value, value.value))
+        return bands
+
+
+@dataclass(frozen=True)
+class LinePlot:
+    """What surrounds lines over tokens: a title, the name of the y axis, the trained context, the
+    longest length, and a note; `has_zero` where differences lie around a zero line."""
+
+    title: str
+    y: str
+    context: int
+    longest: int
+    note: str = ""
+    has_zero: bool = False
+    headroom: float = HEADROOM_NATS
+
+
+def _draw_positions(axis: "Axes", plot: LinePlot, places: Sequence[float]) -> None:
+    """Make a logarithmic axis of tokens with the trained window shaded."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+    context = plot.context
+    longest = plot.longest
     axis.set_xscale("log", base=2)
     low = min(places) / 1.1
     axis.set_xlim(low, longest * 1.05)
-    ticks = [context * 2.0**k for k in range(-12, 16) if low <= context * 2.0**k <= longest]
-    axis.xaxis.set_major_locator(FixedLocator([*ticks, longest] if longest not in ticks else ticks))
+    ticks = list[float]()
+    for octave in range(-12, 16):
+        place = context * 2.0**octave
+        if low <= place <= longest:
+            ticks.append(place)
+    if longest not in ticks:
+        ticks.append(longest)
+    axis.xaxis.set_major_locator(FixedLocator(ticks))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_text(int(value))))
     axis.axvspan(low, min(context, longest * 1.05), color=FAINT, lw=0, zorder=0)
     if context < longest:
         axis.axvline(context, color=GREY, lw=0.8, ls=":")
     if math.log(context / low) > 0.2 * math.log(longest / low):  # else it would lie on the lines
-        look: Style = {"facecolor": FAINT, "edgecolor": "none", "pad": 1.5}
-        where: Style = {"transform": axis.get_xaxis_transform(), "va": "bottom", "zorder": 5}
-        axis.text(low * 1.03, 0.015, "trained context", fontsize=9, color=INK, bbox=look, **where)
+        axis.text(
+            low * 1.03,
+            0.015,
+            "trained context",
+            fontsize=9,
+            color=INK,
+            bbox={"facecolor": FAINT, "edgecolor": "none", "pad": 1.5},
+            transform=axis.get_xaxis_transform(),
+            va="bottom",
+            zorder=5,
+        )
 
 
 def lines(
-    title: str,
-    y: str,
-    curves: Sequence[Curve],
-    context: int,
-    longest: int,
-    zero: bool = False,
-    note: str = "",
-    styled: Mapping[str, Style] | None = None,
+    plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> bytes:
-    """Lines with ribbons over positions or lengths; with `zero`, differences around a zero line.
-    `styled` are the styles where several pictures are to agree."""
-    axis = axes(title, y, note=note)
-    _curves(axis, curves, context, longest, styled, zero)
+    """Draw lines with ribbons over positions or lengths. `styled` are the styles where several
+    pictures are to agree."""
+    axis = axes(plot.title, plot.y, note=plot.note)
+    draw_curves(axis, plot, curves, styled)
     return finished(axis)
 
 
-def side_by_side(
-    panels: Mapping[str, Sequence[Curve]], context: int, longest: int, styled: Mapping[str, Style]
-) -> bytes:
-    """Panels of lines by title; the first has them all, and nothing is off its scale."""
+def side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
+    """Draw panels of lines; the first has them all, and nothing is off its scale."""
     from matplotlib.figure import Figure
 
+    labels = list[str]()
+    for _, curves in plots:
+        labels += [curve.label for curve in curves]
+    styled = styles(labels)
     figure = Figure(figsize=(11, 4.4), dpi=100, layout="constrained")
-    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (title, curves) in zip(drawn, panels.items(), strict=True):
-        panel(axis, title, "tokens", "")
-        _curves(axis, curves, context, longest, styled, headroom=math.inf)
-    lines, names = drawn[0].get_legend_handles_labels()
-    look = {"frameon": False, "fontsize": 9, "labelcolor": INK}
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names), **look)
+    panels = figure.subplots(1, len(plots), squeeze=False)[0]
+    for axis, (plot, curves) in zip(panels, plots, strict=True):
+        panel(axis, plot.title, "tokens", plot.y)
+        draw_curves(axis, replace(plot, headroom=math.inf), curves, styled)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower center",
+        ncols=len(names),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
     return png(figure)
 
 
-def _curves(
-    axis: "Axes",
-    curves: Sequence[Curve],
-    context: int,
-    longest: int,
-    styled: Mapping[str, Style] | None,
-    zero: bool = False,
-    headroom: float = HEADROOM_NATS,
+def draw_curves(
+    axis: "Axes", plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> None:
-    floor, ceiling = _limits(curves, zero, headroom)
+    """Draw lines on an axis, each with its band, and an arrow where one leaves the frame."""
+    floor, ceiling = _limits(plot, curves)
     styled = styled or styles(curve.label for curve in curves)
+    places = list[float]()
     for curve in curves:
         style = styled[curve.label]
-        middle = [value.value for value in curve.values]
-        outside = not any(floor <= value <= ceiling for value in middle)
-        label = plain(curve.label) + (" (off the scale)" if outside else "")
-        axis.plot(curve.places, middle, label=label, marker="o", ms=3, **style)
-        ends = [value.ci95 or value.range or (value.value,) * 2 for value in curve.values]
-        lows = [low for low, _ in ends]
-        highs = [high for _, high in ends]
+        label = plain(curve.label)
+        if not any(floor <= value <= ceiling for value in curve.points):
+            label += " (off the scale)"
+        axis.plot(curve.places, curve.points, label=label, marker="o", ms=3, **style)
+        lows = [low for low, _ in curve.bands]
+        highs = [high for _, high in curve.bands]
         axis.fill_between(curve.places, lows, highs, color=style["color"], alpha=0.15, lw=0)
-    if zero:
+        places += curve.places
+    if plot.has_zero:
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
-    _positions(axis, context, longest, [place for curve in curves for place in curve.places])
-    _arrows(axis, curves, styled)
+    _draw_positions(axis, plot, places)
+    bottom, top = axis.get_ylim()
+    _draw_arrows(axis, curves, styled, bottom, side=1)
+    _draw_arrows(axis, curves, styled, top, side=-1)
 
 
-def _arrows(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
-    """At the frame, where a line leaves it: an arrow, with the value that lies furthest outside."""
-    for edge, side in zip(axis.get_ylim(), (1, -1), strict=True):
-        leaving = list[tuple[float, float, str]]()  # where, how far, whose
-        for curve in curves:
-            values = [value.value for value in curve.values]
-            far = min(values) if side == 1 else max(values)
-            if (edge - far) * side > 0 and math.isfinite(far):
-                leaving.append((_crossing(curve.places, values, edge, side), far, curve.label))
-        leaving.sort()
-        shifts = _apart([_points(axis, place) for place, _, _ in leaving])
-        for (place, far, label), shift in zip(leaving, shifts, strict=True):
-            colour = styled[label]["color"]
-            look: Style = {
-                "ha": "center",
-                "va": "center",
-                "fontsize": 9,
-                "color": colour,
-                "zorder": 6,
-                "textcoords": "offset points",
-                "arrowprops": {"arrowstyle": "->", "color": colour},
-            }
-            axis.annotate(f"{far:.3g}", (place, edge), (shift, 30 * side), **look)
+def _draw_arrows(
+    axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style], edge: float, side: int
+) -> None:
+    """Draw an arrow where a line leaves the frame, with its value that lies furthest outside.
+    `side` is 1 at the lower edge, -1 at the upper one."""
+    leaving = list[tuple[float, float, str]]()  # where, how far, whose
+    for curve in curves:
+        far = min(curve.points) if side == 1 else max(curve.points)
+        if (edge - far) * side > 0 and math.isfinite(far):
+            place = _crossing(curve.places, curve.points, edge, side)
+            leaving.append((place, far, curve.label))
+    leaving.sort()
+    shifts = _apart([_points(axis, place) for place, _, _ in leaving])
+    for (place, far, label), shift in zip(leaving, shifts, strict=True):
+        colour = styled[label]["color"]
+        axis.annotate(
+            f"{far:.3g}",
+            (place, edge),
+            (shift, 30 * side),
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=colour,
+            zorder=6,
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "->", "color": colour},
+        )
 
 
 def _crossing(places: Sequence[float], values: Sequence[float], edge: float, side: int) -> float:
@@ -283,24 +346,29 @@ def _apart(centres: Sequence[float]) -> list[float]:
     return shifts
 
 
-def _limits(curves: Sequence[Curve], zero: bool, headroom: float) -> tuple[float, float]:
+def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
     """Keep the lines that work readable beside those that exploded."""
-    finite = [[v.value for v in c.values if math.isfinite(v.value)] for c in curves]
-    tops = [max(v) for v in finite if v]
-    bottoms = [min(v) for v in finite if v]
+    tops = list[float]()
+    bottoms = list[float]()
+    for curve in curves:
+        finite = [value for value in curve.points if math.isfinite(value)]
+        if plot.has_zero and finite:  # on either side of it
+            finite.append(0.0)
+        if finite:
+            tops.append(max(finite))
+            bottoms.append(min(finite))
     if not tops:
         return 0.0, 1.0
-    if zero:  # on either side of it
-        tops = [max(top, 0.0) for top in tops]
-        bottoms = [min(low, 0.0) for low in bottoms]
-    ceiling = min(max(tops), min(tops) + headroom)
-    floor = max(min(bottoms), max(bottoms) - headroom) if zero else min(bottoms)
+    ceiling = min(max(tops), min(tops) + plot.headroom)
+    floor = min(bottoms)
+    if plot.has_zero:
+        floor = max(floor, max(bottoms) - plot.headroom)
     margin = max(0.06 * (ceiling - floor), 1e-3)
     return floor - margin, ceiling + margin
 
 
-def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Depth by length, one panel per model; `scale` says what a colour is."""
+def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[HeatCell]]) -> bytes:
+    """Draw depth by length, one panel per model; `scale` says what a colour is."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -308,39 +376,37 @@ def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[Mapping[str, A
     rows = -(-len(maps) // columns)
     figure = Figure(figsize=(1.0 + 3.0 * columns, 0.9 + 2.5 * rows), dpi=110, layout="constrained")
     figure.suptitle(title, fontsize=12, color=INK, x=0.01, ha="left")
-    panels = figure.subplots(rows, columns, squeeze=False)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in panels[len(maps) :]:
+        axis.set_visible(False)
     image = None
-    for number, axis in enumerate(panels.flat):
-        if number >= len(maps):
-            axis.set_visible(False)
-            continue
-        label, cells = list(maps.items())[number]
+    for axis, (label, cells) in zip(panels, maps.items(), strict=False):
         image = _heat_map(axis, label, cells)
     if image is not None:
-        bar = figure.colorbar(image, ax=list(panels.flat), shrink=0.8)
+        bar = figure.colorbar(image, ax=panels, shrink=0.8)
         bar.set_label(scale, color=INK)
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1))
     return png(figure)
 
 
-def _heat_map(axis: "Axes", label: str, cells: Sequence[Mapping[str, Any]]) -> Any:
-    lengths = sorted({int(cell["length"]) for cell in cells})
-    depths = sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0)
-    grid = [[float("nan")] * len(lengths) for _ in depths]
+def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage":
+    lengths = sorted({cell.length for cell in cells})
+    depths = sorted({cell.depth for cell in cells}, key=lambda depth: depth or 0.0)
+    grid = [[math.nan] * len(lengths) for _ in depths]
     for cell in cells:
-        at = depths.index(cell["depth"]), lengths.index(int(cell["length"]))
-        grid[at[0]][at[1]] = cell["share"].value
+        row = grid[depths.index(cell.depth)]
+        row[lengths.index(cell.length)] = cell.share.value
     # Cividis reads the same to colour-blind eyes and in grey.
     image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
-    for row, values in enumerate(grid):
-        for column, share in enumerate(values):
+    for row_number, row in enumerate(grid):
+        for column, share in enumerate(row):
             colour = "white" if share < 0.5 else "black"
             text = "" if math.isnan(share) else f"{share:.0%}"
-            axis.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+            axis.text(column, row_number, text, ha="center", va="center", fontsize=8, color=colour)
     axis.set_title(plain(label), loc="left", fontsize=10, color=INK)
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
-    shown = ["all" if depth is None else f"{depth:g}" for depth in depths]
-    axis.set_yticks(range(len(depths)), shown, fontsize=8)
+    names = ["all" if depth is None else f"{depth:g}" for depth in depths]
+    axis.set_yticks(range(len(depths)), names, fontsize=8)
     axis.set_xlabel("length", fontsize=9)
     axis.set_ylabel("depth (0 start, 1 end)", fontsize=9)
     return image

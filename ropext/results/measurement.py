@@ -18,10 +18,11 @@ import numpy.typing as npt
 from ropext.atomic import write_whole
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
-from ropext.jsontext import write_json
+from ropext.jsontext import values_json, write_json
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import Documents, Frame, Reading, strided_values
 from ropext.results.retrieval import (
@@ -36,35 +37,55 @@ from ropext.results.retrieval import (
 from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
 
+SCHEMA = 1  # of results.json
 _TASKS = frozenset((RULER, *(task.name for task in TASKS)))
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """One model: what it read and what it answered."""
+    """One model: what it read and what it answered; `numbers` are those of a whole evaluation."""
 
     kind: str = EXTENDED  # as `Variant.kind`
     reading: Reading | None = None
     items: tuple[ItemScore, ...] = ()
     overlap: Overlap | None = None  # with what it was trained on
     strides: Mapping[int, Sequence[Any]] | None = None  # by window, of the strided loop
-    inv_freq: tuple[float, ...] = ()
+    source: ModelSource = field(default=ModelSource(), repr=False)
+    numbers: ModelNumbers | None = field(default=None, repr=False)
 
     def mark_at(self, name: str) -> str:
-        """Say what stands beside a number of a task, or of a perplexity."""
-        concerned = self.overlap and (self.overlap.questions or name not in _TASKS)
-        return self.overlap.mark if self.overlap and concerned else ""
+        """Return the mark that stands beside a number of a task, or of a perplexity."""
+        return self.mark(questions=name in _TASKS)
+
+    def mark(self, *, questions: bool = False) -> str:
+        """Return the mark of numbers over documents; of questions, where these are asked about the
+        documents."""
+        if self.overlap is None:
+            return ""
+        if questions and not self.overlap.questions:
+            return ""
+        return self.overlap.mark
+
+    def to_json(self) -> dict[str, Any]:
+        """Write what results.json holds of a model."""
+        numbers = self.numbers or ModelNumbers()
+        written = {"kind": self.kind} | self.source.to_json() | numbers.to_json()
+        written["overlap"] = values_json(self.overlap)
+        if numbers.served is not None:
+            written |= numbers.served
+        written["verdicts"] = list(numbers.verdicts)
+        return written
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Models by their labels, on the same documents and questions; `path` is None where nothing was
-    kept, and of several processes the first alone has `results`."""
+    kept, and of several processes the first alone has the models' numbers."""
 
     frame: Frame = field(repr=False)
     models: Mapping[str, MeasuredModel] = field(repr=False)
     documents: Documents | None = field(default=None, repr=False)
-    results: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as results.json has them
+    facts: EvaluationFacts = field(default=EvaluationFacts(), repr=False)
     manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = None
     resumed: int = 0
@@ -81,6 +102,48 @@ class Measurement:
         """SHA-256 of what decides the numbers."""
         return digest(self.manifest["decides"])
 
+    @property
+    def tasks(self) -> list[str]:
+        """Name the tasks that any model was asked."""
+        names = dict[str, None]()
+        for model in self.models.values():
+            if model.numbers is not None:
+                names |= dict.fromkeys(model.numbers.retrieval)
+        return list(names)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What results.json holds."""
+        frame = self.frame
+        facts = self.facts
+        written: dict[str, Any] = {
+            "schema": SCHEMA,
+            "protocol": facts.protocol,
+            "protocol_text": facts.protocol_text,
+            "headline": facts.headline,
+            "context": frame.context,
+            "lengths": list(frame.lengths),
+            "tail_tokens": frame.tail,
+        }
+        if facts.short_window is not None:
+            written["short_window"] = facts.short_window
+        written["seed"] = frame.bootstrap.seed
+        written["resamples"] = frame.bootstrap.resamples
+        written["documents"] = facts.documents
+        written["warnings"] = list(facts.warnings)
+        if facts.endpoint is not None:
+            written["endpoint"] = facts.endpoint
+        if frame.mask_stride:
+            written["mask_stride"] = frame.mask_stride
+        if facts.not_measurable:
+            written["not_measurable"] = dict(facts.not_measurable)
+        if facts.ruler is not None:
+            written["ruler"] = facts.ruler.to_json()
+        written["variants"] = {label: model.to_json() for label, model in self.models.items()}
+        if facts.lm_eval is not None:
+            written["lm_eval"] = facts.lm_eval
+        return written
+
     def labels(self, *kinds: str) -> list[str]:
         """Name the models of these kinds."""
         return [label for label, model in self.models.items() if model.kind in kinds]
@@ -91,10 +154,10 @@ class Measurement:
 
     def without(self, tasks: Collection[str]) -> "Measurement":
         """Leave the answers of some tasks out."""
-        models = {
-            label: replace(model, items=tuple(one for one in model.items if one.task not in tasks))
-            for label, model in self.models.items()
-        }
+        models = dict[str, MeasuredModel]()
+        for label, model in self.models.items():
+            items = tuple(item for item in model.items if item.task not in tasks)
+            models[label] = replace(model, items=items)
         return replace(self, models=models)
 
     def base(self, label: str) -> Reading | None:
@@ -102,8 +165,10 @@ class Measurement:
         return None if self.models[label].kind == BASE else self.readings.get(BASE)
 
     def values(self, label: str) -> dict[str, Value]:
-        """Every number of one model on text, then by retrieval."""
+        """Return every number of one model on text, then by retrieval."""
         model = self.models[label]
+        if model.numbers is not None:
+            return dict(model.numbers.metrics)
         values = dict[str, Value]()
         if model.reading is not None:
             text = ReadText(self.frame, model.reading, self.base(label), self.documents)
@@ -113,6 +178,11 @@ class Measurement:
         if model.items:
             values |= retrieval_values(model.items, self.frame.context, self.frame.bootstrap)
         return values
+
+    def difference(self, label: str, other: "Measurement") -> dict[str, Value]:
+        """Return every paired difference of a model to the only one of another measurement, for
+        `vs RUN` gates: perplexities in nats per token, shares in points, answer NLL in nats."""
+        return _differences(self.only(label), other)
 
 
 def joined(parts: Sequence[Measurement]) -> Measurement:
@@ -141,11 +211,12 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
             "hash); evaluate both on the same --data with the same tokenizer"
         )
     orders = [[place[key] for key in shared] for place in places]
-    models = {
-        label: replace(model, reading=model.reading and model.reading.subset(order))
-        for part, order in zip(parts, orders, strict=True)
-        for label, model in part.models.items()
-    }
+    models = dict[str, MeasuredModel]()
+    for part, order in zip(parts, orders, strict=True):
+        for label, model in part.models.items():
+            reading = model.reading and model.reading.subset(order)
+            # The numbers of the whole evaluation are not those of these documents.
+            models[label] = replace(model, reading=reading, numbers=None)
     frame = replace(
         frames[0],
         lengths=tuple(sorted(common)),
@@ -163,19 +234,18 @@ def _places(part: Measurement, length: int) -> dict[str, int]:
     return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
 
 
-def differences(left: Measurement, right: Measurement) -> dict[str, Value]:
-    """Return every paired difference of two models, each alone, by its metric, for `vs RUN` gates.
-
-    Perplexities differ in nats per token, shares in points, answer NLL in nats.
-    """
+def _differences(left: Measurement, right: Measurement) -> dict[str, Value]:
+    """Return every paired difference of two models, each alone, by its metric."""
     values = dict[str, Value]()
     if left.readings and right.readings:
         (label,) = right.models
         both = joined([left, right.only(label, f"{label} (reference)")])
         first, second = both.readings.values()
         values = text_differences(TextPair(both.frame, first, second))
-    (one,), (other,) = left.models.values(), right.models.values()
-    return values | item_differences(one.items, other.items, left.frame.bootstrap)
+    (first_model,) = left.models.values()
+    (second_model,) = right.models.values()
+    bootstrap = left.frame.bootstrap
+    return values | item_differences(first_model.items, second_model.items, bootstrap)
 
 
 def item_differences(

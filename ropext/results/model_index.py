@@ -20,10 +20,10 @@ from ropext.options.fields import DOCUMENTS, TABLES
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_spec
 from ropext.results.measurement import Measurement
-from ropext.results.overlap import Overlap, mark_of, marked, overlap_in
+from ropext.results.overlap import Overlap, marked, overlap_in
 from ropext.results.retrieval import RULERS
 from ropext.results.rundir import read_run
-from ropext.results.values import Value
+from ropext.results.values import Value, values_of
 from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
@@ -55,13 +55,15 @@ def _of_record(record: Record) -> Iterator[Figure]:
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
         known = overlap_in(last.get("overlap")) or NOT_TRAINED
-        yield from _of_metrics(last["metrics"], known.of_documents, None, measured["tail_tokens"])
+        values = values_of(last["metrics"])
+        yield from _of_metrics(values, known.of_documents, None, measured["tail_tokens"])
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
     if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
         known = overlap_in(tuned.get("overlap")) or UNKNOWN
-        yield from _of_metrics(numbers["tuned"], known.of_documents, None, None)
+        values = values_of(numbers["tuned"])
+        yield from _of_metrics(values, known.of_documents, None, None)
 
 
 def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
@@ -70,10 +72,8 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
     label = _label(run, directory, wanted)
     data = run.manifest["names"].get("data")
     shown, dataset_id = _dataset(data if isinstance(data, str) else None)
-    tail = int(run.results["tail_tokens"])
-    variant = run.results["variants"][label]
-    shown = marked(shown, mark_of(variant))
-    yield from _of_metrics(variant["metrics"], shown, dataset_id, tail)
+    shown = marked(shown, run.models[label].mark())
+    yield from _of_metrics(run.values(label), shown, dataset_id, run.frame.tail)
 
 
 def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
@@ -118,30 +118,30 @@ def _dataset(data: str | None) -> tuple[str, str | None]:
 
 
 def _of_metrics(
-    metrics: Mapping[str, Any], dataset: str, dataset_id: str | None, tail: int | None
+    values: Mapping[str, Value], dataset: str, dataset_id: str | None, tail: int | None
 ) -> Iterator[Figure]:
-    """Tail perplexities, and the scores of retrieval questions."""
+    """Yield tail perplexities, and the scores of retrieval questions."""
     tasks = {task.name: task for task in TASKS}
-    for key, data in metrics.items():
+    for key, value in values.items():
         matched = _METRIC.fullmatch(key)
-        if not matched or not isinstance(data, Mapping):
+        if not matched or not math.isfinite(value.value):
             continue
         name = matched[1]
         length = int(matched[2])
-        value = Value.from_json(dict(data))
-        if not math.isfinite(value.value):
-            continue
-        details = {"n": value.n} | ({"ci95": list(value.ci95)} if value.ci95 else {})
+        details = dict[str, Any](n=value.n)
+        if value.ci95:
+            details["ci95"] = list(value.ci95)
         if name == "tail":
-            last = f"last {min(tail, length)} tokens before" if tail else "last tokens before"
-            said = f"tail perplexity at {length:,} tokens ({last} it)"
-            yield Figure(dataset, "perplexity", said, value.value, details, dataset_id)
+            last = "last tokens before"
+            if tail:
+                last = f"last {min(tail, length)} tokens before"
+            title = f"tail perplexity at {length:,} tokens ({last} it)"
+            yield Figure(dataset, "perplexity", title, value.value, details, dataset_id)
         elif name in tasks:
-            scored = (
-                "share of what is asked for that is named"
-                if tasks[name].in_words
-                else "exact answers"
-            )
-            scored += f" ({RULERS})" if name in THIRTEEN else ""
-            said = f"{name} retrieval at {length:,} tokens, {scored}"
-            yield Figure(f"ropext {name}", "accuracy", said, value.value, details)
+            scored = "exact answers"
+            if tasks[name].in_words:
+                scored = "share of what is asked for that is named"
+            if name in THIRTEEN:
+                scored += f" ({RULERS})"
+            title = f"{name} retrieval at {length:,} tokens, {scored}"
+            yield Figure(f"ropext {name}", "accuracy", title, value.value, details)

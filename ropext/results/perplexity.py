@@ -11,12 +11,13 @@ C.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ropext.jsontext import JsonObject
 from ropext.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results import STRIDED
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
@@ -225,43 +226,76 @@ class Frame:
         return () if self.mask_stride else octaves(self.context, self.longest, parts)
 
 
-def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[dict[str, Any]]:
-    """NLL in each octave of positions, beside the base's through the short window."""
-    rows = []
-    for span in frame.octaves():
-        row = {"start": span[0], "stop": span[1], "nll": frame.nll(reading, span)}
+@dataclass(frozen=True)
+class OctaveLoss:
+    """The NLL of the tokens at positions [start, stop), beside the base's short window on them."""
+
+    start: int
+    stop: int
+    nll: Value
+    base: Value | None = None
+    gain: Value | None = None
+
+    @staticmethod
+    def from_json(data: JsonObject) -> "OctaveLoss":
+        """Read what `values_json` wrote."""
+        base = data.get("base")
+        gain = data.get("gain")
+        return OctaveLoss(
+            start=data["start"],
+            stop=data["stop"],
+            nll=Value.from_json(data["nll"]),
+            base=None if base is None else Value.from_json(base),
+            gain=None if gain is None else Value.from_json(gain),
+        )
+
+
+def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[OctaveLoss]:
+    """Return the NLL in each octave of positions."""
+    octave_losses = list[OctaveLoss]()
+    for start, stop in frame.octaves():
+        span = (start, stop)
+        loss = OctaveLoss(start, stop, frame.nll(reading, span))
         if base is not None:
-            row |= {"base": frame.nll(base, span), "gain": frame.difference(base, reading, span)}
-        rows.append(row)
-    return rows
+            base_nll = frame.nll(base, span)
+            gain = frame.difference(base, reading, span)
+            loss = replace(loss, base=base_nll, gain=gain)
+        octave_losses.append(loss)
+    return octave_losses
 
 
 def strided_values(
     frame: Frame, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
 ) -> dict[str, Value]:
-    """`hf_stride@C` from each document's weighted sum and weight under the strided loop."""
-    both = {length: np.transpose(documents) for length, documents in windows.items()}
-    return {
-        f"{STRIDED}@{length}": frame.bootstrap.ratio(sums, weights, np.exp)
-        for length, (sums, weights) in both.items()
-    }
+    """Return `hf_stride@C` from each document's weighted sum and weight under the strided loop."""
+    values = dict[str, Value]()
+    for length, documents in windows.items():
+        sums, weights = np.transpose(documents)
+        values[f"{STRIDED}@{length}"] = frame.bootstrap.ratio(sums, weights, np.exp)
+    return values
 
 
-def verdicts(frame: Frame, values: dict[str, Value], label: str) -> list[str]:
-    """What the numbers say in words; truncation that beats the extension is said first. Below
-    eight documents they say nothing."""
-    lines = []
-    beyond = [length for length in frame.lengths if length > frame.context]
-    signs = {c: values[f"gain@{c}"].sign for c in beyond if f"gain@{c}" in values}
-    losing = [length for length, sign in signs.items() if sign < 0]
+def verdicts(frame: Frame, values: Mapping[str, Value], label: str) -> list[str]:
+    """Say what the numbers show; truncation that beats the extension is said first. Below eight
+    documents they show nothing."""
+    losing = dict[int, Value]()
+    winning = list[int]()
+    for length in frame.lengths:
+        gain = values.get(f"gain@{length}")
+        if gain is None or length <= frame.context:
+            continue
+        if gain.sign < 0:
+            losing[length] = gain
+        elif gain.sign > 0:
+            winning.append(length)
+    lines = list[str]()
     if losing:
-        worst = min(losing, key=lambda c: values[f"gain@{c}"].value)
+        worst = min(losing, key=lambda length: losing[length].value)
         lines.append(
-            f"Truncation beats {label} at {lengths_text(losing)}: the base model that sees only "
-            f"its last {length_text(frame.context)} tokens predicts the same tokens better, by "
-            f"{-values[f'gain@{worst}'].value:.3f} nats at {length_text(worst)}."
+            f"Truncation beats {label} at {lengths_text(list(losing))}: the base model that sees "
+            f"only its last {length_text(frame.context)} tokens predicts the same tokens better, "
+            f"by {-losing[worst].value:.3f} nats at {length_text(worst)}."
         )
-    winning = [length for length, sign in signs.items() if sign > 0]
     if winning:
         lines.append(f"The longer context helps {label} at {lengths_text(winning)}.")
     tax = values.get("short_tax")

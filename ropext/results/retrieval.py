@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropext.jsontext import JsonObject
 from ropext.results.values import Z95, Bootstrap, Value, wilson, worth_of
 from ropext.tasks import RULER, TASKS, THIRTEEN
 
@@ -233,22 +234,45 @@ def _share(items: Sequence[ItemScore]) -> float:
     return sum(item.points for item in items) / len(items)
 
 
-def heat_map(items: Iterable[ItemScore]) -> dict[str, list[dict[str, Any]]]:
-    """Per task one cell per (length, depth): share answered with its interval, and answer NLL."""
-    maps: dict[str, list[dict[str, Any]]] = {}
-    cells = grouped(items, "task", "length", "depth")
-    for task, length, depth in sorted(cells, key=lambda cell: (*cell[:2], cell[2] or 0)):
-        group = cells[task, length, depth]
-        cell = {
-            "length": length,
-            "depth": depth,
-            "share": share_of(group),
-        }
-        losses = [item.answer_nll for item in group if item.answer_nll is not None]
+@dataclass(frozen=True)
+class HeatCell:
+    """The questions of a task at a length and a depth."""
+
+    length: int
+    depth: float | None  # None: over the whole text
+    share: Value  # answered
+    answer_nll: float | None = None  # the mean, in nats per answer token
+
+    @staticmethod
+    def from_json(data: JsonObject) -> "HeatCell":
+        """Read what `values_json` wrote."""
+        answer_nll = data.get("answer_nll")
+        if answer_nll is None and "answer_nll" in data:
+            answer_nll = math.nan
+        share = Value.from_json(data["share"])
+        return HeatCell(data["length"], data["depth"], share, answer_nll)
+
+
+def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
+    """Return the cells of each task, by length and depth."""
+    maps = dict[str, tuple[HeatCell, ...]]()
+    groups = grouped(items, "task", "length", "depth")
+    for place in sorted(groups, key=_place_in_heat_map):
+        task, length, depth = place
+        answers = groups[place]
+        losses = [item.answer_nll for item in answers if item.answer_nll is not None]
+        mean_loss = None
         if losses:
-            cell["answer_nll"] = sum(losses) / len(losses)
-        maps.setdefault(task, []).append(cell)
+            mean_loss = sum(losses) / len(losses)
+        cell = HeatCell(length, depth, share_of(answers), mean_loss)
+        maps[task] = (*maps.get(task, ()), cell)
     return maps
+
+
+def _place_in_heat_map(place: tuple[str, int, float | None]) -> tuple[str, int, float]:
+    """Order cells by task, length and depth; a question over the whole text comes first."""
+    task, length, depth = place
+    return task, length, depth or 0
 
 
 def sign_test(more: int, fewer: int) -> float:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ropext.jsontext import values_json
+from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
-from ropext.results.measurement import Measurement, item_differences, joined
-from ropext.results.overlap import mark_of, marked
+from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
+from ropext.results.overlap import marked
 from ropext.results.perplexity import Frame, Reading, Span
-from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value, values_of
+from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
 # Documents read after each round, as far as there are so many.
 ROUNDS = (4, 8, 16, 32)
@@ -170,34 +170,38 @@ def lost(measured: Measurement, label: str, start: str) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One method's numbers at the longest length; `gain` and `short_tax` are against the base
-    through its short window, and None where there was no base."""
-
-    method: str
-    tail: Value  # perplexity
-    tail_nll: Value
-    behind: Value  # nats a token against the lowest, on the same tokens
-    behind_at_least: float | None  # so far behind, all comparisons with the lowest allowed for
-    gain: Value | None
-    short_tax: Value | None
-
-
-@dataclass(frozen=True)
 class Ranking:
-    """Methods by their tail, the lowest first; `taken` is the one to use."""
+    """Methods by their tail before the longest length: how they stand, and the numbers of each."""
 
     frame: Frame
     standing: Standing
-    rows: tuple[Ranked, ...]
-    in_window: Value | None  # perplexity of the base through its short window, the same tokens
-    taken: str
-    beside: tuple[Ranked, ...] = ()  # what no checkpoint says, `behind` the lowest of the others
+    values: Mapping[str, Mapping[str, Value]]  # of every method
+    taken: str  # the one to use
+    # What no checkpoint says: nats a token above the lowest of the others.
+    beside: Mapping[str, Value] = field(default_factory=dict)
 
     @property
-    def best(self) -> Ranked:
-        """The lowest tail."""
-        return self.rows[0]
+    def best(self) -> str:
+        """The method of the lowest tail."""
+        return self.standing.lowest
+
+    @property
+    def in_window(self) -> Value | None:
+        """The base's perplexity through its short window, on the same tokens."""
+        return self.values[self.best].get(f"in_window@{self.frame.longest}")
+
+    def tail(self, method: str) -> Value:
+        return self.values[method][f"tail@{self.frame.longest}"]
+
+    def tail_nll(self, method: str) -> Value:
+        return self.values[method][f"tail_nll@{self.frame.longest}"]
+
+    def gain(self, method: str) -> Value | None:
+        """Return what a method gains over the base through its short window."""
+        return self.values[method].get(f"gain@{self.frame.longest}")
+
+    def short_tax(self, method: str) -> Value | None:
+        return self.values[method].get("short_tax")
 
     def to_json(self) -> dict[str, Any]:
         """As `ropext plan --measure --json` prints it."""
@@ -207,40 +211,47 @@ class Ranking:
             "tail_tokens": self.frame.tail,
             "documents": self.standing.documents,
             "in_window": values_json(self.in_window),
-            "ranking": values_json(self.rows),
-            "in_memory": values_json(self.beside),
+            "ranking": self._rows_json(self.standing.behind),
+            "in_memory": self._rows_json(self.beside),
             "tied": list(self.standing.tied),
             "sure": self.standing.is_sure,
             "taken": self.taken,
         }
+
+    def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Any]]:
+        rows = list[dict[str, Any]]()
+        for method, distance in behind.items():
+            row = {
+                "method": method,
+                "tail": self.tail(method),
+                "tail_nll": self.tail_nll(method),
+                "behind": distance,
+                "behind_at_least": self.standing.leads.get(method),
+                "gain": self.gain(method),
+                "short_tax": self.short_tax(method),
+            }
+            rows.append(values_json(row))
+        return rows
 
 
 def rank(
     measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
 ) -> Ranking:
     """Rank all models but the base and those `beside` by the tail before the longest length."""
-    others = [label for label, model in measured.models.items() if model.kind == BASE]
-    models = {k: v for k, v in measured.models.items() if k not in (*others, *beside)}
-    at = measured.frame.longest
+    models = dict[str, MeasuredModel]()
+    for label, model in measured.models.items():
+        if model.kind != BASE and label not in beside:
+            models[label] = model
     order = standing(replace(measured, models=models))
-
-    def ranked(label: str) -> Ranked:
-        numbers = measured.values(label)
-        return Ranked(
-            label,
-            tail=numbers[f"tail@{at}"],
-            tail_nll=numbers[f"tail_nll@{at}"],
-            behind=order.behind.get(label) or tail_above(measured, label, order.lowest),
-            behind_at_least=order.leads.get(label),
-            gain=numbers.get(f"gain@{at}"),
-            short_tax=numbers.get("short_tax"),
-        )
-
-    in_window = measured.values(order.lowest).get(f"in_window@{at}")
-    rows = tuple(map(ranked, order.behind))
-    beyond = tuple(map(ranked, beside))
+    values = dict[str, Mapping[str, Value]]()
+    for method in order.behind:
+        values[method] = measured.values(method)
+    above = dict[str, Value]()
+    for method in beside:
+        values[method] = measured.values(method)
+        above[method] = tail_above(measured, method, order.lowest)
     taken = order.take(order.tied, preference)
-    return Ranking(measured.frame, order, rows, in_window, taken, beyond)
+    return Ranking(measured.frame, order, values, taken, above)
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
@@ -253,11 +264,13 @@ def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
 
 def in_memory(label: str, behind: Value, lowest: str) -> str:
     """Say how near the best method comes that no checkpoint holds."""
-    low, high = behind.ci95 or (behind.value,) * 2
-    sure = f" ({low:+.4f} to {high:+.4f})" if behind.ci95 else ""
+    interval = ""
+    if behind.ci95 is not None:
+        low, high = behind.ci95
+        interval = f" ({low:+.4f} to {high:+.4f})"
     return (
-        f"{label}, in memory alone: {behind.value:+.4f} nats a token{sure} against {lowest}; no "
-        "stock checkpoint carries it (ropext serve, ropext.patch)"
+        f"{label}, in memory alone: {behind.value:+.4f} nats a token{interval} against {lowest}; "
+        "no stock checkpoint carries it (ropext serve, ropext.patch)"
     )
 
 
@@ -271,24 +284,21 @@ class AutoVerdict:
     mark: str = ""  # which of its documents were trained or chosen on
 
 
-def verdict(choice: Mapping[str, Any], results: Mapping[str, Any], final: str) -> AutoVerdict:
-    """On the finished checkpoint, from an evaluation; the share of its documents that trained or
-    chose it is said."""
-    values = values_of(results["variants"][final]["metrics"])
+def verdict(choice: JsonObject, measured: Measurement, final: str) -> AutoVerdict:
+    """Judge the finished checkpoint by an evaluation, and say which share of its documents trained
+    or chose it."""
+    values = measured.values(final)
     target = int(choice["target"])
     gain = values.get(f"gain@{target}")
-    tax = values.get("short_tax")
-    mark = mark_of(results["variants"][final])
-    said = marked(
-        "; ".join(
-            (_sentence(choice, gain, final, length_text(target)), *choice.get("in_memory", ()))
-        ),
-        mark and f"documents: {mark}",
-    )
-    return AutoVerdict(gain, tax, said, mark)
+    mark = measured.models[final].mark()
+    parts = [_sentence(choice, gain, final, length_text(target)), *choice.get("in_memory", ())]
+    sentence = "; ".join(parts)
+    if mark:
+        sentence = marked(sentence, f"documents: {mark}")
+    return AutoVerdict(gain, values.get("short_tax"), sentence, mark)
 
 
-def _sentence(choice: Mapping[str, Any], gain: Value | None, final: str, length: str) -> str:
+def _sentence(choice: JsonObject, gain: Value | None, final: str, length: str) -> str:
     method = choice["taken"]
     if gain is None:
         return f"{method} was taken; what it gains at {length} was not measured"
@@ -338,6 +348,15 @@ class LengthRow:
 
 
 @dataclass(frozen=True)
+class OctaveDifference:
+    """The NLL of one model minus that of its reference at positions [start, stop)."""
+
+    start: int
+    stop: int
+    difference: Value
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Everything that `ropext compare` shows about text."""
 
@@ -349,8 +368,7 @@ class Comparison:
     left_out: Mapping[str, int]
     tail_tokens: int
     lengths: tuple[LengthRow, ...]
-    # Per label: start, stop, and the difference to the reference in nats.
-    positions: Mapping[str, Sequence[Mapping[str, Any]]]
+    positions: Mapping[str, Sequence[OctaveDifference]]  # of each label
     short: Mapping[str, Value]  # difference inside the trained context
     marks: Mapping[str, str]  # of those that were trained on these documents
 
@@ -365,41 +383,60 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     frame = both.frame
     readings = both.readings
     reference, *others = readings
-    paired = len(readings[reference].sums(1, 2)[0])
-    bases = {label: part.own_base for part in parts for label in part.models}
+    paired = len(both.documents or ())
     references = dict.fromkeys(others, reference)
-    made = {label: base for label, base in bases.items() if base not in (label, "")}
-    if bases[reference] == reference and {*made.values()} - {reference}:
-        references = made
-        reference = "each run's own base"
+    bases = _bases(parts)
+    if bases[reference] == reference:
+        extended = {label: base for label, base in bases.items() if base not in (label, "")}
+        if set(extended.values()) - {reference}:
+            references = extended
+            reference = "each run's own base"
 
     def difference(label: str, span: Span) -> Value:
         return frame.difference(readings[label], readings[references[label]], span)
 
-    def row(length: int) -> LengthRow:
+    rows = list[LengthRow]()
+    for length in frame.lengths:
         span = frame.tail_span(length)
         tails = {label: frame.perplexity(reading, span) for label, reading in readings.items()}
-        deltas = {label: difference(label, span) for label in references}
-        return LengthRow(length, tails, deltas, _winner(both, span))
-
+        differences = {label: difference(label, span) for label in references}
+        rows.append(LengthRow(length, tails, differences, _winner(both, span)))
+    positions = dict[str, Sequence[OctaveDifference]]()
+    for label in references:
+        octaves = list[OctaveDifference]()
+        for start, stop in frame.octaves(parts=4):
+            octaves.append(OctaveDifference(start, stop, difference(label, (start, stop))))
+        positions[label] = octaves
+    left_out = dict[str, int]()
+    for part in parts:
+        for label in part.models:
+            left_out[label] = len(part.documents or ()) - paired
+    marks = dict[str, str]()
+    for label, model in both.models.items():
+        mark = model.mark_at("tail")
+        if mark:
+            marks[label] = mark
     return Comparison(
-        both,
-        reference,
-        references,
-        paired,
-        {name: len(part.documents or ()) - paired for part in parts for name in part.models},
-        frame.tail,
-        tuple(map(row, frame.lengths)),
-        {
-            label: [
-                {"start": a, "stop": b, "difference": difference(label, (a, b))}
-                for a, b in frame.octaves(parts=4)
-            ]
-            for label in references
-        },
-        {label: difference(label, frame.inside) for label in references},
-        {name: mark for name, model in both.models.items() if (mark := model.mark_at("tail"))},
+        measured=both,
+        reference=reference,
+        references=references,
+        documents=paired,
+        left_out=left_out,
+        tail_tokens=frame.tail,
+        lengths=tuple(rows),
+        positions=positions,
+        short={label: difference(label, frame.inside) for label in references},
+        marks=marks,
     )
+
+
+def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
+    """Return the label of each model's own base; empty where it is not shown."""
+    bases = dict[str, str]()
+    for part in parts:
+        for label in part.models:
+            bases[label] = part.own_base
+    return bases
 
 
 def _winner(both: Measurement, span: Span) -> str | None:

@@ -23,19 +23,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext import guard, workdir
-from ropext.atomic import write_whole
+from ropext.atomic import write_text, write_whole
 from ropext.errors import GateFailed, InputError, UsageError
-from ropext.jsontext import read_json, write_json
+from ropext.jsontext import JsonObject, read_json, values_json, write_json
 from ropext.results import BASE, EXTENDED, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
-from ropext.results.measurement import MeasuredModel, Measurement, Store, differences, write_array
+from ropext.results.measurement import SCHEMA, MeasuredModel, Measurement, Store, write_array
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
 from ropext.results.retrieval import ItemScore
-from ropext.results.values import Bootstrap, values_of
+from ropext.results.values import Bootstrap
 from ropext.workdir import STORES
 
-SCHEMA = 1
+DOCUMENTS = "documents.json"
+ITEMS = "items.jsonl"
+RESULTS = "results.json"
 Texts = Iterable[tuple[str, npt.NDArray[Any]]]  # name and token ids of each document read
 
 
@@ -45,9 +48,10 @@ def write_documents(path: Path, documents: Documents, longest: int) -> None:
     for name, hashes, counts in zip(
         documents.names, documents.prefix_hashes, documents.token_bytes, strict=True
     ):
-        rows.append({"name": name, "hashes": {str(length): h for length, h in hashes.items()}})
-        write_array(path / "documents" / f"{hashes[longest][:32]}.npy", counts.astype(np.int32))
-    write_json(path / "documents.json", rows)
+        by_length = {str(length): digest for length, digest in hashes.items()}
+        rows.append({"name": name, "hashes": by_length})
+        write_array(_bytes_file(path, hashes[longest]), counts.astype(np.int32))
+    write_json(path / DOCUMENTS, rows)
 
 
 def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
@@ -118,64 +122,114 @@ def read_run(path: Path) -> Measurement:
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(f"{path} holds no run of ropext eval")
-    if not (path / "results.json").exists():
+    if not (path / RESULTS).exists():
         raise InputError(f"{path} is not finished; run the same ropext eval again to complete it")
-    results = read_json(path / "results.json")
+    results = read_json(path / RESULTS)
     if results.get("schema") != SCHEMA:
         raise InputError(
             f"{path}/results.json has schema {results.get('schema')!r}; this ropext reads {SCHEMA}"
         )
     try:
         return _measurement(path, manifest, results)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise InputError(f"{path} is damaged: {error!r}; evaluate again") from error
 
 
-def _measurement(
-    path: Path, manifest: Mapping[str, Any], results: Mapping[str, Any]
-) -> Measurement:
+def save_run(path: Path, measured: Measurement) -> None:
+    """Write documents.json, items.jsonl and results.json of an evaluation."""
+    if measured.documents is not None:
+        write_documents(path, measured.documents, measured.frame.longest)
+    lines = list[str]()
+    for label, model in measured.models.items():
+        for item in model.items:
+            lines.append(json.dumps({"variant": label} | values_json(item)))
+    if lines:
+        write_text(path / ITEMS, "\n".join(lines) + "\n")
+    write_json(path / RESULTS, measured.results)
+
+
+def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measurement:
+    lengths = tuple(int(length) for length in results["lengths"])
+    if not lengths:
+        raise ValueError("no lengths")
+    bootstrap = Bootstrap(int(results["seed"]), int(results["resamples"]))
     frame = Frame(
-        int(results["context"]),
-        tuple(int(length) for length in results["lengths"]) or (2,),
-        int(results["tail_tokens"]),
-        Bootstrap(int(results["seed"])),
-        int(results.get("mask_stride", 0)),
+        context=int(results["context"]),
+        lengths=lengths,
+        tail=int(results["tail_tokens"]),
+        bootstrap=bootstrap,
+        mask_stride=int(results.get("mask_stride", 0)),
     )
-    documents = _read_documents(path, frame) if (path / "documents.json").exists() else None
-    hashes = [prefixes[frame.longest] for prefixes in documents.prefix_hashes] if documents else []
-    items: dict[str, list[ItemScore]] = {}
-    if (path / "items.jsonl").exists():
-        for line in (path / "items.jsonl").read_text(encoding="utf-8").splitlines():
-            data = json.loads(line)
-            if data["task"] not in results.get("not_measurable", ()):
-                items.setdefault(data.pop("variant"), []).append(ItemScore.from_json(data))
-    models = {
-        label: MeasuredModel(
-            variant["kind"],
-            store(path, variant["store"]).reading(label, variant["passes"], hashes)
-            if documents is not None and variant["passes"]
-            else None,
-            tuple(items.get(label, ())),
-            overlap_in(variant.get("overlap")),
-            inv_freq=tuple(variant.get("inv_freq") or ()),
+    facts = _facts(results)
+    documents = None
+    hashes = list[str]()
+    if (path / DOCUMENTS).exists():
+        documents = _read_documents(path, frame)
+        hashes = [prefixes[frame.longest] for prefixes in documents.prefix_hashes]
+    items = _read_items(path, facts.not_measurable)
+    models = dict[str, MeasuredModel]()
+    for label, variant in results["variants"].items():
+        source = ModelSource.from_json(variant)
+        reading = None
+        if documents is not None and source.passes:
+            reading = store(path, source.store).reading(label, source.passes, hashes)
+        models[label] = MeasuredModel(
+            kind=variant["kind"],
+            reading=reading,
+            items=tuple(items.get(label, ())),
+            overlap=overlap_in(variant.get("overlap")),
+            source=source,
+            numbers=ModelNumbers.from_json(variant),
         )
-        for label, variant in results["variants"].items()
-    }
-    return Measurement(frame, models, documents, results, manifest, path)
+    return Measurement(frame, models, documents, facts, manifest, path)
+
+
+def _facts(results: JsonObject) -> EvaluationFacts:
+    ruler = results.get("ruler")
+    return EvaluationFacts(
+        protocol=results["protocol"],
+        protocol_text=results["protocol_text"],
+        headline=results["headline"],
+        short_window=results.get("short_window"),
+        documents=results["documents"],
+        warnings=tuple(results["warnings"]),
+        not_measurable=dict(results.get("not_measurable", {})),
+        ruler=None if ruler is None else RulerTasks.from_json(ruler),
+        lm_eval=results.get("lm_eval"),
+        endpoint=results.get("endpoint"),
+    )
+
+
+def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemScore]]:
+    """Read the answers of each model, without those of some tasks."""
+    items = dict[str, list[ItemScore]]()
+    if not (path / ITEMS).exists():
+        return items
+    for line in (path / ITEMS).read_text(encoding="utf-8").splitlines():
+        data = json.loads(line)
+        if data["task"] not in left_out:
+            label = data.pop("variant")
+            items.setdefault(label, []).append(ItemScore.from_json(data))
+    return items
 
 
 def _read_documents(path: Path, frame: Frame) -> Documents:
-    rows = read_json(path / "documents.json")
-    hashes = [{int(length): h for length, h in row["hashes"].items()} for row in rows]
-    return Documents(
-        tuple(row["name"] for row in rows),
-        tuple(hashes),
-        tuple(
-            # Mapped: a header that claims more than its file holds is refused, not allocated.
-            np.load(file, mmap_mode="r").astype(np.int64)
-            for file in [path / "documents" / f"{one[frame.longest][:32]}.npy" for one in hashes]
-        ),
-    )
+    names = list[str]()
+    prefix_hashes = list[Mapping[int, str]]()
+    token_bytes = list[npt.NDArray[np.int64]]()
+    for row in read_json(path / DOCUMENTS):
+        hashes = {int(length): digest for length, digest in row["hashes"].items()}
+        file = _bytes_file(path, hashes[frame.longest])
+        names.append(row["name"])
+        prefix_hashes.append(hashes)
+        # Mapped: a header that claims more than its file holds is refused, not allocated.
+        token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
+    return Documents(tuple(names), tuple(prefix_hashes), tuple(token_bytes))
+
+
+def _bytes_file(path: Path, document_hash: str) -> Path:
+    """Name the file of the bytes of a document's tokens."""
+    return path / "documents" / f"{document_hash[:32]}.npy"
 
 
 def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
@@ -286,19 +340,25 @@ def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
 
 
 def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
-    if (reason := run.results.get("not_measurable", {}).get(gate.task)) is not None:
+    reason = run.facts.not_measurable.get(gate.task)
+    if reason is not None:
         return gate.unanswered(label, reason)
-    sides = [run.only(label)]
+    compared = [(label, run.models[label])]
     if gate.run is None:
-        values = values_of(run.results["variants"][label]["metrics"])
+        values = run.values(label)
     else:
-        sides.append(_opponent(run, gate, label))
-        values = differences(*sides)
+        opponent = _opponent(run, gate, label)
+        compared += opponent.models.items()
+        values = run.difference(label, opponent)
     outcome = check_gate(gate, label, values)
-    models = (model for side in sides for model in side.models.items())
-    marks = [f"{name}: {mark}" for name, model in models if (mark := model.mark_at(gate.task))]
-    marked = f" ({', '.join(marks)})" if marks else ""
-    return replace(outcome, reason=f"{outcome.reason}{marked}")
+    marks = list[str]()
+    for name, model in compared:
+        mark = model.mark_at(gate.task)
+        if mark:
+            marks.append(f"{name}: {mark}")
+    if not marks:
+        return outcome
+    return replace(outcome, reason=f"{outcome.reason} ({', '.join(marks)})")
 
 
 def _concerned(run: Measurement, gate: Gate) -> list[str]:

@@ -19,7 +19,6 @@ from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
-from ropext.jsontext import values_json
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show
@@ -248,7 +247,7 @@ class AdapterObjective(Objective):
             losses=tuned.losses,
             evaluations=tuned.evaluations,
             numbers=numbers_of(measured) if measured else {},
-            overlap=values_json(self.training.overlap),
+            overlap=self.training.overlap,
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,
         )

@@ -18,7 +18,6 @@ from ropext.evaluation.reader import Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.inspecting import open_model
-from ropext.jsontext import values_json
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show
@@ -379,7 +378,7 @@ class SpectrumObjective(Objective):
             method=plan.method,
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
             attention_factor=plan.main.wanted.attention_factor,
-            change=values_json(change),
+            change=change,
             numbers=fit_numbers(measured),
             losses=history.losses,
             closed_forms={form: rules.far_loss(self.closed, form) for form in self.starts},

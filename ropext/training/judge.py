@@ -12,7 +12,6 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import values_json
 from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE
@@ -20,10 +19,10 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import MASK_STRIDE, Frame
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap
+from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
 from ropext.training.rows import FIT_TASK
 
-Numbers = dict[str, dict[str, Any]]  # label -> values as JSON
+Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
 # The numbers that a training reports, out of all that a reading gives.
 REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", "gain@", "short_tax")
 KNOBS = "knobs.json"  # of a judged step
@@ -45,27 +44,26 @@ def tokens_of(reads: Reads | None) -> int:
     return len(reads.documents) * reads.frame.longest * (reads.frame.mask_stride or 1)
 
 
-def numbers_of(measured: Measurement) -> Numbers:
+def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
     """Return what a training reports of each model; the base is held against itself too."""
     readings = measured.readings
-    numbers = Numbers()
+    base = readings.get(BASE)
+    numbers = dict[str, dict[str, Value]]()
     for label, reading in readings.items():
-        base = readings.get(BASE)
         values = text_values(ReadText(measured.frame, reading, base, measured.documents))
-        reported = {name: value for name, value in values.items() if name.startswith(REPORTED)}
-        numbers[label] = values_json(reported)
+        numbers[label] = {name: v for name, v in values.items() if name.startswith(REPORTED)}
     return numbers
 
 
-def fit_numbers(measured: Measurement) -> Numbers:
+def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
     """Return the same of spectra, with their far half and the share of right answers."""
     numbers = numbers_of(measured)
     frame = measured.frame
     for label, reading in measured.readings.items():
-        values = {f"far_half_nll@{frame.longest}": frame.nll(reading, frame.far_half)}
+        values = numbers[label]
+        values[f"far_half_nll@{frame.longest}"] = frame.nll(reading, frame.far_half)
         for length, items in sorted(grouped(measured.models[label].items, "length").items()):
             values[f"{FIT_TASK}@{length}"] = share_of(items)
-        numbers[label] |= values_json(values)
     return numbers
 
 

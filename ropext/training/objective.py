@@ -35,6 +35,8 @@ from ropext.narration import (
 from ropext.options.fields import NUMBERS
 from ropext.planning import Plan
 from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.results.overlap import Overlap
+from ropext.results.values import Value
 from ropext.tasks import Item
 from ropext.training import defaults, loss, models, trainer
 from ropext.training.judge import Numbers
@@ -342,8 +344,8 @@ class Finetuned(TrainingResult):
     stopped_early: bool
     losses: Sequence[dict[str, float]] = field(repr=False)
     evaluations: Sequence[dict[str, float]] = field(repr=False)
-    numbers: Numbers = field(repr=False)  # label -> values as JSON
-    overlap: dict[str, Any] | None = field(repr=False)  # of the documents that these are over
+    numbers: Numbers = field(repr=False)
+    overlap: Overlap | None = field(repr=False)  # of the documents that these are over
     control: dict[str, Any] | None = field(repr=False)
     notes: Sequence[str]
 
@@ -369,8 +371,8 @@ class Fitted(TrainingResult):
     method: str
     pair_factors: tuple[float, ...]
     attention_factor: float
-    change: dict[str, Any] | None = field(repr=False)  # far half, fitted minus start, nats a token
-    numbers: Numbers = field(repr=False)  # base, start, fitted -> as JSON
+    change: Value | None = field(repr=False)  # far half, fitted minus start, nats a token
+    numbers: Numbers = field(repr=False)  # of base, start and fitted
     losses: Sequence[dict[str, float]] = field(repr=False)
     # Far half, nats a token, of the closed forms, and by step.
     closed_forms: Mapping[str, float] = field(repr=False, metadata={"json": None})

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ropext import scaling
@@ -13,12 +12,12 @@ from ropext.jsontext import values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
-from ropext.report.tables import Column, shown, table_of
+from ropext.report.cells import Column, nats, table_of
 from ropext.report.text import size
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
-from ropext.results.overlap import mark_of, marked
+from ropext.results.overlap import Overlap, marked
 from ropext.results.perplexity import by_position
-from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
+from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
 from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
@@ -95,31 +94,46 @@ def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """The models that were read, by their names; that the base is no better than itself says
-    nothing."""
-    rows = [(name, values_of(numbers[label])) for label, name in names.items() if label in numbers]
-    values = dict(rows).get(BASE, {})
-    for name in [name for name in values if name.startswith(("gain@", "short_tax"))]:
-        del values[name]
+    """Return the models that were read, by their names. The base has no number that is held against
+    the base."""
+    rows = list[tuple[str, dict[str, Value]]]()
+    for label, name in names.items():
+        if label not in numbers:
+            continue
+        values = dict(numbers[label])
+        if label == BASE:
+            for metric in numbers[label]:
+                if metric.startswith(("gain@", "short_tax")):
+                    del values[metric]
+        rows.append((name, values))
     return rows
 
 
-def _plain_value(value: Value | None, sign: str = "") -> str:
-    return "" if value is None else f"{value.value:{sign}.4f}"
+def _plain_value(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:.4f}"
 
 
-SHORT_TAX: Column = ("short tax", "short_tax", partial(_plain_value, sign="+"))
+def _signed_value(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:+.4f}"
+
+
+SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 
 
 def _section(
     done: Finetuned | Fitted, options: Iterable[str], facts: Iterable[str]
 ) -> dict[str, Any]:
-    """What ropext.json says of either, and these options and facts of the result."""
+    """Return what ropext.json says of either training, with some options, and facts of the
+    result."""
     training = done.training
-    section = {"settings": training.settings.named, "overlap": training.overlap}
-    section |= {name: getattr(done, name) for name in ("numbers", *facts)}
+    section = dict[str, Any](settings=training.settings.named, overlap=training.overlap)
+    section["numbers"] = done.numbers
+    for name in facts:
+        section[name] = getattr(done, name)
     written: dict[str, Any] = values_json(section)
-    return written | {name: getattr(training.options, name) for name in options}
+    for name in options:
+        written[name] = getattr(training.options, name)
+    return written
 
 
 # Of a fine-tuning.
@@ -172,7 +186,8 @@ def finetune_result(done: Finetuned) -> str:
     if done.training.settings.patience:
         line += f"; the weights of step {done.kept_step}, the best, are kept"
     lines = [line]
-    table = finetune_table(done.numbers, target, done.overlap, "On held-out documents")
+    overlap = done.training.overlap
+    table = finetune_table(done.numbers, target, overlap, "On held-out documents")
     if table is not None:
         lines += ["", as_text([table]), "", *verdict(done.numbers, target)]
     lines += [f"note: {note}" for note in done.notes]
@@ -180,38 +195,42 @@ def finetune_result(done: Finetuned) -> str:
 
 
 def finetune_table(
-    numbers: Numbers, target: int, overlap: Mapping[str, Any] | None, title: str = ""
+    numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
 ) -> Table | None:
-    """Base, untuned, control, tuned."""
+    """Lay out base, untuned, control and tuned; None where no document was read."""
     if not numbers:
         return None
-    mark = mark_of({"overlap": overlap})
+    mark = "" if overlap is None else overlap.mark
     note = "The base is read through its short window"
     if CONTROL in numbers:
         both = "Base and control (the base trained on the same tokens)"
         note = f"{both} are read through the short window"
-    names = TUNED_ROWS | {label: marked(label, mark) for label in (CONTROL, TUNED)}
-    columns: list[Column] = [
-        (f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
-        ("against the base", f"gain@{target}", _behind),
+    names = dict(TUNED_ROWS)
+    for label in (CONTROL, TUNED):
+        names[label] = marked(label, mark)
+    columns = [
+        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
+        Column("against the base", f"gain@{target}", _behind),
         SHORT_TAX,
     ]
     return table_of(title, note, _rows(names, numbers), columns)
 
 
 def _behind(gain: Value | None) -> str:
-    """Nats a token above the base on the same tokens, paired by document."""
-    if gain is None or gain.ci95 is None:
-        return "" if gain is None else f"{-gain.value:+.4f} ({gain.n} documents)"
+    """Write nats a token above the base on the same tokens, paired by document."""
+    if gain is None:
+        return ""
+    if gain.ci95 is None:
+        return f"{-gain.value:+.4f} ({gain.n} documents)"
     low, high = gain.ci95
-    return shown(replace(gain, value=-gain.value, ci95=(-high, -low)), 4, sign=True)
+    return nats(replace(gain, value=-gain.value, ci95=(-high, -low)))
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
-    """What the table says, in words; adaptation to the text is told from extension."""
+    """Say what the table shows; adaptation to the text is told apart from extension."""
     if not numbers:
         return []
-    tails = {name: Value.from_json(each[f"tail_nll@{target}"]) for name, each in numbers.items()}
+    tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
     if tails[BASE].ci95 is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
     base = tails[BASE].value
@@ -269,7 +288,7 @@ def finetune_story(done: Finetuned) -> Story:
         f"{training.target:,}, in nats a token, on the same "
         f"tokens of {overlap.of_documents if overlap else 'documents'}"
     )
-    table = finetune_table(done.numbers, training.target, done.overlap, caption)
+    table = finetune_table(done.numbers, training.target, overlap, caption)
     return Story(section, tuple(summary), (table,) if table else (), training.used.to_json())
 
 
@@ -282,7 +301,7 @@ def finetune_files(done: Finetuned) -> dict[str, bytes]:
             "evaluations": done.evaluations,
             "control": done.control and done.control["losses"],
         },
-        "numbers.json": done.numbers,
+        "numbers.json": values_json(done.numbers),
     }
     return _json_files(contents) | {"loss.png": _losses_picture(done)}
 
@@ -308,9 +327,9 @@ def _losses_picture(done: Finetuned) -> bytes:
         key = f"tail_nll@{done.training.target}"
         if UNTUNED in done.numbers:  # before the first step
             steps = [0, *steps]
-            values = [done.numbers[UNTUNED][key]["value"], *values]
+            values = [done.numbers[UNTUNED][key].value, *values]
         if BASE in done.numbers:
-            base = done.numbers[BASE][key]["value"]
+            base = done.numbers[BASE][key].value
             axis.axhline(base, label="base, in its window", **plots.REFERENCE)
         label = "tail loss, held-out documents"
         axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
@@ -384,22 +403,27 @@ def _fit_numbers(done: Fitted) -> Table:
     names = {BASE: BASE, START: done.start, FITTED: marked(FITTED, mark)}
     rows = _rows(names, done.numbers)
     asked = f"{FIT_TASK}@{target}"
-    near = rows[0][1].get(f"{FIT_TASK}@{training.context}")
+    _, base_values = rows[0]
+    near = base_values.get(f"{FIT_TASK}@{training.context}")
     if near is not None:  # the base is asked inside its own context
-        rows[0][1][asked] = near
+        base_values[asked] = near
 
     def answers(value: Value | None) -> str:
-        where = f" at {length_text(training.context)}" if value and value is near else ""
-        return "" if value is None else f"{value.value:.2f} of {value.n}{where}"
+        if value is None:
+            return ""
+        text = f"{value.value:.2f} of {value.n}"
+        if value is near:
+            text += f" at {length_text(training.context)}"
+        return text
 
-    columns: list[Column] = [
-        ("tail perplexity", f"tail@{target}", _plain_value),
-        ("tail loss", f"tail_nll@{target}", _plain_value),
-        ("far half loss", f"far_half_nll@{target}", _plain_value),
+    columns = [
+        Column("tail perplexity", f"tail@{target}", _plain_value),
+        Column("tail loss", f"tail_nll@{target}", _plain_value),
+        Column("far half loss", f"far_half_nll@{target}", _plain_value),
         SHORT_TAX,
     ]
     if any(asked in values for _, values in rows):
-        columns.append((f"{FIT_TASK} at {length_text(target)}", asked, answers))
+        columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
     return table_of(title, "", rows, columns)
 
@@ -451,8 +475,8 @@ def fit_files(done: Fitted) -> dict[str, bytes]:
             "attention_factor": done.attention_factor,
         },
         "fit/numbers.json": {
-            "numbers": done.numbers,
-            "change": done.change,
+            "numbers": values_json(done.numbers),
+            "change": values_json(done.change),
             "closed_forms": done.closed_forms,
         },
         "fit/losses.json": {"losses": done.losses, "judgements": judged_steps(done.judgements)},
@@ -490,13 +514,11 @@ def _positions_picture(done: Fitted) -> bytes:
     frame = done.measurement.frame
     readings = done.measurement.readings
     middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
-    lines = [
-        plots.Curve(
-            done.start if label == START else label,
-            middles,
-            tuple(row["nll"] for row in by_position(frame, reading, None)),
-        )
-        for label, reading in readings.items()
-    ]
+    curves = list[plots.Curve]()
+    for label, reading in readings.items():
+        name = done.start if label == START else label
+        losses = tuple(octave.nll for octave in by_position(frame, reading, None))
+        curves.append(plots.Curve(name, middles, losses))
     title = "Loss by position, held-out documents"
-    return plots.lines(title, "nats per token", lines, frame.context, frame.longest)
+    plot = plots.LinePlot(title, "nats per token", frame.context, frame.longest)
+    return plots.lines(plot, curves)

@@ -134,7 +134,7 @@ def test_wavelengths_are_those_of_the_results(run, figures):
 def test_numbers_on_a_card_are_those_of_the_results(run):
     """Row by row out of the Markdown, as far as it is shown."""
     results = results_of(run)
-    numbers = with_rows([tables.headline(results), tables.summary(results)])
+    numbers = with_rows([tables.headline(run), tables.summary(run)])
     plain = card.Card(title="m", base="b", base_is_hub_id=False, summary=("Extended.",))
     text = card.with_evidence(card.render(plain), ["Measured."], numbers)
     body = re.compile(r"\| [a-z].*")  # not a table's head, whose first cell is empty

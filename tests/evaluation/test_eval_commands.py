@@ -15,7 +15,6 @@ from ropext.errors import RopextError
 from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
 from ropext.results.gates import Metrics, parse_gate
-from ropext.results.measurement import differences
 from ropext.results.rundir import read_run
 
 
@@ -177,7 +176,7 @@ def test_what_gates_may_ask_is_what_is_measured(runs, tmp_path, capsys):
     for label in labels:
         assert flat(*coming.metrics(label)) == set(done.results["variants"][label]["metrics"])
         for other in {*labels} - {label}:
-            pair = differences(done.only(label), done.only(other))
+            pair = done.difference(label, done.only(other))
             assert flat(*coming.metrics(label, other)) == set(pair)
 
 

@@ -144,8 +144,8 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
     evaluate(copy, tmp_path / "copy", **asked(place))
     evaluate(copy, tmp_path / "longer", **asked(place, lengths="32,64,128"))
     said = "of the last 16 tokens of each document, every 8th masked in one pass"
-    assert main_tables(first.results)[0].title == f"Pseudo-perplexity {said}"
-    assert headline(first.results).title.startswith("Tail pseudo-perplexity: the last 16 tokens")
+    assert main_tables(first)[0].title == f"Pseudo-perplexity {said}"
+    assert headline(first).title.startswith("Tail pseudo-perplexity: the last 16 tokens")
     assert first.results["protocol"] == "pseudo-perplexity"
     assert (first.results["mask_stride"], first.results["tail_tokens"]) == (8, 16)
     names = first.results["variants"]["extended"]["metrics"].keys()

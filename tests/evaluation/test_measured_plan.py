@@ -26,7 +26,7 @@ from ropext.jsontext import values_json
 from ropext.narration import Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
-from ropext.report.tables import ranking_text
+from ropext.report.ranking import ranking_text
 
 DEMO = Path(ropext.__file__).parent / "demo"
 
@@ -58,18 +58,17 @@ def test_the_numbers_are_those_of_eval(place, found):
         method="pi,ntk,dynamic,by-parts,llama3,yarn,self-extend",
         factor="4",
     )
-    assert {own.method for own in ranking.rows} == {
-        *("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn")
-    }
-    assert [own.method for own in ranking.beside] == ["self-extend"]  # measured, never taken
-    for own in (*ranking.rows, *ranking.beside):
-        metrics = done.results["variants"][f"{own.method}-4x"]["metrics"]
-        assert values_json(own.tail) == metrics["tail@256"]
-        assert values_json(own.tail_nll) == metrics["tail_nll@256"]
-        assert values_json(own.gain) == metrics["gain@256"]
-        assert values_json(own.short_tax) == metrics["short_tax"]
+    ranked = list(ranking.standing.behind)
+    assert {*ranked} == {"pi", "ntk", "dynamic", "by-parts", "llama3", "yarn"}
+    assert list(ranking.beside) == ["self-extend"]  # measured, never taken
+    for method in (*ranked, *ranking.beside):
+        metrics = done.results["variants"][f"{method}-4x"]["metrics"]
+        assert values_json(ranking.tail(method)) == metrics["tail@256"]
+        assert values_json(ranking.tail_nll(method)) == metrics["tail_nll@256"]
+        assert values_json(ranking.gain(method)) == metrics["gain@256"]
+        assert values_json(ranking.short_tax(method)) == metrics["short_tax"]
         assert values_json(ranking.in_window) == metrics["in_window@256"]
-    tails = [own.tail.value for own in ranking.rows]
+    tails = [ranking.tail(method).value for method in ranked]
     assert tails == sorted(tails)
 
 
@@ -83,10 +82,11 @@ def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
 
 def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, found):
     ranking = found[0].ranking
-    beside, best = ranking.beside[0], ranking.best
-    assert beside.behind.value == pytest.approx(beside.tail_nll.value - best.tail_nll.value)
+    behind = ranking.beside["self-extend"].value
+    apart = ranking.tail_nll("self-extend").value - ranking.tail_nll(ranking.best).value
+    assert behind == pytest.approx(apart)
     said = ranking_text(ranking, found[0].plans, {})
-    line = f"self-extend, in memory alone: {beside.behind.value:+.4f} nats a token"
+    line = f"self-extend, in memory alone: {behind:+.4f} nats a token"
     assert line in " ".join(said.split())
     assert "no stock checkpoint carries it (ropext serve, ropext.patch)" in " ".join(said.split())
 
@@ -94,8 +94,8 @@ def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, f
 def test_a_model_whose_attention_cannot_be_folded_is_ranked_all_the_same(place, tmp_path):
     write_checkpoint(tmp_path / "gemma2", kind="gemma2", sliding_window=512)
     done = measure(str(tmp_path / "gemma2"), str(place / "few.jsonl"), factor=4.0)
-    assert done.ranking.rows
-    assert done.ranking.beside == ()
+    assert done.ranking.standing.behind
+    assert done.ranking.beside == {}
     assert done.tokens == 7 * (len(done.plans) * 256 + 7 * 64)
 
 

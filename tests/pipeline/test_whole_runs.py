@@ -152,7 +152,7 @@ def test_a_fit_stands_between_the_extension_and_the_training(tmp_path, monkeypat
     }
     done = ropext.run(wish, "out")
     assert list(done.stages) == ["plan", "extend", "fit", "evaluate", "report"]
-    assert list(done.evidence.results["variants"])[-2:] == ["extended", "fitted"]
+    assert list(done.evidence.measured.models)[-2:] == ["extended", "fitted"]
     record = json.loads((tmp_path / "out/ropext.json").read_text())
     assert record["fit"]
     again = ropext.run(wish, "out")

@@ -9,7 +9,7 @@ from fake_server import Fake, looked_up, serving
 
 import ropext
 from ropext.bundled import find_model
-from ropext.evaluation import session
+from ropext.evaluation import assembling
 from ropext.results.measurement import discordances
 from ropext.results.retrieval import ItemScore, sign_test
 from ropext.results.rundir import read_run
@@ -112,7 +112,7 @@ def test_a_directory_that_was_asked_the_very_words_is_paired(tmp_path, capsys, m
     asked = ("--tasks", "niah_single_1", "--lengths", "512", "--items", "1")
     asked += ("--depths", "0,1")
     # The bundled model answers nothing in words; which questions are alike is what counts here.
-    monkeypatch.setattr(session, "not_measurable", lambda items, context: {})
+    monkeypatch.setattr(assembling, "not_measurable", lambda items, context: {})
     code, told = run("eval", "ropext://demo", *asked, "-o", tmp_path / "demo", capsys=capsys)
     assert code == 0, told.err
     place = find_model("ropext://demo")

@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation, Text
 
 from ropext.report import plots
-from ropext.report.plots import Curve
+from ropext.report.plots import Curve, LinePlot
 from ropext.results.values import Value
 
 PLACES = (181.0, 304.4, 362.0, 430.5, 512.0, 608.9, 724.1, 861.1, 939.0)
@@ -29,7 +29,7 @@ def test_the_numbers_beside_arrows_stand_apart():
         curve("mine", 3, -1.8),
     ]
     axis = plots.axes("Gain", "nats")
-    plots._curves(axis, lines, 256, 1024, None, zero=True)
+    plots.draw_curves(axis, LinePlot("Gain", "nats", 256, 1024, has_zero=True), lines)
     figure = axis.get_figure(root=True)
     canvas = FigureCanvasAgg(figure)
     figure.legend(loc="outside right upper")

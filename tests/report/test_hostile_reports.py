@@ -13,7 +13,7 @@ import pytest
 from command_line import run
 from pages import Elements, check
 
-from ropext.report.html import page
+from ropext.report.html import Page, as_html
 from ropext.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
@@ -97,8 +97,8 @@ def reports(folder):
     ropext("compare", evaluated, poisoned(evaluated, folder / "theirs"), "-o", folder / "again")
     ropext("run", recipe, "-o", folder / named("ran"))
     table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
-    own = page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], {NAME: b"\x89PNG"}, SCRIPT)
-    (folder / "page.html").write_text(own)
+    page = Page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], SCRIPT)
+    (folder / "page.html").write_text(as_html(page, {NAME: b"\x89PNG"}))
     ran = folder / f"{named('ran')}.run"
     return {
         "eval": evaluated / "report.html",

@@ -5,7 +5,8 @@ import warnings
 import pytest
 
 from ropext.report import plots
-from ropext.report.plots import Curve
+from ropext.report.plots import Curve, LinePlot
+from ropext.results.retrieval import HeatCell
 from ropext.results.values import Value
 from ropext.rope import Rope
 
@@ -19,11 +20,9 @@ def test_any_name_is_drawn_without_a_word(name):
         warnings.simplefilter("error")
         line = Curve(name, (16.0, 128.0), VALUES)
         drawn = [
-            plots.lines(f"difference to {name}", "y", [line], 64, 128),
+            plots.lines(LinePlot(f"difference to {name}", "y", 64, 128), [line]),
             plots.spectra("T", {name: [1.0, 0.5], "base": [1.0, 0.4]}),
-            plots.heat_maps(
-                "T", "share", {name: [{"length": 64, "depth": 0.5, "share": VALUES[0]}]}
-            ),
+            plots.heat_maps("T", "share", {name: [HeatCell(64, 0.5, VALUES[0])]}),
         ]
         drawn.append(plots.plot(Rope(8, 1e4, 64), {}, 128, name))
     for picture in drawn:
@@ -43,7 +42,7 @@ def drawn(zero, **lines):
         for name, values in lines.items()
     ]
     axis = plots.axes("t", "y")
-    plots._curves(axis, curves, 256, 2048, None, zero)
+    plots.draw_curves(axis, LinePlot("t", "y", 256, 2048, has_zero=zero), curves)
     return axis
 
 

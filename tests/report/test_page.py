@@ -5,8 +5,8 @@ import base64
 import pytest
 from pages import check
 
-from ropext.report.html import page
-from ropext.report.tables import number, shown
+from ropext.report.cells import number, shown
+from ropext.report.html import Page, as_html
 from ropext.results.values import Value
 from ropext.table import Table, as_markdown, as_text, columns
 
@@ -19,7 +19,8 @@ PNG = base64.b64decode(
 @pytest.fixture
 def html():
     table = Table(HOSTILE, HOSTILE, (HOSTILE, "1k"), ((HOSTILE, "3.1"),))
-    return page(HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], [table, table], {HOSTILE: PNG}, HOSTILE)
+    page = Page(HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], [table, table], HOSTILE)
+    return as_html(page, {HOSTILE: PNG})
 
 
 def test_nothing_hostile_becomes_markup_and_nothing_is_fetched(html):

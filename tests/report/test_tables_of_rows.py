@@ -1,11 +1,15 @@
 """What a terminal shows of an evaluation: one table, its columns explained, methods by factors."""
 
+from dataclasses import replace
+
 import pytest
 
-from ropext.jsontext import values_json
 from ropext.report import tables
-from ropext.report.tables import shown
-from ropext.results.values import Value, wilson
+from ropext.report.cells import shown
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
+from ropext.results.perplexity import Frame
+from ropext.results.values import Bootstrap, Value, wilson
 from ropext.table import as_text
 
 
@@ -14,24 +18,19 @@ def lone(value, half=0.1, n=16):
 
 
 def variant(kind, retrieval=(), method=None, factor=None, **numbers):
-    values = {name.replace("_at_", "@"): value for name, value in numbers.items()}
-    return {
-        "kind": kind,
-        "metrics": values_json(values),
-        "retrieval": {task: [] for task in retrieval},
-        "positions": [],
-        "verdicts": ["a sentence"] if kind == "extended" else [],
-        "overlap": None,
-        "method": method,
-        "factor": factor,
-        "target": factor and int(factor * 256),
-    }
+    metrics = {name.replace("_at_", "@"): value for name, value in numbers.items()}
+    verdicts = ("a sentence",) if kind == "extended" else ()
+    target = factor and int(factor * 256)
+    return MeasuredModel(
+        kind,
+        source=ModelSource(target=target, info={"method": method, "factor": factor}),
+        numbers=ModelNumbers(metrics, retrieval=dict.fromkeys(retrieval, ()), verdicts=verdicts),
+    )
 
 
 def results(lengths=(256, 512), **variants):
-    labels = {label.replace("_", "-"): own for label, own in variants.items()}
-    head = {"headline": "tail", "lengths": list(lengths), "context": 256, "tail_tokens": 64}
-    return head | {"variants": labels, "protocol": "ropext"}
+    models = {label.replace("_", "-"): model for label, model in variants.items()}
+    return Measurement(Frame(256, lengths, 64, Bootstrap(0)), models)
 
 
 BASE = variant("base", tail_at_256=lone(9), tail_at_512=lone(8), tail_at_1024=lone(7))
@@ -79,7 +78,8 @@ def test_many_of_rulers_tasks_share_the_column_of_their_mean():
     names = ("passkey", "niah_single_1", "niah_single_2", "vt", "cwe")
     asked = {f"{name}_at_512": wilson(5, 10) for name in (*names, "ruler")}
     for own, wanted in ((names, ["passkey", "ruler"]), (names[:4], [*names[:4]])):
-        found = results(m=extended(0.1, own, **asked)) | {"ruler": {}}
+        facts = EvaluationFacts(ruler=RulerTasks(names))
+        found = replace(results(m=extended(0.1, own, **asked)), facts=facts)
         (table,) = tables.main_tables(found)
         assert [head for head in table.header if head in asked_names(asked)] == wanted
 

@@ -36,22 +36,22 @@ def ranked(preference=(), base=None, **tails):
 def test_a_clear_winner_is_taken_whatever_is_preferred():
     levels = np.linspace(2, 5, 10)  # documents differ far more than the contenders do
     found = ranked(("worse", "better"), worse=levels + 0.2, better=levels)
-    assert [own.method for own in found.rows] == ["better", "worse"]
+    assert [*found.standing.behind] == ["better", "worse"]
     assert (found.taken, found.standing.is_sure, found.standing.tied) == (
         "better",
         True,
         ("better",),
     )
-    assert found.rows[1].behind.value == pytest.approx(0.2, abs=1e-6)
-    assert found.rows[1].behind.ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
-    assert found.best.tail.value == pytest.approx(math.exp(3.5), rel=1e-6)
+    assert found.standing.behind["worse"].value == pytest.approx(0.2, abs=1e-6)
+    assert found.standing.behind["worse"].ci95 == pytest.approx((0.2, 0.2), abs=1e-6)
+    assert found.tail("better").value == pytest.approx(math.exp(3.5), rel=1e-6)
 
 
 def test_a_tie_is_said_and_the_preferred_one_taken():
     levels, sway = np.linspace(2, 5, 10), np.array([0.3, -0.3] * 5)
     contenders = {"odd": levels, "plain": levels + sway + 0.01, "far": levels + 1}
     found = ranked(("plain", "far", "odd"), **contenders)
-    assert found.best.method == "odd"
+    assert found.best == "odd"
     assert found.standing.tied == ("odd", "plain")
     assert not found.standing.is_sure
     assert found.taken == "plain"
@@ -69,7 +69,7 @@ def test_the_lowest_of_many_equals_is_seldom_called_surely_the_lowest():
         found = rank(Measurement(frame, models))
         sure += found.standing.is_sure
         # Each comparison by itself leaves fewer and fewer in the tie.
-        naive += any(own.behind.sign != 0 for own in found.rows)
+        naive += any(behind.sign != 0 for behind in found.standing.behind.values())
     assert naive > 20
     assert sure <= 1
 
@@ -105,7 +105,7 @@ def test_a_lead_that_one_comparison_makes_sure_may_not_be_sure_among_many():
         ("low",),
         "low",
     )  # what is used is a choice, no claim
-    assert among.rows[1].behind_at_least < 0 < among.rows[1].behind.ci95[0]
+    assert among.standing.leads["next"] < 0 < among.standing.behind["next"].ci95[0]
 
 
 def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():
@@ -113,7 +113,7 @@ def test_below_eight_documents_nothing_is_sure_and_the_lowest_is_taken():
     found = ranked(("worse", "better"), worse=levels + 2, better=levels)
     assert found.taken == "better"
     assert not found.standing.is_sure
-    assert found.rows[1].behind.ci95 is None
+    assert found.standing.behind["worse"].ci95 is None
 
 
 def test_of_equal_contenders_the_preferred_one_is_taken():
@@ -125,6 +125,6 @@ def test_gain_is_against_the_base_on_the_same_tokens():
     levels = np.linspace(2, 5, 10)
     found = ranked(base=levels, helped=levels - 0.25, hurt=levels + 0.5)
     assert found.in_window.value == pytest.approx(math.exp(3.5), rel=1e-6)
-    assert found.rows[0].gain.value == pytest.approx(0.25, abs=1e-6)
-    assert found.rows[1].gain.value == pytest.approx(-0.5, abs=1e-6)
-    assert found.rows[0].short_tax.value == 0
+    assert found.gain("helped").value == pytest.approx(0.25, abs=1e-6)
+    assert found.gain("hurt").value == pytest.approx(-0.5, abs=1e-6)
+    assert found.short_tax("helped").value == 0

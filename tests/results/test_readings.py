@@ -17,7 +17,7 @@ from ropext.lengths import (
     tail_tokens,
 )
 from ropext.report.tables import tail_text
-from ropext.results.measurement import MeasuredModel, Measurement, differences, item_differences
+from ropext.results.measurement import MeasuredModel, Measurement, item_differences
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
     Documents,
@@ -106,7 +106,7 @@ def test_identities_of_the_numbers(setting):
     assert values["bpb@64"].value == pytest.approx(bits / num_bytes)
     # Buckets weighed by their tokens are the cumulative mean.
     rows = by_position(frame, reading, basis)
-    total = sum(row["nll"].value * (row["stop"] - row["start"]) for row in rows)
+    total = sum(row.nll.value * (row.stop - row.start) for row in rows)
     assert total / 255 == pytest.approx(math.log(values["cumulative@256"].value), abs=1e-12)
 
 
@@ -204,7 +204,7 @@ def test_pairing_makes_the_error_bar_smaller_and_follows_the_hash_not_the_order(
     assert delta.se < 0.1 * unpaired
     assert last.winner == "a"
     assert compared.documents == 12
-    spans = [(row["start"], row["stop"]) for row in compared.positions["b"]]
+    spans = [(octave.start, octave.stop) for octave in compared.positions["b"]]
     assert spans == list(octaves(64, 256, 4))
 
 
@@ -238,7 +238,7 @@ def test_differences_for_gates_are_paired_nats(setting):
     rng, frame, own = setting
     left, right = arrays(rng, 12, 256), arrays(rng, 12, 256)
     a, b = contender("a", frame, own, left), contender("a", frame, own, right)
-    values = differences(a, b)
+    values = a.difference("a", b)
     span = frame.tail_span(128)
     expected = frame.difference(Reading("", {256: left}), Reading("", {256: right}), span)
     assert values["tail@128"].value == pytest.approx(expected.value, abs=1e-12)
@@ -261,7 +261,7 @@ def test_retrieval_numbers():
     # 0.85 * 0.9 = 0.765: 0.8 holds, 0.7 does not.
     assert values["effective_context.passkey"] == Value(128.0, None, None, 10)
     cells = heat_map(items)["passkey"]
-    assert [(cell["length"], cell["share"].value) for cell in cells] == [
+    assert [(cell.length, cell.share.value) for cell in cells] == [
         (64, 0.9),
         (128, 0.8),
         (256, 0.7),
@@ -297,8 +297,8 @@ def test_a_cell_of_the_heat_map_counts_haystacks_too():
     """Ten questions a haystack ask the same depth twice over it."""
     asked = [item("niah_multikey_2", 64, 0.5, k // 2, k < 4, 1.0) for k in range(8)]
     (cell,) = heat_map(asked)["niah_multikey_2"]
-    assert cell["share"] == share_of(asked)
-    assert cell["share"].ci95[0] < wilson(4, 8).ci95[0] - 0.02
+    assert cell.share == share_of(asked)
+    assert cell.share.ci95[0] < wilson(4, 8).ci95[0] - 0.02
 
 
 def test_questions_over_one_haystack_are_one_unit():

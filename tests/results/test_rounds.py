@@ -6,9 +6,10 @@ import pytest
 from ropext.jsontext import values_json
 from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.rules import because, standing, verdict
-from ropext.results.values import Bootstrap
+from ropext.results.values import Bootstrap, Value
 
 FRAME = Frame(8, (16,), 4, Bootstrap(0))
 
@@ -62,11 +63,11 @@ def test_why():
     assert because(done, "b") == "as low as a on 8 documents, and the plainer form"
 
 
-def results(gain, ci95, tax=0.0):
+def measured_fit(gain, ci95, tax=0.0):
     se = None if ci95 is None else (ci95[1] - ci95[0]) / 4
-    value = {"value": gain, "se": se, "ci95": ci95, "n": 8}
-    own = {"gain@4096": value, "short_tax": {"value": tax, "se": 0.1, "ci95": [0, 0], "n": 8}}
-    return {"variants": {"fitted": {"metrics": own}}}
+    values = {"gain@4096": Value(gain, se, ci95, 8), "short_tax": Value(tax, 0.1, (0, 0), 8)}
+    model = MeasuredModel(numbers=ModelNumbers(values))
+    return Measurement(FRAME, {"fitted": model})
 
 
 LEAVE = "leave this model as it is: it reads 4k untouched"
@@ -100,7 +101,7 @@ LEAVE = "leave this model as it is: it reads 4k untouched"
 )
 def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
     choice = {"taken": taken, "target": 4096, "because": "because of that"}
-    found = verdict(choice, results(gain, ci95, tax=0.02), "fitted")
+    found = verdict(choice, measured_fit(gain, ci95, tax=0.02), "fitted")
     assert said in found.sentence
     assert found.gain.value == gain
     assert values_json(found)["short_tax"]["value"] == 0.02

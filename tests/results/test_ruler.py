@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ropext.errors import UsageError
-from ropext.jsontext import values_json
 from ropext.options.evaluate import Evaluate
-from ropext.report.tables import item_table, score_text
+from ropext.report.comparison import item_table
+from ropext.report.tables import score_text
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import item_differences
 from ropext.results.model_index import _of_metrics
@@ -150,7 +150,7 @@ def test_a_comparison_is_over_the_same_questions():
 def test_a_score_that_counts_parts_is_not_called_exact(task):
     """In the default table, in a comparison, and in a card, where every task arrives."""
     items = [replace(own, task=task) for own in answers({4096: 0.5}, ["vt"])]
-    values = values_json(retrieval_values(items, CONTEXT, Bootstrap()))
+    values = retrieval_values(items, CONTEXT, Bootstrap())
     (figure,) = _of_metrics(values, "DATA", None, None)
     differences = item_table({"m": item_differences(items, items, Bootstrap())}, "base")
     told = [score_text([task]), differences.note, figure.name]

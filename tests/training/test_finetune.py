@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ import ropext
 from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
+from ropext.jsontext import values_json
 from ropext.narration import Pace
 from ropext.results import rules
 from ropext.results.measurement import Store
+from ropext.results.values import Value
 from ropext.training import count_training, report, train, trainer
 
 pytestmark = pytest.mark.slow
@@ -111,19 +114,21 @@ def test_room_for_the_output_is_asked_for_before_the_training(
 
 
 def test_fewer_than_eight_documents_give_no_verdict():
-    value = {"value": 1.0, "se": None, "ci95": None, "range": [0.9, 1.1], "n": 7}
+    value = Value(1.0, None, None, 7, range=(0.9, 1.1))
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
     assert report.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
-    value["ci95"] = [0.9, 1.1]
-    assert "nats a token" in report.verdict(numbers, 256)[0]
+    sure = {label: {"tail_nll@256": replace(value, ci95=(0.9, 1.1))} for label in numbers}
+    assert "nats a token" in report.verdict(sure, 256)[0]
 
 
 def test_the_table_sets_each_model_against_the_base_paired_by_document():
     def values(tail, gain, half):
-        rest = {"se": None, "ci95": None, "range": None, "n": 8}
-        said = rest | {"value": gain, "ci95": [gain - half, gain + half] if half else None}
-        wide = rest | {"value": tail, "ci95": [tail - 1, tail + 1]}
-        return {"tail_nll@256": wide, "gain@256": said, "short_tax": rest | {"value": 0.01}}
+        interval = (gain - half, gain + half) if half else None
+        return {
+            "tail_nll@256": Value(tail, None, (tail - 1, tail + 1), 8),
+            "gain@256": Value(gain, None, interval, 8),
+            "short_tax": Value(0.01, None, None, 8),
+        }
 
     numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
     numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
@@ -196,12 +201,12 @@ def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
     assert [entry["step"] for entry in done.losses] == list(range(1, 9))
     assert done.losses[-1]["loss"] < done.losses[0]["loss"] - 0.1
     assert [entry["step"] for entry in done.evaluations] == [4, 8]
-    tail = {label: own["tail_nll@256"]["value"] for label, own in done.numbers.items()}
+    tail = {label: own["tail_nll@256"].value for label, own in done.numbers.items()}
     assert tail["tuned"] < tail["untuned"] - 0.1
     assert tail["control"] < tail["base"] - 0.1
     # The evaluation inside of the training and the one afterwards read the same weights.
     assert done.evaluations[-1]["tail_nll"] == pytest.approx(tail["tuned"], abs=1e-5)
-    assert done.numbers["base"]["short_tax"]["value"] == 0
+    assert done.numbers["base"]["short_tax"].value == 0
     assert len(done.control["losses"]) == 8
 
 
@@ -227,7 +232,7 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
         nll = torch.nn.functional.cross_entropy(logits[47:63], ids[240:256], reduction="none")
         losses.append(float(nll.mean()))
     assert len(losses) == 3
-    found = done.numbers["base"]["tail_nll@256"]["value"]
+    found = done.numbers["base"]["tail_nll@256"].value
     assert found == pytest.approx(np.mean(losses), abs=1e-5)
 
 
@@ -256,10 +261,10 @@ def test_record_and_card_tell_the_run(tuned, extended):
     assert record["finetune"]["tokens"] == 8 * 512
     assert record["finetune"]["overlap"]["mark"] == ""  # of 8 steps none was chosen
     assert "chose" not in record["trained_on"]
-    assert record["finetune"]["numbers"] == json.loads(json.dumps(done.numbers))
+    assert record["finetune"]["numbers"] == values_json(done.numbers)
     assert record["proof"]["rotary_modules"] == 1
     card = (output / "README.md").read_text()
-    tail = done.numbers["tuned"]["tail_nll@256"]["value"]
+    tail = done.numbers["tuned"]["tail_nll@256"].value
     assert f"| {tail:.4f} |" in card
     assert "the base trained on the same tokens" in card
     assert str(output.parent) not in card

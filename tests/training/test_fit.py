@@ -23,6 +23,7 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
+from ropext.jsontext import values_json
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
@@ -81,9 +82,9 @@ def fitted(tmp_path_factory):
 def test_it_finds_the_true_spectrum_again(fitted):
     done, _, told, _ = fitted
     assert done.kept == "fitted", told
-    assert done.change["ci95"][1] < -1
+    assert done.change.ci95[1] < -1
     numbers = [done.numbers[label] for label in ("start", "fitted")]
-    start, found = (own["far_half_nll@256"]["value"] for own in numbers)
+    start, found = (values["far_half_nll@256"].value for values in numbers)
     true = np.mean([half for half, _ in losses_of(DEMO / "checkpoint", done)])
     assert start > true + 1
     assert found - true < 0.1 * (start - true)
@@ -165,8 +166,8 @@ def test_stock_transformers_builds_the_fitted_spectrum_from_what_is_written(fitt
 def test_the_numbers_are_those_of_stock_transformers_on_what_is_written(fitted):
     done, output, _, _ = fitted
     half, tail = np.mean(losses_of(output, done), axis=0)
-    assert done.numbers["fitted"]["far_half_nll@256"]["value"] == pytest.approx(half, abs=1e-4)
-    assert done.numbers["fitted"]["tail_nll@256"]["value"] == pytest.approx(tail, abs=1e-4)
+    assert done.numbers["fitted"]["far_half_nll@256"].value == pytest.approx(half, abs=1e-4)
+    assert done.numbers["fitted"]["tail_nll@256"].value == pytest.approx(tail, abs=1e-4)
 
 
 def test_what_it_leaves_tells_the_fit(fitted):
@@ -178,7 +179,7 @@ def test_what_it_leaves_tells_the_fit(fitted):
     assert (section["kept"], section["start"], section["step"]) == ("fitted", "pi", done.step)
     assert section["tokens"] == 48 * 4096
     assert len(section["judging"]) == 8
-    assert section["change"] == done.change
+    assert section["change"] == values_json(done.change)
     card = (output / "README.md").read_text()
     assert "fitted on text with the weights frozen: 17 numbers" in card
     assert "short tax" in card
@@ -271,7 +272,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     assert (done.kept, done.step) == ("start", 0)
     assert done.forward_tokens == sum(read)
     assert not (tmp_path / "out.run").exists()
-    assert done.change["value"] > -1e-5  # the first step of the warm-up moves nothing
+    assert done.change.value > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
     assert done.judgements[4] > done.judgements[3] + 0.1  # once more, with a third of the rate
     assert any("no step is better than yarn by 0.01 nats a token or more" in own for own in told)
@@ -586,9 +587,9 @@ def test_a_model_that_answers_nothing_is_not_asked_at_the_target(base, stories, 
     options = RANDOM | {"retrieval_items": 10, "retrieval_share": 0.5, "steps": 2}
     done = train("fit", base, str(stories), tmp_path / "out", **options)
     assert any("the base does not answer them inside its own context" in own for own in done.notes)
-    assert done.numbers["base"]["passkey@64"]["n"] == 10
+    assert done.numbers["base"]["passkey@64"].n == 10
     assert done.measurement.values("fitted")["tail_nll@256"].value == pytest.approx(
-        done.numbers["fitted"]["tail_nll@256"]["value"], abs=0
+        done.numbers["fitted"]["tail_nll@256"].value, abs=0
     )
     assert not any(name.startswith("passkey") for name in done.numbers["start"])
     assert done.objective.rows.rows.questions is None

@@ -141,11 +141,11 @@ def test_the_judge_is_the_evaluation(place):
     for label, own in found.results["variants"].items():
         for name in (f"tail_nll@{CONTEXT}", f"tail_nll@{TARGET}"):
             value = own["metrics"][name]["value"]
-            assert done.numbers[label][name]["value"] == pytest.approx(value, abs=1e-5)
+            assert done.numbers[label][name].value == pytest.approx(value, abs=1e-5)
     assert any("are pseudo-perplexities" in note for note in done.notes)
     # What a training without --steps stops by: the tokens that were masked, and no others.
     assert [own["step"] for own in done.evaluations] == [1, 2, 3]
-    last = done.numbers["tuned"][f"tail_nll@{TARGET}"]["value"]
+    last = done.numbers["tuned"][f"tail_nll@{TARGET}"].value
     assert done.evaluations[-1]["held_out"] == pytest.approx(last, abs=1e-5)
 
 

@@ -82,12 +82,12 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert any("8 of 8 documents were trained on" in line for line in found.results["warnings"])
     (label,) = [name for name in found.results["variants"] if name not in ("base", "untouched")]
     name = f"{label} (8 of 8 trained on)"
-    shown = [table for table in tables.text_tables(found.results) if table.rows]
+    shown = [table for table in tables.text_tables(found) if table.rows]
     assert len(shown) >= 5
     for table in shown:
         assert name in [row[0] for row in table.rows], table.title
         assert not any(row[0].startswith("base (") for row in table.rows)
-    (retrieval,) = tables.retrieval_tables(found.results)
+    (retrieval,) = tables.retrieval_tables(found)
     assert label in [row[0] for row in retrieval.rows]  # keys are no documents
     assert name in (again / "report.md").read_text().replace("\\", "")
     gates = [parse_gate(f"{metric}.value > 1e9") for metric in ("tail@256", "passkey@256")]

@@ -1,0 +1,98 @@
+"""The numbers of an evaluation, from what its models read and answered."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ropext.evaluation.preparing import Evaluation
+from ropext.evaluation.variants import Variant
+from ropext.jsontext import JsonObject, values_json
+from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
+from ropext.results.overlap import marked
+from ropext.results.perplexity import SHORT_WINDOW, OctaveLoss, by_position, verdicts
+from ropext.results.retrieval import ItemScore, heat_map, not_measurable, ruler_tasks
+
+
+def assembled(
+    evaluation: Evaluation,
+    done: Measurement,
+    stores: Mapping[str, Store],
+    lm_eval: Mapping[str, JsonObject] | None,
+) -> Measurement:
+    """Return the whole measurement: each model with where it came from and its numbers, which leave
+    out the answers of tasks that cannot be measured. They depend on the units' files alone."""
+    models = dict[str, MeasuredModel]()
+    items = dict[str, tuple[ItemScore, ...]]()
+    for label, model in done.models.items():
+        models[label] = replace(model, overlap=evaluation.overlaps.get(label))
+        items[label] = model.items
+    left_out = not_measurable(items, evaluation.frame.context)
+    whole = replace(done, models=models)
+    measurable = whole.without(left_out)
+    for variant in evaluation.lineup.variants:
+        label = variant.label
+        models[label] = replace(
+            models[label],
+            source=_source(evaluation, variant, stores[label], done.documents is not None),
+            numbers=_numbers(measurable, variant),
+        )
+    facts = EvaluationFacts(
+        protocol=evaluation.protocol.name,
+        protocol_text=evaluation.protocol.text,
+        headline=evaluation.protocol.headline,
+        short_window=SHORT_WINDOW,
+        documents=evaluation.corpus.to_json() if evaluation.corpus else None,
+        warnings=(*evaluation.warnings, *left_out.values()),
+        not_measurable=left_out,
+        ruler=_ruler(measurable.models.values()),
+        lm_eval=lm_eval,
+    )
+    return replace(whole, models=models, facts=facts)
+
+
+def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
+    """Name the tasks of RULER of which `ruler@C` is the mean; None where there are none."""
+    names = dict[str, None]()
+    for model in models:
+        for item in model.items:
+            names[f"{item.task}@{item.length}"] = None
+    tasks, partly = ruler_tasks(names)
+    if not tasks:
+        return None
+    return RulerTasks(tuple(tasks), tuple(partly))
+
+
+def _source(
+    evaluation: Evaluation, variant: Variant, store: Store, has_documents: bool
+) -> ModelSource:
+    info = dict(variant.info)
+    info.pop("target", None)  # stands by itself
+    passes = dict[str, int]()
+    if has_documents:
+        passes = variant.regimes(evaluation.frame)
+    return ModelSource(
+        name=variant.snapshot.name,
+        target=variant.target,
+        adapter=variant.adapter,
+        info=info,
+        store=store.file().name,
+        passes=passes,
+    )
+
+
+def _numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
+    """Return all numbers of one variant."""
+    label = variant.label
+    frame = measured.frame
+    model = measured.models[label]
+    values = measured.values(label)
+    positions = list[OctaveLoss]()
+    if model.reading is not None:
+        positions = by_position(frame, model.reading, measured.base(label))
+    lines = list[str]()
+    if not variant.reads_short:
+        lines = verdicts(frame, values, marked(label, model.mark()))
+    numbers = ModelNumbers(values, tuple(positions), heat_map(model.items), tuple(lines))
+    # JSON has no infinity: reports show the same whether a run was read back or has just ended.
+    written = values_json(numbers.to_json())
+    return ModelNumbers.from_json(written | {"verdicts": lines})

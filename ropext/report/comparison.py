@@ -1,0 +1,116 @@
+"""What `ropext compare` found, as tables."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ropext.lengths import length_text
+from ropext.report.cells import BLANK, Column, Values, at_lengths, nats, shown, table_of
+from ropext.report.tables import score_text, tail_text
+from ropext.results.gates import metric_text
+from ropext.results.measurement import Discordance
+from ropext.results.overlap import marked
+from ropext.results.rules import Comparison
+from ropext.results.values import Value
+from ropext.table import Table
+
+
+def comparison_tables(compared: Comparison) -> list[Table]:
+    """Lay out tails with their winner, and paired differences to the first run."""
+    frame = compared.measured.frame
+    lengths = [row.length for row in compared.lengths]
+    rows = _rows(compared)
+    kind = "pseudo-perplexity" if frame.mask_stride else "perplexity"
+    inside = f"positions before {frame.context}"
+    if frame.mask_stride:
+        inside = f"the tail in windows of {frame.context}"
+    tails = table_of(
+        f"Tail {kind}, {compared.documents} paired documents",
+        f"{tail_text(frame.tail, (), frame.mask_stride)}; a winner only where it is "
+        "surely below every other one, paired, all comparisons allowed for",
+        rows,
+        at_lengths("tail", lengths, shown),
+    )
+    winners = ["winner"]
+    for row in compared.lengths:
+        winners.append(row.winner or BLANK)
+    return [
+        replace(tails, rows=(*tails.rows, tuple(winners))),
+        table_of(
+            f"NLL difference to {compared.reference} (nats per token, paired)",
+            "below zero is better than the reference",
+            rows,
+            at_lengths("behind", lengths, nats),
+        ),
+        table_of(
+            f"NLL difference to {compared.reference} inside the trained context",
+            inside,
+            rows,
+            [Column("difference", "short", nats)],
+        ),
+    ]
+
+
+def _rows(compared: Comparison) -> list[tuple[str, Values]]:
+    """Return of each model its tail at each length, `tail@C`, and its differences to the reference:
+    `behind@C`, and `short` inside the trained context."""
+    rows = list[tuple[str, Values]]()
+    for label in compared.lengths[0].tail:
+        values = dict[str, Value | None]()
+        for row in compared.lengths:
+            values[f"tail@{row.length}"] = row.tail[label]
+            if label in row.difference:
+                values[f"behind@{row.length}"] = row.difference[label]
+        if label in compared.short:
+            values["short"] = compared.short[label]
+        rows.append((marked(label, compared.marks.get(label, "")), values))
+    return rows
+
+
+def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
+    """Lay out the differences of answers by task and length, for each model."""
+    names = dict[str, None]()
+    for values in differences.values():
+        for name in values:
+            if "_nll@" not in name:
+                names[name] = None
+    columns = list[Column]()
+    for name in names:
+        columns.append(Column(metric_text(name), name, _signed))
+    note = f"difference over the same questions; {score_text(_tasks(names))}"
+    return table_of(f"Retrieval, difference to {reference}", note, differences.items(), columns)
+
+
+def _tasks(names: Iterable[str]) -> list[str]:
+    """Name the tasks of some metrics, each once."""
+    return list(dict.fromkeys(name.partition("@")[0] for name in names))
+
+
+def _signed(value: Value | None) -> str:
+    return shown(value, sign=True)
+
+
+def discordance_table(
+    runs: Mapping[str, Mapping[tuple[str, int], Discordance]], reference: str
+) -> Table:
+    """Lay out how many texts one of two servers reads better, and how likely so uneven a split
+    is."""
+    rows = list[tuple[str, ...]]()
+    for label, places in runs.items():
+        for (task, length), split in places.items():
+            rows.append(
+                (
+                    label,
+                    task,
+                    length_text(length),
+                    str(split.more),
+                    str(split.fewer),
+                    str(split.alike),
+                    f"{split.p:.3f}",
+                )
+            )
+    header = ("", "task", "length", "found more", "found fewer", "as many", "p")
+    note = (
+        "texts, each with its questions together; p: exact sign test (McNemar's, where a text has "
+        "one question)"
+    )
+    return Table(f"Text by text, against {reference}", note, header, tuple(rows))

@@ -1,0 +1,57 @@
+"""results.json keeps its keys, their order and every digit through a `Measurement`.
+
+The files in `recorded` were written before `Measurement` had types for what they hold.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ropext.jsontext import write_json
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
+from ropext.results.perplexity import Frame
+from ropext.results.retrieval import HeatCell
+from ropext.results.rundir import _measurement
+from ropext.results.values import Bootstrap, Value
+
+RECORDED = Path(__file__).with_name("recorded")
+# Written only where an option or the kind of the model asks for it.
+RARE = {
+    "mask_stride": {"mask_stride": 8},
+    "lm_eval": {"lm_eval": {"yarn-4x": {"task": {"acc,none": 0.5, "alias": "task"}}}},
+}
+
+
+@pytest.mark.parametrize("name", ["eval", "protocol-yarn", "endpoint"])
+def test_a_recorded_file_is_written_as_it_was_read(tmp_path, name):
+    recorded = RECORDED / f"{name}.json"
+    measured = _measurement(tmp_path, {}, json.loads(recorded.read_text("utf-8")))
+    write_json(tmp_path / "results.json", measured.results)
+    assert (tmp_path / "results.json").read_bytes() == recorded.read_bytes()
+
+
+@pytest.mark.parametrize("key", RARE)
+def test_a_key_that_few_runs_have_is_kept(tmp_path, key):
+    recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
+    assert key not in recorded
+    assert key not in _measurement(tmp_path, {}, recorded).results
+    assert _measurement(tmp_path, {}, recorded | RARE[key]).results == recorded | RARE[key]
+
+
+def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
+    """JSON has neither infinity nor not-a-number."""
+    exploded = Value(float("inf"), None, (1.0, float("inf")), 8)
+    cell = HeatCell(64, None, exploded, float("nan"))
+    numbers = ModelNumbers({"tail@64": exploded}, retrieval={"passkey": (cell,)})
+    model = MeasuredModel(source=ModelSource(store="s"), numbers=numbers)
+    frame = Frame(64, (64,), 16, Bootstrap(3))
+    measured = Measurement(frame, {"m": model}, facts=EvaluationFacts())
+    again = _measurement(tmp_path, {}, measured.results)
+    assert again.results == measured.results
+    assert again.frame == frame
+    read = again.values("m")["tail@64"]
+    assert str(read.value) == "nan"
+    assert read.ci95[0] == 1.0
+    assert str(again.models["m"].numbers.retrieval["passkey"][0].answer_nll) == "nan"
