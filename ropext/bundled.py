@@ -113,7 +113,10 @@ def find_gguf(name: str) -> Path | None:
         said = f"{name} is in LM Studio's folder {len(paths)} times: {_list(paths)}"
         raise InputError(f"{said}; name one by its path")
     if not paths:
-        raise InputError(f"there is no file {name}, here or in LM Studio's folder")
+        there = [path.name for path in sorted(folder.glob("*/*/*.gguf"))]
+        models = [file for file in there if not _BESIDE.match(file)]
+        holds = f", which holds {_list(models)}" if models else ""
+        raise InputError(f"there is no file {name}, here or in LM Studio's folder {folder}{holds}")
     return paths[0]
 
 

@@ -53,6 +53,8 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
             f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
             "makes one of its parts"
         )
+    for package in ("torch", "transformers", "gguf"):  # transformers names torch where gguf lacks
+        import_module(package)
     needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)
     say(
@@ -77,7 +79,6 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import_module("gguf")  # where it is missing, transformers says that torch is missing too
     path = model.head.path
     keywords: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
     try:

@@ -139,6 +139,19 @@ def test_what_ollama_does_not_have_is_one_sentence(homes, name, says, capsys):
         bundled.find_gguf(name)
 
 
+def test_a_name_that_lm_studio_does_not_have_comes_with_those_that_it_has(homes, tmp_path):
+    folder = tmp_path / ".lmstudio/models"
+    with pytest.raises(InputError) as caught:
+        bundled.find_gguf("small.Q4_0.gguf")
+    assert str(caught.value) == (
+        "there is no file small.Q4_0.gguf, here or in LM Studio's folder "
+        f"{folder}, which holds small.Q8_0.gguf"
+    )
+    homes["lm studio"].unlink()
+    with pytest.raises(InputError, match=r"LM Studio's folder .*models$"):
+        bundled.find_gguf("small.Q4_0.gguf")
+
+
 def test_folders_are_where_their_programs_say(homes, tmp_path, monkeypatch):
     (tmp_path / ".ollama/models").rename(tmp_path / "elsewhere")
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "elsewhere"))

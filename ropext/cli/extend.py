@@ -71,7 +71,9 @@ def command(
 ) -> None:
     """Write an extended checkpoint or GGUF and prove it. No weight changes; config.json does."""
     if output is None and not dry_run:
-        raise UsageError("give -o OUT, the directory to write (or --dry-run to see the plan)")
+        raise UsageError(
+            "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"
+        )
     push = asked_push(push_to_hub, public)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:

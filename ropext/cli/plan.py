@@ -1,5 +1,6 @@
 """`ropext plan MODEL`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +9,14 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import UsageError
+from ropext.errors import GateFailed, NotMeasured, UsageError
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend
 from ropext.options.fields import flag, reads
 from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
+    from ropext.inspecting import Served
     from ropext.planning import ExtensionPlan
 
 Plot = Annotated[
@@ -78,10 +80,7 @@ def command(
         names = Extend(**given).for_loaders
         served = inspecting.as_it_stands(model, revision=revision)
         if served is not None:
-            from ropext.report import text
-
-            out.result(text.served(served), served)
-            inspecting.gate(served, names)
+            _show_gated(out, served, names)
             return
     if room:
         _fit(out, model, MemoryOptions(**room), given, revision)
@@ -105,6 +104,19 @@ def _fit(
     fit = inspecting.memory_fit(model, room, length=made.target, revision=revision)
     body = f"{text.plan(made)}\n\n{memory(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
+
+
+def _show_gated(out: Out, served: "Served", names: Sequence[str]) -> None:
+    """Print how a model is read, and raise where one of these loaders reads it otherwise."""
+    from ropext import inspecting
+    from ropext.report import text
+
+    try:
+        inspecting.gate(served, names)
+    except (GateFailed, NotMeasured):
+        out.result(text.served(served), served)
+        raise
+    out.result(text.served(served, f"--for {','.join(names)}: read as its config means"), served)
 
 
 def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:

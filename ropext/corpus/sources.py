@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ropext import bundled
 from ropext.errors import InputError
 from ropext.inputs import check_link, is_path, open_regular
+from ropext.narration import pasted
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")
@@ -221,10 +222,10 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
         return
     try:
         yield from _within(reader(path, name, source), name, source)
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         raise InputError(
-            f"--data {path} is not UTF-8 text (byte {error.start} of what was read); convert it, "
-            "or give txt, jsonl or parquet"
+            f"--data {path} is not UTF-8 text: `iconv -f latin1 -t utf-8 {pasted(str(path))}` "
+            "converts it from Latin-1; or give txt, jsonl or parquet"
         ) from None
     except OSError as error:
         raise InputError(f"--data {path} cannot be read: {error.strerror or error}") from error

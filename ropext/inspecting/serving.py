@@ -47,7 +47,8 @@ def read_again(snapshot: Snapshot) -> Served:
     if snapshot.container:
         model = replace(model, container=snapshot.container)
         listed = readings_of(model, main.rope, main.rope.spectrum, main.params, model.context)
-        lines = loaders.file_lines(snapshot.name, model.context, listed, main.params)
+        nothing = dict[str, Any]()  # for Ollama's environment: the file is scaled already
+        lines = loaders.file_lines(snapshot.name, model.context, listed, nothing)
         return Served(snapshot.name, model, record, listed, lines)
     text = text_part(snapshot.config, model.path)
     read = partial(

@@ -151,7 +151,10 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
         limit = _limit(server, entry)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise NoServer(f"--endpoint {url}: no answer from the server ({reason})") from None
+        raise NoServer(
+            f"--endpoint {url}: no answer from the server ({reason}); start it, or name the "
+            "address that it prints"
+        ) from None
     except (KeyError, IndexError, TypeError, AttributeError):
         name = limit = None
     is_plain = isinstance(name, str) and len(name) < 1000 and name.isprintable()

@@ -1,7 +1,8 @@
 """Plans and inspections as plain text for a terminal."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.provenance import scaled_by_config
@@ -234,9 +235,10 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     return "\n".join(lines)
 
 
-WITHOUT_COPY = """\
-or without a copy: serve the base's own weights by these lines, and plain for short prompts
-(`extend --link hard` writes a directory that shares the weights)"""
+WITHOUT_COPY = (
+    "or without a copy: serve the base's own weights by these lines, and plain for short prompts"
+)
+SHARED = "(`extend --link hard` writes a directory that shares the weights)"
 
 
 def plan(made: ExtensionPlan) -> str:
@@ -264,7 +266,9 @@ def plan(made: ExtensionPlan) -> str:
     if lines := made.serving(out):
         parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(lines)]
     if lines := made.overrides():
-        parts += ["", WITHOUT_COPY, serving_text(lines)]
+        parts += ["", WITHOUT_COPY]
+        parts += [] if made.container else [SHARED]
+        parts.append(serving_text(lines))
     return "\n".join(parts)
 
 
@@ -317,12 +321,21 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
     parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
     parts = [*map(folded, parts)]
     if serving := made.serving(str(written.output)):
-        first = min(serving, key=lambda line: (not line.command, line.loader != "vllm"))
+        lines = serving if every else _usual(serving, made.container)
         others = "" if every else f" (in other programs: ropext plan {out})"
-        parts += ["", f"to serve it{others}", serving_text(serving if every else [first])]
+        parts += ["", f"to serve it{others}", serving_text(lines)]
     if made.sites:
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
+
+
+def _usual(serving: Sequence["Serving"], container: str) -> list["Serving"]:
+    """What most users need: every command that runs a GGUF file, without its notes, or the one of a
+    directory, vLLM's where it reads the form."""
+    commands = [replace(line, note="") for line in serving if line.command]
+    if container and commands:
+        return commands
+    return [min(serving, key=lambda line: (not line.command, line.loader != "vllm"))]
 
 
 def _proof(proof: Mapping[str, Any] | None) -> str:
@@ -349,8 +362,8 @@ def _proof(proof: Mapping[str, Any] | None) -> str:
     return f"{said}, one forward pass too" if agrees else f"{said}; {proof['forward']}".rstrip("; ")
 
 
-def served(read: Served) -> str:
-    """`ropext plan` on an extended directory: who reads it how."""
+def served(read: Served, verdict: str = "") -> str:
+    """`ropext plan` on an extended directory: the verdict of its gate, and who reads it how."""
     head = f"{read.directory}: {read.model.context:,} tokens"
     if read.record:
         head += f", extended from {read.record.context:,} by {read.record.method}"
@@ -358,7 +371,8 @@ def served(read: Served) -> str:
         head += f", {scaled}"
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
-    return "\n".join([head, "", READ, readers, "", "to serve it", lines])
+    first = [head, verdict] if verdict else [head]
+    return "\n".join([*first, "", READ, readers, "", "to serve it", lines])
 
 
 def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:

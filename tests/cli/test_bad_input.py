@@ -30,6 +30,11 @@ def edit(directory, **changes):
     return directory
 
 
+def test_an_output_may_be_a_file(refused, llama):
+    said = refused("extend", llama, "--factor", 4)
+    assert "give -o OUT, the directory or GGUF file to write" in said
+
+
 def test_not_a_model_directory(refused, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "config.json" in refused("plan", tmp_path / "empty", "--factor", 4)

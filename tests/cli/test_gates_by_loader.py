@@ -37,6 +37,8 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
     assert said in shown.err
     assert ("is not read as its config means" in shown.err) is (code == 3)
     assert ("what each loader makes of it" in shown.out) is (code != 2)
+    passed = f"--for {names}: read as its config means"
+    assert (shown.out.splitlines()[1:2] == [passed]) is (code == 0)
 
 
 def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):

@@ -380,6 +380,7 @@ def test_messages_go_through_the_chat_template(tmp_path):
         ("a.jsonl", b"[1]\n", "line 1: expected an object"),
         ("a.jsonl", b'{"text": 3}\n', "column text holds int"),
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
+        ("a.txt", b"caf\xe9", r"not UTF-8 text: `iconv -f latin1 -t utf-8 .*a\.txt`"),
         ("a.txt", b"a\x00b", "binary"),
         ("a.bin", b"\x80\x81", "not UTF-8"),
         ("a.parquet", b"nonsense", "not a parquet file"),

@@ -48,8 +48,7 @@ def test_a_missing_gguf_package_is_named_alone(tmp_path, monkeypatch, capsys):
     words = ("--data", "ropext://held-out", "--max-docs", "2")
     code, told = run("eval", tmp_path / "demo.gguf", *words, capsys=capsys)
     assert code == 2
-    last = told.err.splitlines()[-1]
-    assert last == "error: this needs gguf, which is not installed: pip install gguf"
+    assert told.err == "error: this needs gguf, which is not installed: pip install gguf\n"
 
 
 def tails(model):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transcriptions
+from command_line import run
 from gguf_files import ggml, making
 
 import ropext
@@ -90,6 +91,29 @@ def test_the_record_is_in_the_file(base, tmp_path):
         "ollama": f"ollama create long -f {out}.Modelfile",
         "lm-studio": f"lms import --copy {out}\nlms load --context-length 1024",
     }
+
+
+def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(base, tmp_path, capsys):
+    out = tmp_path / "long.gguf"
+    code, shown = run("extend", base, "--method", "yarn", "--factor", 4, "-o", out, capsys=capsys)
+    assert code == 0
+    lines = [line.strip() for line in shown.out.partition("to serve it")[2].splitlines()]
+    assert f"llama.cpp    llama-server -m {out} -c 1024" in lines
+    assert f"ollama       ollama create long -f {out}.Modelfile" in lines
+    assert f"lm-studio    lms import --copy {out}" in lines
+    assert "lms load --context-length 1024" in lines
+    assert "raise the length alone" not in shown.out
+
+
+def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):
+    """Another one would replace what the file says."""
+    planned = run("plan", base, "--method", "yarn", "--factor", 4, capsys=capsys)[1].out
+    assert "export LLAMA_ARG_ROPE_SCALE=4.0" in planned
+    assert "--link hard" not in planned  # one file has nothing to share
+    extend(base, tmp_path / "long.gguf", method="yarn")
+    again = run("plan", tmp_path / "long.gguf", capsys=capsys)[1].out
+    assert "PARAMETER num_ctx 1024" in again
+    assert "LLAMA_ARG" not in again
 
 
 def test_what_ollama_reads_lies_in_a_directory_too(base, tmp_path):

@@ -46,6 +46,7 @@ def test_no_server_has_an_exit_code_of_its_own() -> None:
     with pytest.raises(NoServer, match="no answer from the server") as caught:
         client.served_model(client.server_at("http://127.0.0.1:9"), "http://127.0.0.1:9")
     assert caught.value.exit_code == 5
+    assert "start it, or name the address that it prints" in str(caught.value)
 
 
 def test_a_model_is_chosen_by_its_name() -> None:
