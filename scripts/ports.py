@@ -1,90 +1,159 @@
-"""Ask a real llama-server for keys, with its caches in 16, 8 and 4 bits, scaled and plain.
+"""Ask real servers as `ropext eval --endpoint` does, and hold what they count and tell against what
+is known of them.
 
-    python scripts/ports.py --server LLAMA_SERVER --model MODEL.gguf -o DIR [--lengths 4k,12k]
+    python scripts/ports.py llama-server PROGRAM MODEL.gguf -o DIR [--lengths 1k,9k] [--items 1]
+    python scripts/ports.py vllm PYTHON -o DIR
 
-The model is extended by YaRN to twice its context. Each setting is a server of its own, asked by
-`ropext eval --endpoint`; at the end `ropext compare` pairs them, and all that was printed stands in
-DIR/page.md. `.ci/slow port` runs it.
+llama-server: an unscaled GGUF is extended by YaRN to twice its context, and served with its caches
+in 16, 8 and 4 bits, and unscaled; `ropext compare` pairs the answers. vLLM (PYTHON is of its
+environment): the bundled model is extended to four times its context, and the perplexities of its
+port must be those of its directory. DIR keeps what was measured, and the same command goes on;
+DIR/llama-server.md and DIR/vllm.md have what was printed. `.ci/slow port` runs both.
 """
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 CACHES = {"f16": (), "q8": ("q8_0",), "q4": ("q4_0",)}
+SMALL = 2048  # tokens of a server that must refuse what is longer
+STARTS = 1200  # seconds that a server may take until it answers
+# Nats between a port and its directory: float32 on two engines, whose sums have another order.
+SAME = 1e-3
+LENGTHS = "256,512"
+CONTEXT = 256  # of the bundled model
+FACTOR = 4
+# Whether a text of the user's, its template and what begins an answer, are read at all.
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+METRICS = ("tail_nll", "in_window", "gain", "cumulative", "bpb")
 
 
 def ropext(*words: object) -> str:
     """Run one command, and return what it printed."""
     command = [sys.executable, "-P", "-m", "ropext", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     return done.stdout
 
 
 @contextmanager
-def serving(server: Path, file: Path, context: int, log: Path, *flags: str) -> Iterator[str]:
-    """The address of a llama-server, once its model is loaded."""
+def serving(words: Sequence[object], log: Path, **environment: str) -> Iterator[str]:
+    """The address of a server, once its model is loaded."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [server, "-m", file, "-c", context, "-np", 1, "--port", port, *flags]
+    command = [*map(str, words), "--port", str(port)]
     with (
         log.open("w", encoding="utf-8") as stream,
-        subprocess.Popen([*map(str, words)], stdout=stream, stderr=stream) as process,
+        subprocess.Popen(
+            command, stdout=stream, stderr=stream, env=os.environ | environment
+        ) as process,
     ):
         url = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + STARTS
         try:
-            for _ in range(600):
+            while time.monotonic() < end:
                 with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
                     break
-                assert process.poll() is None, log.read_text("utf-8")[-2000:]
+                if process.poll() is not None:
+                    raise SystemExit(log.read_text("utf-8")[-3000:])
                 time.sleep(0.5)
             yield url
         finally:
             process.terminate()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True, help="an unscaled GGUF")
-    parser.add_argument("--output", "-o", type=Path, required=True)
-    parser.add_argument("--lengths", default="4k,8k,16k")
-    parser.add_argument("--items", type=int, default=8)
-    given = parser.parse_args()
-    room = given.output
-    room.mkdir(parents=True, exist_ok=True)
+def evaluated(url: str, output: Path, *words: object) -> dict[str, Any]:
+    """What an evaluation of a port says, whether it is measured now or was before."""
+    printed = output.with_suffix(".txt")
+    if not printed.exists():
+        printed.write_text(ropext("eval", "--endpoint", url, *words, "-o", output), "utf-8")
+    results: dict[str, Any] = json.loads((output / "results.json").read_text("utf-8"))
+    return results
+
+
+def counted_alike(name: str, results: Mapping[str, Any], questions: int) -> str:
+    """That every question has an outcome, and that each prompt is as long for the server as it was
+    counted."""
+    lines = []
+    for row in results["variants"]["port"]["outcomes"]:
+        outcomes = {kind: count for kind, count in row["counts"].items() if count}
+        if sum(outcomes.values()) != questions:
+            raise SystemExit(f"{name}: {outcomes} are not {questions} questions")
+        if row["used"] is not None and row["used"] != row["counted"]:
+            raise SystemExit(f"{name}: counted {row['counted']}, by the server {row['used']}")
+        lines.append(f"{name} at {row['length']}: {row['counted']} tokens, {outcomes}")
+    return "\n".join(lines)
+
+
+def ask_llama_server(program: Path, model: Path, room: Path, lengths: str, items: int) -> str:
+    """Ask llama-server with each kind of cache, unscaled, and with too little room."""
     extended = room / "yarn.gguf"
     if not extended.exists():
-        ropext("extend", given.model, "--method", "yarn", "--factor", 2, "-o", extended)
+        ropext("extend", model, "--method", "yarn", "--factor", 2, "-o", extended)
     target = json.loads(ropext("inspect", extended, "--json"))["context"]
     longer = ("--override-kv", f"llama.context_length=int:{target}")
-    settings = {name: (extended, _cache(*kind)) for name, kind in CACHES.items()}
-    settings["plain"] = (given.model, longer)
+    settings = {name: (extended, cache_flags(*kind)) for name, kind in CACHES.items()}
+    settings["plain"] = (model, longer)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    common = ("-np", 1, "-t", threads)
+    asked = ("--items", items)
+    beside = {"f16": ("--against", extended)}  # its cut row; the others are compared with this port
     pages = list[str]()
     for name, (file, flags) in settings.items():
-        with serving(given.server, file, target, room / f"{name}.log", *flags) as url:
-            words = ("eval", "--endpoint", url, "--against", extended, "--lengths", given.lengths)
-            printed = ropext(*words, "--items", given.items, "-o", room / name)
-        pages.append(f"## {name}\n\n```\n{printed}```\n")
-    compared = ropext("compare", *(room / name for name in settings))
-    pages.append(f"## Compared\n\n```\n{compared}```\n")
-    (room / "page.md").write_text("\n".join(pages), "utf-8")
-    print((room / "page.md").read_text("utf-8"))
+        words = (program, "-m", file, "-c", target, *common, *flags)
+        with serving(words, room / f"{name}.log") as url:
+            also = beside.get(name, ())
+            results = evaluated(url, room / name, *asked, "--lengths", lengths, *also)
+        pages.append(counted_alike(name, results, 5 * items))
+        pages.append((room / name).with_suffix(".txt").read_text("utf-8"))
+    with serving((program, "-m", extended, "-c", SMALL, *common), room / "small.log") as url:
+        results = evaluated(url, room / "small", *asked, "--lengths", f"1k,{2 * SMALL}")
+    pages.append(counted_alike("small", results, 5 * items))
+    for row in results["variants"]["port"]["outcomes"]:
+        refused = 5 * items if row["length"] > SMALL else 0
+        if row["counts"]["refused"] != refused:
+            raise SystemExit(f"a server of {SMALL} tokens refused {row['counts']}")
+    pages.append(ropext("compare", *(room / name for name in settings)))
+    return "\n\n".join(pages)
 
 
-def _cache(kind: str = "") -> tuple[str, ...]:
+def cache_flags(kind: str = "") -> tuple[str, ...]:
     """Flags for keys and values of a kind."""
     return ("-ctk", kind, "-ctv", kind, "-fa", "on") if kind else ()
+
+
+def main() -> None:
+    """Ask one program, and keep what was said."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    programs = parser.add_subparsers(dest="program", required=True)
+    llama = programs.add_parser("llama-server")
+    llama.add_argument("path", type=Path)
+    llama.add_argument("model", type=Path, help="an unscaled GGUF")
+    llama.add_argument("--lengths", default="1k,9k")
+    llama.add_argument("--items", type=int, default=1)
+    vllm = programs.add_parser("vllm")
+    vllm.add_argument("path", type=Path, help="the Python of its environment")
+    for each in (llama, vllm):
+        each.add_argument("--output", "-o", type=Path, required=True)
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    page = ask_llama_server(given.path, given.model, given.output, given.lengths, given.items)
+    (given.output / f"{given.program}.md").write_text(page, "utf-8")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from ropext.ports.shares import port_results
 from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import SCHEMA, Measurement, Store
 from ropext.results.perplexity import TokenNll
-from ropext.results.retrieval import MISSED, TRUNCATED, ItemScore
+from ropext.results.retrieval import MISSED, REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES
 from ropext.tasks.item import NOUNS, derived_rng
 
@@ -143,24 +143,69 @@ def _rows(
     return {PORT: own, CUT: PortRow(plan.port, cuts, store, plan.counting, answers)}
 
 
+@dataclass(frozen=True)
+class Unanswered:
+    """A question of a row as it is put, and where its answer will lie."""
+
+    row: PortRow
+    question: Question
+    put: Question
+    store: Store
+
+    @property
+    def file(self) -> Path:
+        """Of its answer; two rows may have it in common."""
+        return self.store.file(f"{self.question.name}.json")
+
+    def ask(self) -> Answer:
+        """What the server makes of it."""
+        return answered(self.row.port, self.put, self.row.counting)
+
+    def keep(self, answer: Answer) -> None:
+        """Write an answer."""
+        self.store.put(f"{self.question.name}.json", asdict(answer))
+
+
+def _unanswered(rows: Mapping[str, PortRow]) -> tuple[list[Unanswered], int]:
+    """Every question that no file answers yet, once; and how many of the rows' are answered."""
+    waiting = dict[Path, Unanswered]()
+    there = 0
+    for row in rows.values():
+        for question, put in row.asked:
+            one = Unanswered(row, question, put, row.store_of(question, put))
+            if one.store.has(f"{question.name}.json"):
+                there += 1
+            else:
+                waiting[one.file] = one
+    return list(waiting.values()), there
+
+
 def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
-    """Ask what no file answers yet; how many questions were answered before."""
-    every = [
-        (row, question, put, row.store_of(question, put))
-        for row in rows.values()
-        for question, put in row.asked
-    ]
-    waiting = [one for one in every if not one[3].has(f"{one[1].name}.json")]
-    unique = {(one[3].file(one[1].name)): one for one in waiting}
-    total = sum(put.counted for _, _, put, _ in unique.values())
+    """Ask what no file answers yet; how many questions were answered before.
 
-    def one(row: PortRow, question: Question, put: Question, store: Store) -> int:
-        store.put(f"{question.name}.json", asdict(answered(row.port, put, row.counting)))
-        return put.counted
+    What is refused beside other questions is asked once more alone: the slots of llama-server share
+    one cache, in which prompts have room one by one and not together.
+    """
+    parallel = plan.options.parallel
+    waiting, there = _unanswered(rows)
+    refused = list[Unanswered]()
 
-    work = [partial(one, *each) for each in unique.values()]
-    _do(Requests("questions", work, total, len(every) - len(waiting)), plan.options.parallel, call)
-    return len(every) - len(waiting)
+    def ask(one: Unanswered, is_alone: bool) -> int:
+        answer = one.ask()
+        if answer.outcome == REFUSED and not is_alone:
+            refused.append(one)
+        else:
+            one.keep(answer)
+        return one.put.counted
+
+    work = [partial(ask, one, parallel == 1) for one in waiting]
+    total = sum(one.put.counted for one in waiting)
+    _do(Requests("questions", work, total, there), parallel, call)
+    if refused:
+        again = [partial(ask, one, True) for one in refused]
+        total = sum(one.put.counted for one in refused)
+        _do(Requests("questions, one by one", again, total, there), 1, call)
+    return there
 
 
 def _read(plan: PortPlan, kept: Kept, call: Call) -> int:

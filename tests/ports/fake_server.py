@@ -45,6 +45,7 @@ class Fake:
     usage: Callable[[int], Answer | None] = lambda read: {"prompt_tokens": read}
     thinks: int = 0  # tokens of thinking before an answer
     busy: int = 0  # requests that get 429 first
+    shared: int | None = None  # tokens that the requests in hand may have together
     body: bytes | None = None  # in place of every answer to a question
     drips: bool = False  # a byte now and then
     says: Callable[[str], str] = looked_up
@@ -52,6 +53,7 @@ class Fake:
     engine: str = "vllm"  # which tells them
     asked: list[tuple[str, Answer]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
+    in_hand: list[int] = field(default_factory=list)  # tokens of each
 
     def answered(self, question: Answer) -> tuple[int, Answer]:
         """A status and what is answered to a question."""
@@ -61,6 +63,8 @@ class Fake:
         text = question["messages"][-1]["content"] if chat else question["prompt"]
         tokens = words(text)
         count = len(tokens) + TEMPLATE * chat
+        if self.shared is not None and not self.has_room(count, self.shared):
+            return 500, {"error": {"message": "Context size has been exceeded."}}
         if self.refuses is not None and count + question["max_tokens"] > self.refuses:
             return 400, {"error": {"message": f"the request has {count} tokens <b>too many</b>"}}
         read = count
@@ -71,6 +75,15 @@ class Fake:
         reply = self.replied(text, question["max_tokens"], chat)
         usage = self.usage(read)
         return 200, {"choices": [reply]} | ({} if usage is None else {"usage": usage})
+
+    def has_room(self, count: int, shared: int) -> bool:
+        """Whether a prompt has room beside those that are read at the same time, as in the one
+        cache of llama-server's slots."""
+        self.in_hand.append(count)
+        time.sleep(0.05)
+        together = sum(self.in_hand)
+        self.in_hand.remove(count)
+        return together <= shared
 
     def read(self, ids: list[int], question: Answer, is_told: bool) -> tuple[int, Answer]:
         """The log-probability of each token of a prompt, as vLLM or SGLang tells it."""

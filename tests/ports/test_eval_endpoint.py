@@ -269,6 +269,22 @@ def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
+def test_what_is_refused_beside_other_questions_is_asked_once_more_alone(tmp_path, capsys) -> None:
+    """llama-server's slots share one cache: two prompts of 256 together exceed 400 tokens, and one
+    of 1,024 does so alone."""
+    fake = Fake(shared=400)
+    with serving(fake) as url:
+        options = (*LENGTHS, "--parallel", "2", "-o", tmp_path / "o")
+        code, told, err = evaluated(capsys, url, *options)
+        assert code == 0, err
+        asked = len(fake.asked)
+        evaluated(capsys, url, *options)
+    assert counts(told)[256]["found"] == 10
+    assert counts(told)[1024]["refused"] == 10
+    assert 30 <= asked <= 40  # what is too long by itself twice, and of the others some
+    assert len(fake.asked) == asked  # and a run that goes on asks none of them again
+
+
 def test_gates_look_at_shares(capsys) -> None:
     with serving(Fake(limit=4096, says=lambda text: "no")) as url:
         code, _, err = evaluated(capsys, url, *LENGTHS, "--fail-if", "found@1k < 0.9")
@@ -294,7 +310,8 @@ def test_an_answer_of_nonsense_is_one_sentence(fake, says, wanted, capsys) -> No
     import re
 
     with serving(fake) as url:
-        options = ("--lengths", "256", "--items", "1", "--deadline", "1")
+        deadline = "1" if fake.drips else "600"
+        options = ("--lengths", "256", "--items", "1", "--deadline", deadline)
         code, told, err = evaluated(capsys, url, *options)
     assert code == wanted, err
     assert re.search(says, err)
