@@ -1,7 +1,7 @@
 """Ask real servers as `ropext eval --endpoint` does, and hold what they count and tell against what
 is known of them.
 
-    python scripts/ports.py llama-server PROGRAM MODEL.gguf -o DIR [--lengths 1k,9k] [--items 1]
+    python scripts/ports.py llama-server PROGRAM MODEL.gguf -o DIR [--lengths 1k,2k] [--items 1]
     python scripts/ports.py vllm PYTHON -o DIR
 
 llama-server: an unscaled GGUF is extended by YaRN to twice its context, and served with its caches
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 CACHES = {"f16": (), "q8": ("q8_0",), "q4": ("q4_0",)}
+WINDOW = 1024  # tokens to which texts are cut: each prompt is read by one core
+PATIENCE = 3600  # seconds for one answer
 SMALL = 2048  # tokens of a server that must refuse what is longer
 STARTS = 1200  # seconds that a server may take until it answers
 # Nats between a port and its directory: float32 on two engines, whose sums have another order.
@@ -110,8 +112,8 @@ def ask_llama_server(program: Path, model: Path, room: Path, lengths: str, items
     settings["plain"] = (model, longer)
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     common = ("-np", 1, "-t", threads)
-    asked = ("--items", items)
-    beside = {"f16": ("--against", extended)}  # its cut row; the others are compared with this port
+    asked = ("--items", items, "--deadline", PATIENCE)
+    beside = {"f16": ("--context", WINDOW)}  # its cut row; the others are compared with this port
     pages = list[str]()
     for name, (file, flags) in settings.items():
         words = (program, "-m", file, "-c", target, *common, *flags)
@@ -143,7 +145,7 @@ def main() -> None:
     llama = programs.add_parser("llama-server")
     llama.add_argument("path", type=Path)
     llama.add_argument("model", type=Path, help="an unscaled GGUF")
-    llama.add_argument("--lengths", default="1k,9k")
+    llama.add_argument("--lengths", default="1k,2k")
     llama.add_argument("--items", type=int, default=1)
     vllm = programs.add_parser("vllm")
     vllm.add_argument("path", type=Path, help="the Python of its environment")

@@ -6,29 +6,39 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import run
 from fake_server import Fake, serving
 
 import ropext
 from ropext.ports import losses
+from ropext.ports.port import Port
+from ropext.ports.server import server_at
+from ropext.report import evaluation
 from ropext.results.rundir import read_run
 
 LENGTHS = "128,512"
-READ = ("--data", "ropext://held-out", "--lengths", LENGTHS, "--max-docs", "8", "--items", "1")
+DOCS = 4
+READ = ("--data", "ropext://held-out", "--lengths", LENGTHS, "--max-docs", DOCS, "--items", "1")
 TOLD = ("tail", "tail_nll", "in_window", "gain", "cumulative", "bpb")
+Stock = Callable[[tuple[int, ...]], tuple[float, ...]]
 
 
 @pytest.fixture(scope="module")
 def of_directory(tmp_path_factory) -> Path:
     """The bundled model's own evaluation."""
     folder = tmp_path_factory.mktemp("perplexity") / "directory"
-    ropext.evaluate("ropext://demo", folder, data="ropext://held-out", lengths=LENGTHS, max_docs=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "draw", lambda measured: {})
+        ropext.evaluate(
+            "ropext://demo", folder, data="ropext://held-out", lengths=LENGTHS, max_docs=DOCS
+        )
     return folder
 
 
 @pytest.fixture(scope="module")
-def stock() -> Callable[[tuple[int, ...]], tuple[float, ...]]:
+def stock() -> Stock:
     """The losses of token ids by stock transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -46,50 +56,79 @@ def stock() -> Callable[[tuple[int, ...]], tuple[float, ...]]:
     return read
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_server_has_the_perplexity_of_its_directory(
-    engine, of_directory, stock, tmp_path, capsys
-) -> None:
-    """Stock transformers answers for the server; float32 in JSON is exact."""
+@pytest.fixture(scope="module")
+def of_port(stock, tmp_path_factory) -> Path:
+    """The evaluation of a server that tells stock transformers' losses as vLLM does, beside a plain
+    one: float32 in JSON is exact."""
+    folder = tmp_path_factory.mktemp("perplexity") / "port"
+    with (
+        serving(Fake(limit=4096, losses=stock)) as url,
+        serving(Fake(limit=257, losses=stock)) as other,
+    ):
+        words = ("--against", "ropext://demo", "--plain", other, "-o", folder)
+        code, _ = run("eval", "--endpoint", url, *READ, *words)
+    assert code == 0
+    return folder
+
+
+def test_a_server_has_the_perplexity_of_its_directory(of_directory, of_port) -> None:
     wanted = read_run(of_directory).results["variants"]
-    fake = Fake(limit=4096, losses=stock, engine=engine)
-    plain = Fake(limit=257, losses=stock, engine=engine)
-    with serving(fake) as url, serving(plain) as other:
-        words = ("--against", "ropext://demo", "--plain", other, "-o", tmp_path / "o")
-        code, told = run("eval", "--endpoint", url, *READ, *words, capsys=capsys)
-    assert code == 0, told.err
-    results = read_run(tmp_path / "o").results
+    variants = read_run(of_port).results["variants"]
     for name in TOLD:
         for length in (128, 512):
-            value = results["variants"]["port"]["metrics"][f"{name}@{length}"]
+            value = variants["port"]["metrics"][f"{name}@{length}"]
             right = wanted["untouched"]["metrics"][f"{name}@{length}"]
             assert value["value"] == pytest.approx(right["value"], abs=2e-5), name
             assert value["ci95"] == pytest.approx(right["ci95"], abs=2e-5)
     for name in ("short_tax", "effective_context"):
-        value = results["variants"]["port"]["metrics"][name]
-        assert value["value"] == pytest.approx(
-            wanted["untouched"]["metrics"][name]["value"], abs=2e-5
-        )
-    base = results["variants"]["base"]["metrics"]["tail@512"]
-    assert base["value"] == pytest.approx(wanted["base"]["metrics"]["tail@512"]["value"], abs=2e-5)
-    assert "Tail perplexity" in told.out
-    assert "Found, by length" in told.out
+        value = variants["port"]["metrics"][name]["value"]
+        right = wanted["untouched"]["metrics"][name]["value"]
+        assert value == pytest.approx(right, abs=2e-5)
+    base = variants["base"]["metrics"]["tail@512"]["value"]
+    assert base == pytest.approx(wanted["base"]["metrics"]["tail@512"]["value"], abs=2e-5)
+    report = (of_port / "report.md").read_text("utf-8")
+    assert "Tail perplexity" in report
+    assert "Found, by length" in report
+
+
+@pytest.mark.parametrize(("engine", "path"), [("vllm", losses.VLLM), ("sglang", losses.SGLANG)])
+def test_each_engine_tells_every_loss_of_a_prompt(engine, path, stock) -> None:
+    """As many as the short window has, which begin with another token."""
+    ids = (np.arange(600, dtype=np.int32) * 7) % 900 + 3
+    with serving(Fake(limit=4096, losses=stock, engine=engine)) as url:
+        told = losses.losses_of(Port(server_at(url), "fake", 4096))
+        assert told is not None
+        assert told.path == path
+        whole = told.read(ids[:128])
+        short = told.read_short(ids, 256, bos=0)
+    assert np.isnan(whole[0])
+    assert whole[1:] == pytest.approx(-np.array(stock(tuple(ids[:128].tolist()))), abs=1e-6)
+    # Windows of 256 every 128: the last 128 of the second one are its losses.
+    second = (0, *ids[129:384].tolist())
+    assert short[256:384] == pytest.approx(-np.array(stock(second))[127:], abs=1e-6)
 
 
 def test_it_is_compared_with_the_directory_on_the_same_tokens(
-    of_directory, stock, tmp_path, capsys
+    of_directory, of_port, capsys
 ) -> None:
-    with serving(Fake(limit=4096, losses=stock)) as url:
-        words = ("--against", "ropext://demo", "-o", tmp_path / "o")
-        code, told = run("eval", "--endpoint", url, *READ, *words, capsys=capsys)
-    assert code == 0, told.err
-    assert "no gain and no short tax: --plain URL" in told.out
-    assert "gain@512" not in read_run(tmp_path / "o").results["variants"]["port"]["metrics"]
-    words = ("compare", f"{of_directory}:untouched", f"{tmp_path / 'o'}:port", "--json")
+    words = ("compare", f"{of_directory}:untouched", f"{of_port}:port", "--json")
     code, told = run(*words, capsys=capsys)
     assert code == 0, told.err
     rows = json.loads(told.out)["text"]["lengths"]
     assert abs(rows[-1]["difference"]["port"]["value"]) < 2e-5
+
+
+def test_without_a_plain_server_there_is_no_gain(stock, capsys) -> None:
+    with serving(Fake(limit=4096, losses=stock)) as url:
+        words = ("--lengths", "128", "--max-docs", "1", "--against", "ropext://demo", "--json")
+        code, told = run("eval", "--endpoint", url, *READ, *words, capsys=capsys)
+    assert code == 0, told.err
+    results = json.loads(told.out)
+    (remark,) = results["endpoint"]["remarks"]
+    assert "no gain and no short tax: --plain URL" in remark
+    metrics = results["variants"]["port"]["metrics"]
+    assert "tail@128" in metrics
+    assert "gain@128" not in metrics
 
 
 def test_what_a_server_does_not_tell_is_one_sentence(tmp_path, capsys) -> None:
@@ -106,11 +145,10 @@ def test_a_plain_server_without_room_for_a_window_gives_no_gain(stock, capsys) -
         serving(Fake(limit=4096, losses=stock)) as url,
         serving(Fake(limit=256, losses=stock)) as other,
     ):
-        words = ("--against", "ropext://demo", "--plain", other, "--json")
+        words = ("--against", "ropext://demo", "--plain", other, "--dry-run")
         code, told = run("eval", "--endpoint", url, *READ, *words, capsys=capsys)
     assert code == 0, told.err
-    (remark,) = json.loads(told.out)["endpoint"]["remarks"]
-    assert "takes 256 tokens" in remark
+    assert "takes 256 tokens" in told.out
 
 
 def test_texts_need_a_tokenizer_and_room(stock, capsys) -> None:
