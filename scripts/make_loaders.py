@@ -27,6 +27,7 @@ from ropext.loaders.kinds import NEEDS
 from ropext.loaders.versions import NEVER, Version, VersionSpan, after, version_of
 
 ROOT = Path(__file__).parents[1]
+GGUF = ROOT / "ropext" / "loaders" / "gguf.json"
 FACTS = ROOT / "scripts" / "loaders" / "facts.json"
 MEASURED = ROOT / "scripts" / "loaders" / "measured.json"
 TABLE = ROOT / "ropext" / "loaders" / "table.json"
@@ -37,6 +38,9 @@ FACT_KEYS = {"loader", "versions", "evidence", "origin", "ran", "families", "cel
 CELL_KEYS = {"is", "why", "flag", "evidence", "origin", "needs", "otherwise", "over"}
 RAN = ("engine", "function")  # the evidence that needs no origin: something was run
 COPIED = ("aliases", "file_readers", "evidence", "methods", "kinds")
+SERVE = ("serve_directories", "serve_files")
+# By what a GGUF carries its spectrum; "-attn": with an attention factor of its own.
+CARRIERS = ("theta", "linear", "yarn", "freqs", "factors")
 
 Json = Mapping[str, Any]
 
@@ -315,8 +319,70 @@ def merge(data: Json, measured: Json) -> Json:
     contradictions += _idle(facts, stood)
     if contradictions:
         raise Refused("\n".join(dict.fromkeys(contradictions)))
+    files = json.loads(GGUF.read_text("utf-8"))
     table = {key: data[key] for key in COPIED}
-    return table | {"readers": [_reader_json(reader) for reader in readers]}
+    table["readers"] = [_reader_json(reader) for reader in readers]
+    table["gguf_readers"] = [_reader_json(_of_files(row, files)) for row in data["programs"]]
+    return table | {key: data[key] for key in SERVE}
+
+
+def _of_files(program: Json, files: Json) -> Reader:
+    """A program that runs GGUF files, with a cell for each architecture and all that carries a
+    spectrum there; the architecture's type in transformers is named where it decides."""
+    column = Column(program["loader"], program["label"], ())
+    reader = Reader(column, program["label"], (), ())
+    for name, row in files["architectures"].items():
+        types = dict.fromkeys((row["type"], *row.get("also", ())))
+        for more in (row.get("windowed"), files["experts"].get(name)):
+            if more:
+                types[more] = None
+        cells = {each: _file_cells(program, name, row, each) for each in types}
+        reader.families[name] = cells[row["type"]]
+        for each, own in cells.items():
+            if own != cells[row["type"]]:
+                reader.families[f"{name}/{each}"] = own
+    reader.ran = dict.fromkeys(reader.families, program["label"])
+    return reader
+
+
+def _file_cells(program: Json, name: str, row: Json, text_type: str) -> dict[str, Cell]:
+    """What a program makes of an architecture: what is known of its type, of itself, or of all."""
+    known = _known_of(program, text_type, name)
+    is_first = "evidence" not in program  # llama.cpp, whose evidence is the architecture's
+    evidence = row.get("evidence", "engine") if is_first else program["evidence"]
+    cells = dict[str, Cell]()
+    for carrier in CARRIERS:
+        why = program.get("why", "")
+        if is_first:
+            why = program["why"].get(carrier, carrier)
+        for kind, asked in ((carrier, (carrier, "*")), (f"{carrier}-attn", ("attn", carrier, "*"))):
+            said = next(
+                (known[each] for each in asked if each in known), {"is": "same", "why": why}
+            )
+            cell = _measured_cell(said, evidence)
+            cells[kind] = (
+                cell if cell.verdict != "same" else _by_its_one_program(cell, program, name, row)
+            )
+    return cells
+
+
+def _known_of(program: Json, *names: str) -> Json:
+    """The cells of the first of these names that a fact is about, else of all families."""
+    by_family = dict[str, Json]()
+    for fact in program.get("facts", ()):
+        by_family |= dict.fromkeys(fact["families"], fact["cells"])
+    return next((by_family[name] for name in (*names, "*") if name in by_family), {})
+
+
+def _by_its_one_program(cell: Cell, program: Json, name: str, row: Json) -> Cell:
+    """An architecture that one program alone knows is an error in the others."""
+    only = row.get("only", "").lower()
+    if not only:
+        return cell
+    why = f"knows no architecture {name}"
+    if program["loader"] == only:
+        why = f"reads its own blob, but `ollama create` refuses a copy: llama-quantize {why}"
+    return Cell("error", why, evidence=cell.evidence)
 
 
 def _idle(facts: Sequence[Fact], stood: set[Place]) -> list[str]:

@@ -353,7 +353,10 @@ def test_a_family_whose_length_is_right_needs_no_flag():
         assert reading(loader, "", "gemma3_text", DICTS["linear"]).flag == ""
         assert reading(loader, "", "qwen3", DICTS["linear"]).flag == flag
         lines = loaders.serving_lines(
-            "out", "gemma3_text", DICTS["linear"], context=1024, target=4096
+            loaders.ServedDirectory("out", "gemma3_text"),
+            DICTS["linear"],
+            context=1024,
+            target=4096,
         )
         (mine,) = [line for line in lines if line.loader == loader]
         assert "is needed" not in mine.note
@@ -481,7 +484,7 @@ def test_nearest_exact():
 
 def lines(kind: str, family: str = "llama", **facts: object) -> dict[str, loaders.Serving]:
     given = {"context": ORIGINAL, "target": 16384} | facts
-    out = loaders.serving_lines("out/dir", family, DICTS[kind], **given)
+    out = loaders.serving_lines(loaders.ServedDirectory("out/dir", family), DICTS[kind], **given)
     return {line.loader: line for line in out}
 
 
@@ -513,7 +516,9 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
     assert lines("longrope-custom")["sglang"].command
     (sglang,) = [
         line
-        for line in loaders.serving_lines("d", "gemma2", YARN, context=ORIGINAL, target=16384)
+        for line in loaders.serving_lines(
+            loaders.ServedDirectory("d", "gemma2"), YARN, context=ORIGINAL, target=16384
+        )
         if line.loader == "sglang"
     ]
     assert sglang.command == ""
@@ -523,16 +528,17 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
 
 
 def test_serving_lines_say_what_was_not_measured():
-    out = loaders.serving_lines("d", "olmoe", YARN, context=ORIGINAL, target=16384)
+    out = loaders.serving_lines(
+        loaders.ServedDirectory("d", "olmoe"), YARN, context=ORIGINAL, target=16384
+    )
     (vllm,) = [line for line in out if line.loader == "vllm"]
     assert vllm.command
     assert "not measured" in vllm.note
 
 
 def test_a_masked_model_is_served_by_transformers_alone():
-    (line,) = loaders.serving_lines(
-        "my dir", "modernbert", DICTS["theta"], context=1024, target=4096, masked_lm=True
-    )
+    masked = loaders.ServedDirectory("my dir", "modernbert", masked_lm=True)
+    (line,) = loaders.serving_lines(masked, DICTS["theta"], context=1024, target=4096)
     assert line.command.endswith(
         """"from transformers import pipeline; pipe = pipeline('fill-mask', 'my dir')\""""
     )

@@ -129,6 +129,21 @@ def test_a_fact_of_some_versions_of_a_column_cuts_it(with_facts):
     assert "vllm 0.32-0.33, qwen3, yarn" in refusal(fact(loader="vllm", versions="0.32-"))
 
 
+def test_a_program_that_runs_files_is_a_reader_of_the_same_table():
+    """Its facts are of an architecture, of a type or of all; attn comes first, "*" last."""
+    data = copy.deepcopy(FACTS)
+    cells = {"attn": {"is": "not measured", "why": "not read"}, "yarn": "same", "*": MISREAD}
+    facts = [{"families": ["mixtral"], "cells": cells}]
+    data["programs"].append({"loader": "new", "label": "1", "evidence": "source", "facts": facts})
+    reader = make_loaders.merge(data, MEASURED)["gguf_readers"][-1]
+    groups = {name: group["cells"] for group in reader["groups"] for name in group["families"]}
+    assert groups["llama"]["linear"] == groups["qwen2"]["yarn-attn"] == "same"
+    assert groups["llama/mixtral"]["yarn"] == "same"
+    assert groups["llama/mixtral"]["yarn-attn"] == cells["attn"]
+    assert groups["llama/mixtral"]["freqs"] == MISREAD
+    assert groups["gptoss"]["theta"]["why"] == "knows no architecture gptoss"
+
+
 def test_two_facts_that_contradict_each_other_are_refused():
     said = refusal(fact(families=["llama"], versions="0.32.2", cells={"linear": MISREAD}))
     assert "mlx MLX-LM 0.32.2, llama, linear: one fact says different, another same" in said

@@ -51,7 +51,10 @@ def parts(root):
         ("pyproject.toml", "line-length = 100", "line-length = 90", []),
         ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle", "spellings"]),
         ("ropext/loaders/gguf.json", '"qwen2": {', '"qwen4": {', ["gguf"]),
-        ("ropext/loaders/gguf.json", "0.30-0.33", "0.30-0.34", []),
+        ("ropext/loaders/gguf.json", "compat.cpp at fb30", "compat.cpp at fb31", []),
+        ("scripts/loaders/measured.json", '"same"', '"error"', ["loaders"]),
+        ("scripts/loaders/checkpoints.py", "from ropext.jsontext", "from ropext.texts", []),
+        ("scripts/loaders/checkpoints.py", "FACTOR = ", "FACTOR = 2 * ", ["loaders"]),
     ],
 )
 def test_what_a_change_makes_red(copy, name, old, new, red):

@@ -63,16 +63,15 @@ def read_again(snapshot: Snapshot) -> Served:
     if conflicts:
         agrees = _older_agrees(snapshot.config, model)
         readings = _of_two_spellings(read(), read(v5_only=True), agrees)
-    serving = loaders.serving_lines(
+    directory = loaders.ServedDirectory(
         snapshot.name,
         model.text_type,
-        main.params,
-        context=record.context if record else main.rope.original_context,
-        target=model.context,
-        model_type=model.model_type,
+        model.model_type,
         masked_lm=model.masked_lm,
         on_hub=snapshot.hub_id == snapshot.name,
     )
+    context = record.context if record else main.rope.original_context
+    serving = loaders.serving_lines(directory, main.params, context=context, target=model.context)
     return Served(snapshot.name, model, record, readings, serving)
 
 

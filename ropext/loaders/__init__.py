@@ -16,6 +16,7 @@ from ropext.loaders.lookup import (
 from ropext.loaders.serving import (
     Override,
     OverrideLine,
+    ServedDirectory,
     Serving,
     file_lines,
     file_override_line,
@@ -28,6 +29,7 @@ __all__ = [
     "LoaderReading",
     "Override",
     "OverrideLine",
+    "ServedDirectory",
     "Serving",
     "exact_in",
     "file_lines",

@@ -17,8 +17,8 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.lookup import LoaderReading, loader_of, sourced
-from ropext.loaders.table import TableCell, cell_of
+from ropext.loaders.lookup import LoaderReading, loader_of, reading_in
+from ropext.loaders.table import gguf_readers
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
@@ -76,7 +76,7 @@ def architecture(name: str) -> Architecture:
     advice = _CHECKPOINTS.get(name, "extend the Hugging Face checkpoint and convert the result")
     raise UnsupportedModel(
         f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
-        f"{runners()['llama.cpp']['versions']} reads; {advice}"
+        f"{gguf_readers()[0].versions} reads; {advice}"
     )
 
 
@@ -313,42 +313,23 @@ def environment(params: Params, target: int) -> str:
 
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
-    """Who reads such a file how: llama.cpp, and the programs that were read."""
-    row = architecture(name)
-    kinds = [_kind(rope), "*"]
-    row = replace(row, type=text_type)
-    kinds = ["attn", *kinds] if rope is not None and rope.attn_factor != 1 else kinds
-    return tuple(_reading(loader, row, kinds) for loader in runners())
-
-
-def runners() -> Mapping[str, Any]:
-    """The programs that run a file, llama.cpp first."""
-    table: Mapping[str, Any] = _table()["runners"]
-    return table
-
-
-def _reading(loader: str, row: Architecture, kinds: list[str]) -> LoaderReading:
-    entry = runners()[loader]
-    first = loader == "llama.cpp"
-    evidence = row.evidence if first else entry.get("evidence", "source")
-    cells = entry.get("cells", {})
-    listed = {each: cell for names, cell in cells.items() for each in names.split()}
-    mine = listed.get(row.type, listed.get(row.name, listed.get("*", {})))
-    why = _table()["carried"].get(kinds[-2], kinds[-2]) if first else entry.get("why", "")
-    matching = (mine[kind] for kind in kinds if kind in mine)
-    cell = cell_of(next(matching, {"is": "same", "why": why}), evidence)
-    if row.only and cell.verdict == "same":
-        said = f"knows no architecture {row.name}"
-        if loader == row.only.lower():
-            said = f"reads its own blob, but `ollama create` refuses a copy: llama-quantize {said}"
-        cell = TableCell("error", said, evidence=evidence)
-    return LoaderReading(
-        loader, entry["versions"], cell.verdict, sourced(cell.why, cell.evidence), "", cell.evidence
-    )
+    """Return who reads such a file how: llama.cpp, and the programs that were read."""
+    kind = _kind(rope)
+    if rope is not None and rope.attn_factor != 1:
+        kind += "-attn"
+    listed = list[LoaderReading]()
+    for reader in gguf_readers():
+        listed.append(reading_in(reader, reader.known(text_type, name), {}, (kind,)))
+    return tuple(listed)
 
 
 def exact_in(names: tuple[str, ...], name: str, rope: GgufRope, kind: str, even_so: bool) -> bool:
     """Whether every loader of --for reads such a file exactly."""
-    verdicts: Mapping[str, str] = {each.loader: each.verdict for each in readings(name, rope, kind)}
-    accepted = {"same", "not measured"} if even_so else {"same"}
-    return all(verdicts.get(loader_of(each), "not measured") in accepted for each in names)
+    verdicts = dict[str, str]()
+    for reading in readings(name, rope, kind):
+        verdicts[reading.loader] = reading.verdict
+    for each in names:
+        verdict = verdicts.get(loader_of(each), "not measured")
+        if verdict != "same" and not (even_so and verdict == "not measured"):
+            return False
+    return True

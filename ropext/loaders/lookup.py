@@ -73,11 +73,11 @@ def readings(
     listed = list[LoaderReading]()
     for reader in readers_for(family, model_type):
         known = reader.known(family, model_type)
-        listed.append(_reading(reader, known, params, kinds, target))
+        listed.append(reading_in(reader, known, params, kinds, target))
     return tuple(listed)
 
 
-def _reading(
+def reading_in(
     reader: LoaderVersions,
     known: str,
     params: Params,
@@ -212,7 +212,7 @@ def exact_in(
     for name in names:
         for reader in select(name):
             known = reader.known(family, model_type)
-            verdict = _reading(reader, known, params, kinds).verdict
+            verdict = reading_in(reader, known, params, kinds).verdict
             if verdict != "same" and not (even_so and verdict == "not measured"):
                 return False
     return True
@@ -223,7 +223,7 @@ def misread(name: str, family: str, params: Params, *, model_type: str | None = 
     is not known, or right."""
     for reader in select(name):
         known = reader.known(family, model_type)
-        reading = _reading(reader, known, params, kinds_of(params))
+        reading = reading_in(reader, known, params, kinds_of(params))
         if reading.verdict not in ("same", "not measured"):
             told = f"{reader.loader} {reader.versions} reads {params['rope_type']} scaling in"
             return f"{told} {family} otherwise ({reading.verdict}: {reading.why})"

@@ -1,16 +1,20 @@
-"""The command that runs this very checkpoint in each loader, or the sentence why there is none."""
+"""The command that runs this very checkpoint in each loader, or the sentence why there is none.
+
+The lines are templates in the loader table; what stands in them is worked out here.
+"""
 
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
 from ropext.families.config import auto_class
 from ropext.forms import Params
+from ropext.jsontext import JsonObject
 from ropext.loaders.kinds import kinds_of
 from ropext.loaders.lookup import LoaderReading, readings
+from ropext.loaders.table import ServeData, loader_table
 from ropext.narration import pasted
 
 
@@ -29,7 +33,7 @@ class OverrideLine(Serving):
 
     argv: tuple[str, ...] = ()  # of a program; none of Python's line
     environment: Mapping[str, str] = field(default_factory=dict)  # what may stand for its options
-    hf_overrides: Mapping[str, Any] | None = None  # what takes the place of the config's keys
+    hf_overrides: JsonObject | None = None  # what takes the place of the config's keys
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,28 @@ class Override:
 
     model: str
     model_type: str
-    keys: Mapping[str, Any]
+    keys: JsonObject
     path: tuple[str, ...]
     target: int
 
     @property
-    def nested(self) -> dict[str, Any]:
+    def nested(self) -> JsonObject:
         """The keys as the whole config holds them."""
         nested = dict(self.keys)
         for part in reversed(self.path):
             nested = {part: nested}
         return nested
+
+
+@dataclass(frozen=True)
+class ServedDirectory:
+    """A directory that is to be run: its name, and what its config says that it is."""
+
+    name: str
+    family: str  # the text part's model type
+    model_type: str | None = None
+    masked_lm: bool = False
+    on_hub: bool = False
 
 
 # The pipelines of transformers that read text, by the class that loads the model.
@@ -59,80 +74,97 @@ PIPELINES = {
 }
 
 
-def _in_python(directory: str, model_type: str, masked_lm: bool) -> str:
-    """What loads a directory in transformers."""
-    name = "AutoModelForMaskedLM" if masked_lm else auto_class(model_type)
+def _in_python(directory: ServedDirectory) -> str:
+    """Return the Python that loads a directory in transformers."""
+    name = "AutoModelForMaskedLM"
+    if not directory.masked_lm:
+        name = auto_class(directory.model_type or directory.family) or "AutoModel"
     if name in PIPELINES:
-        make = f"pipeline({PIPELINES[name]!r}, {directory!r})"
+        make = f"pipeline({PIPELINES[name]!r}, {directory.name!r})"
         return f"from transformers import pipeline; pipe = {make}"
-    name = name or "AutoModel"
-    return f"from transformers import {name}; model = {name}.from_pretrained({directory!r})"
+    return f"from transformers import {name}; model = {name}.from_pretrained({directory.name!r})"
 
 
 def serving_lines(
-    directory: str,
-    family: str,
-    params: Params,
-    *,
-    context: int,
-    target: int,
-    model_type: str | None = None,
-    masked_lm: bool = False,
-    on_hub: bool = False,
+    directory: ServedDirectory, params: Params, *, context: int, target: int
 ) -> tuple[Serving, ...]:
-    """Command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that order."""
-    newest = {
-        reading.loader: reading
-        for reading in reversed(
-            readings(family, params, model_type=model_type, length=target, target=target)
-        )
-    }
-    place = shlex.quote(directory)
-    words = pasted(_in_python(directory, model_type or family, masked_lm))
-    lines = [_line(newest["transformers"], f"python -ic {words}")]
-    if masked_lm:
-        return tuple(lines)
-    length = _announced(params, context, target)
-    vllm = f"vllm serve {place} --max-model-len {target}"
-    lines.append(_line(newest["vllm"], vllm, _needed(newest["vllm"], "vLLM", length["vllm"])))
-    sglang = f"python -m sglang.launch_server --model-path {place} --context-length {target}"
-    note = _needed(newest["sglang"], "SGLang", length["sglang"])
-    lines.append(_line(newest["sglang"], sglang, note))
-    still = "longrope-standing" in kinds_of(
-        params
-    )  # what its converter makes of it is not measured
-    lines.append(
-        _llama_cpp(newest["llama.cpp"], "" if still else family, directory, target, on_hub)
-    )
-    harness = pasted(f"pretrained={directory},max_length={target}")
-    lines.append(
-        _line(
-            replace(newest["transformers"], loader="lm-eval"),
-            f"lm_eval --model hf --model_args {harness} --tasks wikitext",
+    """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
+    order; a masked model runs in transformers alone."""
+    newest = _newest(
+        readings(
+            directory.family,
+            params,
+            model_type=directory.model_type,
+            length=target,
+            target=target,
         )
     )
+    words = _words_for(directory, target)
+    family_of_gguf = directory.family
+    if "longrope-standing" in kinds_of(params):
+        family_of_gguf = ""  # what the converter makes of it is not measured
+    lines = list[Serving]()
+    for template in loader_table()["serve_directories"]:
+        reading = newest[template["reading"]]
+        if template["loader"] == "llama.cpp":
+            lines.append(_llama_cpp(template, reading, words, family_of_gguf))
+        else:
+            note = _needed(template, reading, _announced(template, params, context, target))
+            command = template["command"].format_map(words)
+            lines.append(_line(template["loader"], reading, command, note))
+        if directory.masked_lm:
+            break
     return tuple(lines)
+
+
+def _newest(listed: Iterable[LoaderReading]) -> dict[str, LoaderReading]:
+    """Return each loader's first reading, which is that of its newest version."""
+    newest = dict[str, LoaderReading]()
+    for reading in listed:
+        newest.setdefault(reading.loader, reading)
+    return newest
+
+
+def _words_for(directory: ServedDirectory, target: int) -> dict[str, str]:
+    """Return what stands in a template, by its name there, as a shell takes it."""
+    name = directory.name
+    stem = PurePath(name).name or "model"
+    source = pasted(name)
+    if directory.on_hub:
+        source = f"--remote {source}"
+    return {
+        "target": str(target),
+        "place": shlex.quote(name),
+        "directory": pasted(name),
+        "source": source,
+        "python": pasted(_in_python(directory)),
+        "harness": pasted(f"pretrained={name},max_length={target}"),
+        "gguf": pasted(f"{stem}.gguf"),
+        "long": pasted(f"{stem}-long.gguf"),
+    }
 
 
 def override_lines(
     override: Override, readings: Iterable[LoaderReading]
 ) -> tuple[OverrideLine, ...]:
-    """How to run the base's own weights with the plan's numbers, in each loader that takes a config
-    and reads these as planned."""
-    newest = {reading.loader: reading for reading in reversed([*readings])}
-    out = []
-    for loader in ("transformers", "vllm", "sglang"):
+    """Return how to run the base's own weights with the plan's numbers, in each loader that takes a
+    config and reads these as planned."""
+    newest = _newest(readings)
+    lines = list[OverrideLine]()
+    for template in loader_table()["serve_directories"]:
+        loader = template["loader"]
         if loader not in newest or newest[loader].verdict != "same":
             continue
+        argv = tuple[str, ...]()
         if loader == "transformers":
             command = _from_pretrained(override)
-            argv = tuple[str, ...]()
         else:
-            argv = _server_words(loader, override)
+            argv = _server_words(template, override)
             command = shlex.join(argv)
         if command:
-            out.append(OverrideLine(loader, command, argv=argv, hf_overrides=override.nested))
-    return tuple(out)
+            line = OverrideLine(loader, command, argv=argv, hf_overrides=override.nested)
+            lines.append(line)
+    return tuple(lines)
 
 
 # Its class completes rope_parameters when it is made, not when an argument takes their place.
@@ -140,25 +172,30 @@ NOT_BY_ARGUMENT = ("dots3_note_text",)
 
 
 def _from_pretrained(override: Override) -> str:
-    """The line of Python, by the class that loads this type; "" where no class does."""
-    name = "" if override.model_type in NOT_BY_ARGUMENT else auto_class(override.model_type)
+    """Return the line of Python, by the class that loads this type; "" where no class does."""
+    if override.model_type in NOT_BY_ARGUMENT:
+        return ""
+    name = auto_class(override.model_type)
+    if not name:
+        return ""
     given = ", ".join(f"{key}={value!r}" for key, value in override.nested.items())
-    return f"{name}.from_pretrained({override.model!r}, {given})" if name else ""
+    return f"{name}.from_pretrained({override.model!r}, {given})"
 
 
-def _server_words(loader: str, override: Override) -> tuple[str, ...]:
-    """The command of a server, word by word; its JSON has no blanks, so that no line breaks it."""
-    said = json.dumps(override.nested, separators=(",", ":"))
-    model = override.model
-    target = str(override.target)
-    if loader == "vllm":
-        return ("vllm", "serve", model, "--hf-overrides", said, "--max-model-len", target)
-    program = ("python", "-m", "sglang.launch_server", "--model-path", model)
-    return (*program, "--json-model-override-args", said, "--context-length", target)
+def _server_words(template: ServeData, override: Override) -> tuple[str, ...]:
+    """Return the command of a server, word by word; none of a loader that takes no such option. Its
+    JSON has no blanks, so that no line breaks it."""
+    words = {
+        "model": override.model,
+        "overrides": json.dumps(override.nested, separators=(",", ":")),
+        "target": str(override.target),
+    }
+    return tuple(word.format_map(words) for word in template.get("override", ()))
 
 
 def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
-    """How llama-server runs a GGUF of the base; `flags` are those that say the plan, if any do."""
+    """Return how llama-server runs a GGUF of the base; `flags` are those that say the plan, if any
+    do."""
     if not flags:
         note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
         return OverrideLine("llama.cpp", "", note)
@@ -176,81 +213,91 @@ ENVIRONMENT = {
 
 
 def _environment_of(flags: str, length: str) -> dict[str, str]:
-    """The variables that llama-server reads for the options of a YaRN; no others have all."""
+    """Return the variables that llama-server reads for the options of a YaRN; no others have
+    all."""
     words = flags.split()
     names = dict(zip(words[::2], words[1::2], strict=False))
     if names.keys() != ENVIRONMENT.keys():
         return {}
-    return {ENVIRONMENT[name]: value for name, value in names.items()} | {
-        "LLAMA_ARG_CTX_SIZE": length
-    }
+    variables = {ENVIRONMENT[name]: value for name, value in names.items()}
+    variables["LLAMA_ARG_CTX_SIZE"] = length
+    return variables
 
 
 def file_lines(
     file: str, target: int, readings: Iterable[LoaderReading], params: Params
 ) -> tuple[Serving, ...]:
-    """How to run a GGUF file: every program has a length of its own, which is not the file's."""
-    from ropext.loaders.gguf import environment, runners  # late: no directory needs it
+    """Return how to run a GGUF file: every program has a length of its own, not the file's."""
+    from ropext.loaders.gguf import environment  # late: no directory needs it
 
-    of = {"file": pasted(file), "name": PurePath(file).name, "target": str(target)}
-    of = of | {"modelfile": pasted(f"{file}.Modelfile")}
-    out = []
+    words = {
+        "file": pasted(file),
+        "name": PurePath(file).name,
+        "target": str(target),
+        "modelfile": pasted(f"{file}.Modelfile"),
+    }
+    templates = {template["loader"]: template for template in loader_table()["serve_files"]}
+    lines = list[Serving]()
     for reading in readings:
-        if "command" in (entry := runners()[reading.loader]):
-            said, note = (entry.get(key, "").format(**of) for key in ("command", "note"))
-            note += environment(params, target) if "starts" in entry else ""
-            out.append(_line(reading, said, note))
-    return tuple(out)
+        template = templates.get(reading.loader)
+        if template is None:
+            continue
+        note = template.get("note", "").format_map(words)
+        if template.get("environment", False):
+            note += environment(params, target)
+        command = template["command"].format_map(words)
+        lines.append(_line(reading.loader, reading, command, note))
+    return tuple(lines)
 
 
-def _announced(params: Params, context: int, target: int) -> dict[str, int]:
-    """The length that a server takes for itself where it is not the target (0: it is)."""
-    match kinds_of(params)[0]:
-        case "linear":
-            times = round(target * params["factor"])
-            return {"vllm": times, "sglang": times}
-        case "longrope" | "longrope-two-sets" | "longrope-custom":
-            return {"vllm": params.get("original_max_position_embeddings", context), "sglang": 0}
-    return {"vllm": 0, "sglang": 0}
+def _announced(template: ServeData, params: Params, context: int, target: int) -> int:
+    """Return the length that a server takes for itself where it is not the target, else 0."""
+    match template.get("announces", {}).get(kinds_of(params)[0]):
+        case "target times factor":
+            factor: float = params["factor"]
+            return round(target * factor)
+        case "original length":
+            return int(params.get("original_max_position_embeddings", context))
+    return 0
 
 
-def _needed(reading: LoaderReading, server: str, announced: int) -> str:
+def _needed(template: ServeData, reading: LoaderReading, announced: int) -> str:
+    """Return which option a server cannot do without, where it takes another length."""
     if not announced or (reading.verdict == "same" and not reading.flag):
         return ""
-    flag = "--max-model-len" if reading.loader == "vllm" else "--context-length"
-    return f"{flag} is needed: without it {server} takes {announced} tokens"
+    return template["needed"].format_map({"announced": announced})
 
 
 def _llama_cpp(
-    reading: LoaderReading, family: str, directory: str, target: int, on_hub: bool
+    template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
 ) -> Serving:
-    gguf = pasted(f"{PurePath(directory).name or 'model'}.gguf")
-    place = f"{'--remote ' if on_hub else ''}{pasted(directory)}"
-    convert = f"python convert_hf_to_gguf.py {place} --outfile {gguf}"
-    server = f"llama-server -m {gguf} -c {target}"
+    """Return the line that converts and runs a directory, by the way that is exact there; `family`
+    is what it is as a GGUF, "" where that is not known."""
+    command = template["command"].format_map(words)
     if reading.verdict == "different" and reading.flag:
-        command = f"{convert}\n{server} {reading.flag}"
-        return Serving(reading.loader, command, "exact with these flags alone: " + reading.why)
+        note = "exact with these flags alone: " + reading.why
+        return Serving(reading.loader, f"{command} {reading.flag}", note)
     if reading.verdict in ("ignored", "different"):
         from ropext.loaders.gguf import takes_divisors  # late: few forms need it
 
         if takes_divisors(family):
-            long = pasted(f"{PurePath(directory).name or 'model'}-long.gguf")
-            like = f"ropext extend {gguf} --like {pasted(directory)} -o {long}"
-            command = f"{convert}\n{like}\nllama-server -m {long} -c {target}"
+            rewritten = template["rewritten"].format_map(words)
             note = "its converter loses this scaling; ropext writes it into the GGUF, exactly"
-            return Serving(reading.loader, command, note)
-    return _line(reading, f"{convert}\n{server}")
+            return Serving(reading.loader, rewritten, note)
+    return _line(reading.loader, reading, command)
 
 
-def _line(reading: LoaderReading, command: str, note: str = "") -> Serving:
+def _line(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
+    """Return the line of a loader; why there is none, where it reads something else."""
     if reading.verdict == "same":
-        return Serving(reading.loader, command, note)
+        return Serving(loader, command, note)
     if reading.verdict == "not measured":
         doubt = (
             "not measured for this model; ropext verify --endpoint URL compares a running server"
         )
-        return Serving(reading.loader, command, "; ".join(filter(None, (note, doubt))))
-    says = {"different": "computes something else", "ignored": "ignores the scaling"}
-    sentence = f"{reading.loader} {says.get(reading.verdict, 'fails')}: {reading.why}"
-    return Serving(reading.loader, "", sentence)
+        if note:
+            doubt = f"{note}; {doubt}"
+        return Serving(loader, command, doubt)
+    does = {"different": "computes something else", "ignored": "ignores the scaling"}
+    verb = does.get(reading.verdict, "fails")
+    return Serving(loader, "", f"{loader} {verb}: {reading.why}")

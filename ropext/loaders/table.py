@@ -52,6 +52,20 @@ class ReaderData(TypedDict):
     failed: dict[str, str]
 
 
+class ServeData(TypedDict):
+    """How to run a directory or a file: templates, whose names serving.py fills in."""
+
+    loader: str
+    command: str
+    reading: NotRequired[str]  # whose reading decides whether it is shown
+    note: NotRequired[str]
+    needed: NotRequired[str]  # said where it takes another length for itself:
+    announces: NotRequired[dict[str, str]]  # by kind, which length that is
+    rewritten: NotRequired[str]  # where its converter loses what a GGUF carries
+    override: NotRequired[list[str]]  # runs the base with other keys, word by word
+    environment: NotRequired[bool]  # its environment scales every file
+
+
 class TableData(TypedDict):
     """The whole file."""
 
@@ -60,7 +74,10 @@ class TableData(TypedDict):
     evidence: dict[str, str]  # what stands behind a cell where no engine read a model
     methods: dict[str, str]  # the method that gives each kind, the first to be offered first
     kinds: dict[str, str]
-    readers: list[ReaderData]
+    readers: list[ReaderData]  # of directories
+    gguf_readers: list[ReaderData]  # of GGUF files: its families are architectures
+    serve_directories: list[ServeData]
+    serve_files: list[ServeData]
 
 
 @cache
@@ -110,6 +127,12 @@ class LoaderVersions:
 def readers() -> tuple[LoaderVersions, ...]:
     """Return the table's loaders and version ranges, the newest of each loader first."""
     return tuple(_reader(entry) for entry in loader_table()["readers"])
+
+
+@cache
+def gguf_readers() -> tuple[LoaderVersions, ...]:
+    """Return the programs that run a GGUF file, llama.cpp first."""
+    return tuple(_reader(entry) for entry in loader_table()["gguf_readers"])
 
 
 def _reader(entry: ReaderData) -> LoaderVersions:

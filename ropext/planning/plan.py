@@ -272,14 +272,11 @@ class Plan(ExtensionPlan):
             file = directory if one else f"{directory}/{name}"
             params = {} if self.recipe.length_only else self.main.params  # no scaling to set
             return loaders.file_lines(file, self.target, self.readings, params)
+        served = loaders.ServedDirectory(
+            directory, self.model.text_type, self.model.model_type, self.model.masked_lm
+        )
         return loaders.serving_lines(
-            directory,
-            self.model.text_type,
-            self.main.params,
-            context=self.context,
-            target=self.target,
-            model_type=self.model.model_type,
-            masked_lm=self.model.masked_lm,
+            served, self.main.params, context=self.context, target=self.target
         )
 
     @property

@@ -7,8 +7,9 @@ import pytest
 from command_line import run
 from gguf_files import making
 
-from ropext import inspecting, loaders, verifying
+from ropext import inspecting, verifying
 from ropext.errors import GateFailed, NotMeasured, UsageError
+from ropext.loaders.table import gguf_readers
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -75,7 +76,9 @@ def test_a_file_has_one_too(tmp_path):
         inspecting.gate(served, ("mistral.rs",))
     with pytest.raises(UsageError, match=r"runs no GGUF file that was measured; do: llama\.cpp"):
         inspecting.gate(served, ("vllm",))
-    assert {reading.loader for reading in served.readings} == {*loaders.gguf.runners()}
+    assert {reading.loader for reading in served.readings} == {
+        reader.loader for reader in gguf_readers()
+    }
 
 
 @pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
