@@ -50,17 +50,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 66,
-    "plan ropext://demo --factor 4": 79,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 86,
+    "inspect ropext://demo": 72,
+    "plan ropext://demo --factor 4": 85,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 92,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 86,
-    "verify out": 73,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 126,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 145,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 144,
-    "run recipe.yaml -o ran": 138,
+    "extend ropext://demo --factor 4 -o out": 92,
+    "verify out": 79,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 132,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 151,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 150,
+    "run recipe.yaml -o ran": 144,
 }
 RECIPE = """\
 model: ropext://demo
