@@ -96,7 +96,11 @@ def find_gguf(name: str) -> Path | None:
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
-    if path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # a name that is too long, for one
+        raise InputError(f"{name[:80]} cannot be read: {error.strerror}") from error
+    if is_file:
         return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
     if path.is_dir():  # one model alone, as `extend -o DIR` writes it, in parts or not
         files = [file for file in path.glob("*.gguf") if not _BESIDE.match(file.name)]

@@ -7,7 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
 from ropext.systems import open_raw
 
 # Bytes. Refused before parsing: parsed JSON takes up to thirty times the memory of its text.
@@ -81,6 +81,17 @@ def read_text(path: str) -> str:
 def as_text(data: bytes) -> str:
     """Decode what a user made: PowerShell 5.1's > writes UTF-16, other programs a mark."""
     return data.decode(json.detect_encoding(data), errors="replace")
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """Return the name of a model; refuse what is no name, such as a model in memory."""
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    raise UsageError(
+        f"a model is named by its directory, its file or its hub id, not a {type(model).__name__}; "
+        "a model in memory that `ropext.patch` extended is written by `ropext.save(model, DIR)`, "
+        "any other by its save_pretrained"
+    )
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:

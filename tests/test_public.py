@@ -10,12 +10,34 @@ from pathlib import Path
 import pytest
 
 import ropext
+from ropext.errors import InputError, UsageError
 
 
 @pytest.mark.parametrize("name", [n for n in ropext.__all__ if n != "__version__"])
 def test_every_public_name_is_a_function(name):
     assert callable(getattr(ropext, name))
     assert name in dir(ropext)
+
+
+class Loaded:
+    """Stands for a model in memory, whose repr is long."""
+
+    def __repr__(self) -> str:
+        return "LlamaForCausalLM(" + "(layer): Linear\n" * 1000
+
+
+@pytest.mark.parametrize("name", ["inspect", "plan", "evaluate", "extend", "fit", "finetune"])
+def test_a_loaded_model_is_refused_with_what_writes_one(name, tmp_path):
+    more = {"inspect": {}, "plan": {"factor": 4}, "evaluate": {"data": ["text"]},
+            "extend": {"output": tmp_path / "out", "factor": 4}}  # fmt: skip
+    options = more.get(name, {"data": ["text"], "output": tmp_path / "out"})
+    with pytest.raises(UsageError, match=r"not a Loaded; .* `ropext\.save\(model, DIR\)`"):
+        getattr(ropext, name)(Loaded(), **options)
+
+
+def test_a_name_that_is_too_long_for_a_file_is_a_sentence():
+    with pytest.raises(InputError, match=r"^a{80} cannot be read: File name too long$"):
+        ropext.inspect("a" * 5000)
 
 
 def test_an_unknown_name_is_an_attribute_error():

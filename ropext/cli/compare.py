@@ -49,6 +49,5 @@ def command(
     outcomes = [outcome for run in opened for outcome in rundir.judge(run, wanted)]
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
-    shown = {"text": compared.text, "retrieval": compared.items, "gates": outcomes}
-    out.result(as_text(compared.tables), shown)
+    out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})
     rundir.raise_if_failed(outcomes)

@@ -11,6 +11,7 @@ from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
+from ropext.inputs import model_name
 from ropext.options.extend import Extend, resolve_target
 from ropext.rope import Positions, RopeSite, Spectrum
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
     """A checkpoint or a GGUF file, whichever the name is of."""
-    model = str(model)
+    model = model_name(model)
     if bundled.find_gguf(model) is not None:
         from ropext.gguf import open_gguf  # late: a directory needs none of it
 

@@ -372,6 +372,8 @@ def wish(error: ErrorDetails) -> str:
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
+    if callable(value):
+        return f"must be a text, was a function; {_naming(value)}"
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return f"is one of {choices}, was {repr(value)[:60]}"
@@ -382,6 +384,14 @@ def wish(error: ErrorDetails) -> str:
         return f"must be {expected}, was {_shown(value)}"
     expected = _NAMED.get(kind.partition("_")[0], "a text")
     return f"must be {expected}, was {_shown(repr(value))}"
+
+
+def _naming(function: Callable[..., object]) -> str:
+    """Say how a function is named by a text."""
+    name = getattr(function, "__qualname__", "<>")
+    if "<" in name:  # a lambda, or one that was defined inside another
+        return "define it in a module, and name it by a text: MODULE:FUNCTION"
+    return f'name it: "{function.__module__}:{name}"'
 
 
 def shown_default(value: object) -> str:

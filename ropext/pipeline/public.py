@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ropext import bundled, guard
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import README
-from ropext.inputs import from_home
+from ropext.inputs import from_home, model_name
 from ropext.inspecting import open_model, planned, positions_of, read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.evaluate import Evaluate
@@ -48,18 +48,19 @@ def extend(
     returned (`Ran.raise_if_failed` turns failed gates into an error).
     """
     output = from_home(output)
-    given = {name: value for name, value in options.items() if value is not None}
+    name = model_name(model)
+    given = {key: value for key, value in options.items() if value is not None}
     how: dict[str, Any] = {"force": force, "command": command, "say": say}
     how |= {"trust_remote_code": trust_remote_code}
     if not is_run(given):
         from ropext.pipeline import extending
 
-        return extending.extend(str(model), output, given, revision=revision, **how)
+        return extending.extend(name, output, given, revision=revision, **how)
     from ropext.pipeline import job, running
 
     with _as_file(given.pop("data", None)) as data:
         given |= {} if data is None else {"data": data}
-        top = {"model": str(model), "revision": revision}
+        top = {"model": name, "revision": revision}
         return running.run(job.from_options(top, given, {}, where="the call"), output, **how)
 
 
@@ -87,7 +88,8 @@ def finetune(
     what `training.train` takes beside them."""
     from ropext.training import train
 
-    done: Finetuned = train(FINETUNE, directory, data, from_home(output), **options)
+    name = model_name(directory)
+    done: Finetuned = train(FINETUNE, name, data, from_home(output), **options)
     return done
 
 
@@ -110,17 +112,18 @@ def fit(
 
     place = from_home(output)
     common: dict[str, Any] = {"command": command, "say": say}
-    gguf = bundled.find_gguf(str(model))
+    base = model_name(model)
+    gguf = bundled.find_gguf(base)
 
     def add_gguf(directory: Path) -> None:
         assert gguf is not None
         name = f"{gguf.stem}-long.gguf"
-        _extend_like(str(model), directory, place, name, common)
+        _extend_like(base, directory, place, name, common)
         say(f"{place / name} is the file with this spectrum; beside it are the weights in float32")
 
     finish = None if gguf is None else add_gguf
     done: Fitted | None = train(
-        FIT, model, data, place, force=force, finish=finish, **common, **options
+        FIT, base, data, place, force=force, finish=finish, **common, **options
     )
     return done
 
@@ -152,13 +155,14 @@ def evaluate(
     from ropext.report.evaluation import write_report
 
     output = None if output is None else from_home(output)
-    with _readable(str(model), output, options, hooks.say) as place:
-        if place != str(model):
+    name = model_name(model)
+    with _readable(name, output, options, hooks.say) as place:
+        if place != name:
             from ropext.evaluation.variants import line_up
             from ropext.options.evaluate import Evaluate
 
             chosen = {key: value for key, value in options.items() if key in Evaluate.model_fields}
-            options["lineup"] = line_up(place, None, Evaluate(**chosen), str(model))
+            options["lineup"] = line_up(place, None, Evaluate(**chosen), name)
         report = partial(write_report, gates=options.get("gates", ()))
         return session.evaluate(place, output, hooks=hooks, report=report, **options)
 

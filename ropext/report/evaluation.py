@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ropext import guard
 from ropext.atomic import write_bytes
+from ropext.jsontext import Json, values_json
 from ropext.report import comparison, html, plots, tables
 from ropext.report.gates import failures, gate_table
 from ropext.report.html import Page, Pictures
@@ -204,6 +205,10 @@ class Compared:
         sections.append(comparison.item_table(self.items, self.asked))
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what `ropext compare --json` prints, without its gates."""
+        return {"text": values_json(self.text), "retrieval": values_json(self.items)}
 
     def __repr__(self) -> str:
         return f"<Compared: {', '.join(self.parts)}>"

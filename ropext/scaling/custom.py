@@ -20,7 +20,8 @@ def method(name: str) -> Method:
 
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
         """Divide the current frequencies so that those of the function remain."""
-        wanted, attention = _called(name, lambda: _numbers(function(rope, target / rope.context)))
+        returned = _called(name, lambda: function(rope, target / rope.context))
+        wanted, attention = _called(name, lambda: _numbers(name, returned))
         now = rope.spectrum.inv_freq
         pairs = [*zip(now, wanted, strict=False)]
         fits = all(0 <= new < math.inf and (old or not new) for old, new in pairs)
@@ -57,7 +58,13 @@ def _function(name: str) -> Callable[[Rope, float], Any]:
     return code
 
 
-def _numbers(result: Any) -> tuple[tuple[float, ...], float]:
+def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        raise UsageError(
+            f"--method {name} must return two things, the inverse frequencies and the attention "
+            f"factor (1.0 where there is none); it returned a {type(result).__name__}{count}"
+        )
     frequencies, attention = result
     return tuple(map(float, frequencies)), float(attention)
 

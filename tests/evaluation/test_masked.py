@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from command_line import run
 from small_tokenizer import wrapping_tokenizer
 from tiny_checkpoints import write_documents
 from transformers import (
@@ -138,7 +139,7 @@ def test_a_rotary_encoder_is_read_by_the_same_protocol(place, tmp_path):
     assert nll(done, "extended", TARGET) == pytest.approx(literal(grown, place, TARGET), abs=1e-5)
 
 
-def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_path):
+def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_path, capsys):
     linear, copy = str(place / "bert-linear"), str(place / "bert-copy")
     first = evaluate(linear, tmp_path / "linear", **asked(place))
     evaluate(copy, tmp_path / "copy", **asked(place))
@@ -152,6 +153,8 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
     assert not {name.partition("@")[0] for name in names} & {"cumulative", "yarn", "bpb"}
     assert (tmp_path / "linear" / "plots" / "tail.png").is_file()
     compared = compare_runs([str(tmp_path / "linear"), str(tmp_path / "copy")], tmp_path / "c")[1]
+    code, shown = run("compare", tmp_path / "linear", tmp_path / "copy", "--json", capsys=capsys)
+    assert (code, json.loads(shown.out)) == (0, compared.to_json() | {"gates": []})
     assert compared.tables[0].title == "Tail pseudo-perplexity, 8 paired documents"
     row = compared.text.lengths[-1]
     assert row.difference["copy:extended"].value == pytest.approx(

@@ -56,6 +56,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_function_itself_is_answered_with_its_name(folder):
+    custom.method("wrong:hot")  # imports it
+    wrong = sys.modules["wrong"]
+    with pytest.raises(UsageError) as caught:
+        ropext.plan("ropext://demo", factor=4, method=wrong.hot)
+    assert str(caught.value) == ('--method must be a text, was a function; name it: "wrong:hot"')
+    with pytest.raises(UsageError, match="was a function; define it in a module, and name it"):
+        ropext.plan("ropext://demo", factor=4, method=lambda rope, factor: None)
+
+
+def test_what_is_not_two_things_is_told_which_they_are(folder):
+    with pytest.raises(UsageError) as caught:
+        ropext.plan("ropext://demo", factor=4, method="wrong:alone")
+    assert str(caught.value) == (
+        "--method wrong:alone must return two things, the inverse frequencies and the attention "
+        "factor (1.0 where there is none); it returned a tuple of 16"
+    )
+
+
 @pytest.fixture
 def run(capsys):
     """Run the command line in this process: (exit code, stdout, stderr)."""
@@ -108,7 +127,7 @@ def test_what_a_function_says_is_the_whole_spectrum_also_of_a_scaled_model(folde
         ("wrong:few", "must return 16 finite inverse frequencies"),
         ("wrong:infinite", "must return 16 finite inverse frequencies"),
         ("wrong:cold", "an attention factor above 0; it returned"),
-        ("wrong:alone", "ValueError: too many values to unpack"),
+        ("wrong:alone", "must return two things"),
         ("wrong:absent", "module 'wrong' has no attribute 'absent'"),
         ("nowhere_at_all:mixed", "there is no module nowhere_at_all; looked in this folder (/"),
         ("nowhere.at_all:mixed", "there is no module nowhere; looked in this folder (/"),
