@@ -8,32 +8,28 @@ from ropext.results.gates import Gate, Outcome, metric_text, parse_gate
 from ropext.results.metrics import TEXT_METRICS
 from ropext.table import Table
 
-TEXT = {STRIDED, *(metric.name for metric in TEXT_METRICS)}
+TEXT = frozenset([STRIDED]).union(metric.name for metric in TEXT_METRICS)
 TRAIN = "train it, or longer (`ropext finetune`), or try another method (`ropext eval --method`)"
 REACH = "serve it no longer than that, or train it longer (`ropext finetune`)"
 QUESTIONS = (
     "train it with questions (`ropext finetune --retrieval-share`), or take a smaller --factor"
 )
-REMEDIES = {
-    **dict.fromkeys(TEXT, TRAIN),
+REMEDIES = dict.fromkeys(TEXT, TRAIN) | {
     "short_tax": "take a smaller --factor, train it (`ropext finetune`), or serve short prompts "
     "with the base",
-    **dict.fromkeys(("effective_context", "ruler_context"), REACH),
+    "effective_context": REACH,
+    "ruler_context": REACH,
 }
 MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
 
 
 def gate_table(outcomes: Iterable[Outcome]) -> Table:
     """Lay out every gate with what became of it."""
-    rows = [
-        (
-            "passed" if outcome.passed else "FAILED",
-            outcome.gate,
-            outcome.variant,
-            outcome.reason.removeprefix(f"{outcome.variant}: "),
-        )
-        for outcome in outcomes
-    ]
+    rows = list[tuple[str, ...]]()
+    for outcome in outcomes:
+        state = "passed" if outcome.passed else "FAILED"
+        reason = outcome.reason.removeprefix(f"{outcome.variant}: ")
+        rows.append((state, outcome.gate, outcome.variant, reason))
     note = "a gate names what must not be; it looks at the worse end of an interval, or the point"
     return Table("Gates", note, ("", "gate", "model", "what was looked at"), tuple(rows))
 

@@ -1,7 +1,8 @@
 """Plans and inspections as plain text for a terminal."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.inspecting import Inspection, Served, Unrotated
+from ropext.jsontext import JsonObject
 from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
@@ -32,24 +34,30 @@ def size(count: float) -> str:
 
 
 def number(value: float) -> str:
-    return "inf" if math.isinf(value) else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
+    """Write a length or a theta: six digits, and from a million on all before the point."""
+    if math.isinf(value):
+        return "inf"
+    if value < 1e6:
+        return f"{value:,.6g}"
+    return f"{value:,.0f}"
 
 
 def scaling_line(site: RopeSite, extended: str = "") -> str:
-    """What the config's rope dict says now, in one line; of a theta, what it was `extended` by."""
+    """Write what the config's rope dict says now, in one line; of a theta, what it was `extended`
+    by."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
-        return f"in its theta: {extended}" if extended and site.scaled else "none (plain RoPE)"
-    shown = {
-        key: value
-        for key, value in site.params.items()
-        if key not in ("rope_type", "rope_theta") and isinstance(value, int | float)
-    }
-    keys = ", ".join(f"{key} {value:g}" for key, value in shown.items())
-    factor = f"; attention factor {site.rope.attention_factor:.6g}"
-    softmax = site.rope.softmax_factor
-    tail = f"; softmax factor {softmax:.6g}" if softmax != 1 else ""
-    return f"{kind} ({keys}){factor}{tail}"
+        if extended and site.scaled:
+            return f"in its theta: {extended}"
+        return "none (plain RoPE)"
+    keys = list[str]()
+    for key, value in site.params.items():
+        if key not in ("rope_type", "rope_theta") and isinstance(value, int | float):
+            keys.append(f"{key} {value:g}")
+    line = f"{kind} ({', '.join(keys)}); attention factor {site.rope.attention_factor:.6g}"
+    if site.rope.softmax_factor != 1:
+        line += f"; softmax factor {site.rope.softmax_factor:.6g}"
+    return line
 
 
 _TEMPERATURE = {
@@ -59,20 +67,14 @@ _TEMPERATURE = {
 }
 
 
-def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(model: Model, limits: JsonObject) -> list[tuple[str, str]]:
     kind = model.model_type
     if model.text_type != kind:
         kind += f" (text part: {model.text_type})"
     facts = [("type", kind), ("context", f"{model.context:,} tokens")]
     if model.stated_context != model.context:
         facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
-    shape = {
-        "layers": model.layers,
-        "heads": model.heads,
-        "key/value heads": model.kv_heads,
-        "channels a head": model.head_dim,
-    }
-    facts.append(("shape", ", ".join(f"{n} {what}" for what, n in shape.items() if n)))
+    facts.append(("shape", _shape(model)))
     per_token = model.kv_bytes_per_token
     full = model.kv_bytes(model.context)
     if per_token is not None and full is not None:
@@ -80,20 +82,46 @@ def _facts(model: Model, limits: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")
         )
     if model.layer_types:
-        kinds = dict.fromkeys(model.layer_types)
-        facts.append(
-            ("layers", ", ".join(f"{model.layer_types.count(k)} {named(k)}" for k in kinds))
-        )
+        counts = list[str]()
+        for kind_of_layer, count in Counter(model.layer_types).items():
+            counts.append(f"{count} {named(kind_of_layer)}")
+        facts.append(("layers", ", ".join(counts)))
     if model.sliding_window:
-        reach = f"; nothing reaches further back than {model.reach:,}" if model.reach else ""
-        facts.append(("window", f"{model.sliding_window:,} tokens in windowed layers{reach}"))
+        window = f"{model.sliding_window:,} tokens in windowed layers"
+        if model.reach:
+            window += f"; nothing reaches further back than {model.reach:,}"
+        facts.append(("window", window))
     if model.nope_layers:
         facts.append(("unrotated", f"{model.nope_layers} attention layers have no rotation"))
     facts.append(
         ("rope types", f"{', '.join(model.forms)}: what its class in transformers computes")
     )
     facts.append(("temperature", _TEMPERATURE[model.temperature]))
-    return facts + [(key, named(str(value))) for key, value in limits.items() if value is not None]
+    return facts + _limit_facts(limits)
+
+
+def _shape(model: Model) -> str:
+    """Write the sizes of a model that are known."""
+    sizes = {
+        "layers": model.layers,
+        "heads": model.heads,
+        "key/value heads": model.kv_heads,
+        "channels a head": model.head_dim,
+    }
+    known = list[str]()
+    for what, count in sizes.items():
+        if count:
+            known.append(f"{count} {what}")
+    return ", ".join(known)
+
+
+def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
+    """Return the limits that other files of a model state."""
+    facts = list[tuple[str, str]]()
+    for key, limit in limits.items():
+        if limit is not None:
+            facts.append((key, named(str(limit))))
+    return facts
 
 
 def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[str, str]]:
@@ -103,8 +131,10 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
         dim = f"{rope.dim} of {model.head_dim} channels"
     layout = "interleaved" if model.interleaved else "half and half"
     pairs = rope.dim // 2
-    turning = sum(1 for turn in rope.spectrum.inv_freq if turn)
-    count = f"{pairs} pairs" if turning == pairs else f"{turning} of {pairs} pairs turn"
+    still = rope.spectrum.inv_freq.count(0)
+    count = f"{pairs} pairs"
+    if still:
+        count = f"{pairs - still} of {pairs} pairs turn"
     facts = [
         ("rotary dim", f"{dim} ({count}, {layout})"),
         ("theta", number(rope.theta)),
@@ -156,10 +186,10 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
         facts = _site_facts(site, model, seen.extended)
         if site.scaled and not pairs:
             facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
-        parts += ["", title, _columns(facts, "  ")]
+        parts.append(f"\n{title}\n{_columns(facts, '  ')}")
         if site.scaled and pairs:
-            parts += ["", pair_table(site, seen.target)]
-    for note in (*model.notes, *model.obstacles):
+            parts.append(f"\n{pair_table(site, seen.target)}")
+    for note in model.notes + model.obstacles:
         parts.append("\n" + folded(f"note: {note}"))
     name = pasted(seen.name)
     following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
@@ -182,14 +212,10 @@ def _unrotated(seen: Unrotated) -> str:
         facts.append(
             ("rows", f"{scheme.rows:,}{front}; {scheme.key} {scheme.rows - scheme.beyond}")
         )
-    facts += [
-        (
-            "table",
-            f"{table.name} in {table.file}: {table.shape[0]} x {table.shape[1]}, {table.dtype}",
-        )
-        for table in seen.tables
-    ]
-    facts += [(key, named(str(value))) for key, value in seen.limits.items() if value is not None]
+    for table in seen.tables:
+        rows, width = table.shape
+        facts.append(("table", f"{table.name} in {table.file}: {rows} x {width}, {table.dtype}"))
+    facts += _limit_facts(seen.limits)
     end = f"next: ropext plan {pasted(seen.name)} --factor 2"
     if seen.advice:
         end = folded(f"note: {seen.advice}")
@@ -200,13 +226,24 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
     """What each loader makes of the written config, in one line for those of whom the same is true;
     those that misread it first."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for r in readings:
-        note = "" if r.verdict == "not measured" else r.flag or r.why
-        note = f" {note}" if note.startswith("(") else f": {note}" if note else ""
-        groups.setdefault((r.verdict, note), []).append(f"{r.loader} {r.versions}")
+    for reading in readings:
+        group = (reading.verdict, _loader_note(reading))
+        groups.setdefault(group, []).append(f"{reading.loader} {reading.versions}")
     last = {"same": 1, "not measured": 2}
-    ordered = sorted(groups, key=lambda group: last.get(group[0], 0))
-    return columns((), [(group[0], "; ".join(groups[group]) + group[1]) for group in ordered])
+    rows = list[tuple[str, str]]()
+    for verdict, note in sorted(groups, key=lambda group: last.get(group[0], 0)):
+        rows.append((verdict, "; ".join(groups[verdict, note]) + note))
+    return columns((), rows)
+
+
+def _loader_note(reading: "LoaderReading") -> str:
+    """Write what stands behind a loader's name: its flag, or why it reads otherwise."""
+    note = reading.flag or reading.why
+    if not note or reading.verdict == "not measured":
+        return ""
+    if note.startswith("("):
+        return f" {note}"
+    return f": {note}"
 
 
 READ = 'what each loader makes of it ("same": it computes what is planned)'
@@ -218,9 +255,13 @@ def value(item: Any) -> str:
         return "{" + ", ".join(f"{named(key)}: {value(v)}" for key, v in item.items()) + "}"
     if isinstance(item, list) and len(item) > 4:
         return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
+    if isinstance(item, float) and item.is_integer():
+        return f"{item:.1f}"
     if isinstance(item, float):
-        return f"{item:.8g}" if item % 1 else f"{item:.1f}"
-    return repr(item) if isinstance(item, str) else str(item)
+        return f"{item:.8g}"
+    if isinstance(item, str):
+        return repr(item)
+    return str(item)
 
 
 def edit_lines(edits: Iterable[Edit]) -> str:
@@ -297,11 +338,19 @@ def serving_text(lines: Iterable["Serving"]) -> str:
     out = list[str]()
     indent = " " * 15
     for line in lines:
-        said = [row for one in line.command.splitlines() for row in continued(one, WIDTH - 15)]
+        rows = list[str]()
+        for command in line.command.splitlines():
+            rows += continued(command, WIDTH - len(indent))
         if line.note:
-            note, *rows = line.note.splitlines()
-            said += folded(f"({note})" if said else note, indent, indent).splitlines() + rows
-        out += [f"  {line.loader:<12} {said[0].strip()}", *(indent + s.strip() for s in said[1:])]
+            first_note, *notes = line.note.splitlines()
+            if rows:
+                first_note = f"({first_note})"
+            rows += folded(first_note, indent, indent).splitlines()
+            rows += notes
+        begin = f"  {line.loader:<12} "
+        for row in rows:
+            out.append(begin + row.strip())
+            begin = indent
     return "\n".join(out)
 
 
@@ -330,16 +379,16 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
 
 
 def _usual(serving: Sequence["Serving"], container: str) -> list["Serving"]:
-    """What most users need: every command that runs a GGUF file, without its notes, or the one of a
-    directory, vLLM's where it reads the form."""
+    """Choose what most users need: every command that runs a GGUF file, without its notes, or the
+    one of a directory, vLLM's where it reads the form."""
     commands = [replace(line, note="") for line in serving if line.command]
     if container and commands:
         return commands
     return [min(serving, key=lambda line: (not line.command, line.loader != "vllm"))]
 
 
-def _proof(proof: Mapping[str, Any] | None) -> str:
-    """What was proved; a forward pass that did not agree has its own sentence."""
+def _proof(proof: JsonObject | None) -> str:
+    """Write what was proved; a forward pass that did not agree has a sentence by itself."""
     if not proof:
         return "not proved (--no-verify); `ropext verify` does it later"
     if "ggml" in proof:
@@ -350,16 +399,20 @@ def _proof(proof: Mapping[str, Any] | None) -> str:
     tensors = f"{proof['tensors_compared']} tensors"
     if proof["tensors_not_compared"]:
         tensors += f" ({proof['tensors_not_compared']} packed ones not compared)"
-    said = f"proved with transformers {proof['transformers']}: {tensors}"
+    proved = f"proved with transformers {proof['transformers']}: {tensors}"
     if "rows_bit_exact" in proof:
-        rows = f", {proof['rows_bit_exact']:,} old rows bit for bit" * bool(proof["rows_bit_exact"])
-        return f"{said}{rows}; {proof['forward']}"
-    said += (
-        f" and {proof['rotary_modules'] + proof['attention_modules']} modules as planned "
-        f"(relative error {proof['worst']['error']:.1e})"
-    )
+        if proof["rows_bit_exact"]:
+            proved += f", {proof['rows_bit_exact']:,} old rows bit for bit"
+        return f"{proved}; {proof['forward']}"
+    modules = proof["rotary_modules"] + proof["attention_modules"]
+    error = proof["worst"]["error"]
+    proved += f" and {modules} modules as planned (relative error {error:.1e})"
     agrees = "equals the base's" in proof["forward"]
-    return f"{said}, one forward pass too" if agrees else f"{said}; {proof['forward']}".rstrip("; ")
+    if agrees:
+        return f"{proved}, one forward pass too"
+    if proof["forward"]:
+        return f"{proved}; {proof['forward']}"
+    return proved
 
 
 def served(read: Served, verdict: str = "") -> str:
@@ -386,8 +439,9 @@ def costs(counts: Any) -> str:
     """`ropext eval --dry-run` as text."""
     read = "each document in one piece"
     if counts.chunk:
-        cache = "" if counts.cache_bytes is None else f" of {size(counts.cache_bytes)}"
-        read = f"in chunks of {counts.chunk} tokens with a KV cache{cache}"
+        read = f"in chunks of {counts.chunk} tokens with a KV cache"
+        if counts.cache_bytes is not None:
+            read += f" of {size(counts.cache_bytes)}"
     if counts.columns is None:
         read += f", logits in slices of {counts.slice_tokens} tokens"
     else:

@@ -35,6 +35,8 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
+UNITS = {"": 1, "k": 1024, "m": 1024**2}  # of a limit
+TASK_NAMES = frozenset([RULER]).union(task.name for task in TASKS)
 _GATE = re.compile(
     r"\s*(?:(?P<variant>[^\s:<>=]+):)?"
     r"(?P<metric>[A-Za-z_][\w-]*(?:\.(?!value\b)[A-Za-z_][\w-]*)?)"
@@ -87,19 +89,18 @@ def parse_gate(text: str) -> Gate:
         raise UsageError(f"--fail-if {text!r} is not a gate; write {GRAMMAR}")
     number = match["number"] or "0"
     unit = match["unit"] or ""
-    limit = float(number.removesuffix(unit)) if unit else float(number)
-    limit *= {"": 1, "k": 1024, "m": 1024**2}[unit.lower()]
+    limit = float(number.removesuffix(unit)) * UNITS[unit.lower()]
     metric = match["metric"]
     if match["length"]:
         metric += f"@{parse_length(match['length'], '--fail-if')}"
     return Gate(
-        text.strip(),
-        metric,
-        match["op"],
-        limit,
-        bool(match["point"]),
-        match["variant"],
-        match["run"],
+        text=text.strip(),
+        metric=metric,
+        op=match["op"],
+        limit=limit,
+        point=bool(match["point"]),
+        variant=match["variant"],
+        run=match["run"],
     )
 
 
@@ -107,36 +108,41 @@ def split_spec(spec: str) -> tuple[Path, str | None]:
     """`RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
     if Path(spec).is_dir():
         return Path(spec), None
-    path, colon, variant = spec.rpartition(":")
-    return (Path(path), variant) if colon and path and not is_path(variant) else (Path(spec), None)
+    path, _, variant = spec.rpartition(":")
+    if path and not is_path(variant):
+        return Path(path), variant
+    return Path(spec), None
 
 
 def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outcome:
     """Judge one gate on one variant's values (differences already, for `vs RUN`)."""
     name = metric_text(gate.metric)
     if gate.metric not in values:
-        there = ", ".join(dict.fromkeys(map(metric_text, values))) or "none"
+        there = ", ".join(map(metric_text, values)) or "none"
         return gate.unanswered(variant, f"{name} was not measured; there are {there}")
     value = values[gate.metric]
-    upper = gate.op in (">", ">=")
     looked_at = value.value
     what = "the point"
     if not gate.point:
         if value.ci95 is None:
             why = "measure 8 documents or more, or ask for .value"
             return gate.unanswered(variant, f"{name} has no interval (n = {value.n}); {why}")
-        looked_at = value.ci95[int(upper)]
-        what = f"the {'upper' if upper else 'lower'} end of the 95 % interval"
+        low, high = value.ci95
+        looked_at = low
+        what = "the lower end of the 95 % interval"
+        if gate.op in (">", ">="):
+            looked_at = high
+            what = "the upper end of the 95 % interval"
+    holds = OPERATORS[gate.op]
     # A number that is not finite has not passed anything.
-    failed = not math.isfinite(looked_at) or OPERATORS[gate.op](looked_at, gate.limit)
+    failed = not math.isfinite(looked_at) or holds(looked_at, gate.limit)
     against = f" against {gate.run}" if gate.run else ""
     reason = (
         f"{variant}: {what} of {name}{against} is {looked_at:.6g}, "
         f"the gate fails at {gate.op} {gate.limit:g}"
     )
+    is_uncertain = math.isfinite(looked_at) and failed and not holds(value.value, gate.limit)
     distance = abs(value.value - gate.limit)
-    is_uncertain = failed and math.isfinite(looked_at)
-    is_uncertain = is_uncertain and not OPERATORS[gate.op](value.value, gate.limit)
     if is_uncertain and distance:
         least = value.deciding(abs(looked_at - value.value), distance)
         reason += (
@@ -186,11 +192,9 @@ class Metrics:
             return f"{length_text(int(length))} is none of the lengths that are measured ({there})"
         if gate.metric in whole:
             return None
-        asked = gate.metric.removeprefix("effective_context.").partition("@")[0]
-        task = asked.removesuffix("_nll")
-        if task in (RULER, *(each.name for each in TASKS)) and task not in self.options.tasks:
-            return f"{task} is asked only where --tasks names it: add --tasks {task}"
-        there = ", ".join([*(f"{name}@LENGTH" for name in at), *whole])
+        if gate.task in TASK_NAMES and gate.task not in self.options.tasks:
+            return f"{gate.task} is asked only where --tasks names it: add --tasks {gate.task}"
+        there = ", ".join([f"{name}@LENGTH" for name in at] + whole)
         return f"no such metric; there are {there or 'none'}"
 
     def _unsure(self, gate: Gate) -> str | None:
@@ -198,12 +202,11 @@ class Metrics:
         from ropext.results.values import FEWEST_DOCUMENTS  # late: it loads numpy
 
         count = self.options.max_docs
-        questions = (*self.options.tasks, RULER)
         if gate.point:
             return None
         if gate.metric == "ruler_context" or gate.metric.startswith("effective_context."):
             return "a step of the grid of lengths has no interval: ask for its .value"
-        if count >= FEWEST_DOCUMENTS or gate.task in questions:
+        if count >= FEWEST_DOCUMENTS or gate.task == RULER or gate.task in self.options.tasks:
             return None
         return (
             f"{count} documents give no interval: --max-docs {FEWEST_DOCUMENTS} or more, or ask "

@@ -94,8 +94,11 @@ class Measurement:
     @property
     def readings(self) -> dict[str, Reading]:
         """Of every model that read documents."""
-        readings = {label: model.reading for label, model in self.models.items()}
-        return {label: reading for label, reading in readings.items() if reading is not None}
+        readings = dict[str, Reading]()
+        for label, model in self.models.items():
+            if model.reading is not None:
+                readings[label] = model.reading
+        return readings
 
     @property
     def key(self) -> str:
@@ -191,21 +194,17 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
     Measurements of other tokens are refused: their numbers do not compare.
     """
     frames = [part.frame for part in parts]
-    names = [", ".join(part.models) for part in parts]
-    common = set.intersection(*(set(frame.lengths) for frame in frames))
-    if not common:
-        lists = "; ".join(
-            f"{name} {','.join(map(length_text, frame.lengths))}"
-            for name, frame in zip(names, frames, strict=True)
-        )
-        raise InputError(f"these runs have no length in common ({lists}); give both one --lengths")
-    masked = [one.mask_stride and (one.mask_stride, one.tail, one.longest) for one in frames]
-    if len({*masked}) > 1:
+    common = _common_lengths(parts)
+    masked = set[tuple[int, int, int] | None]()
+    for one in frames:
+        masked.add((one.mask_stride, one.tail, one.longest) if one.mask_stride else None)
+    if len(masked) > 1:
         raise InputError("the runs mask different tokens; give both the same --lengths")
     places = [_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.
-    shared = sorted(set.intersection(*map(set, places)))
+    shared = sorted(set(places[0]).intersection(*places[1:]))
     if not shared:
+        names = [", ".join(part.models) for part in parts]
         raise InputError(
             f"the runs {', '.join(names)} read different tokens (no document has the same token "
             "hash); evaluate both on the same --data with the same tokenizer"
@@ -227,8 +226,23 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
     return Measurement(frame, models, documents)
 
 
+def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
+    """Return the lengths at which all were read; refuse where there are none."""
+    common = set(parts[0].frame.lengths)
+    lists = list[str]()
+    for part in parts:
+        common &= set(part.frame.lengths)
+        lengths = ",".join(map(length_text, part.frame.lengths))
+        lists.append(f"{', '.join(part.models)} {lengths}")
+    if not common:
+        raise InputError(
+            f"these runs have no length in common ({'; '.join(lists)}); give both one --lengths"
+        )
+    return common
+
+
 def _places(part: Measurement, length: int) -> dict[str, int]:
-    """Where each document lies, by its hash."""
+    """Return where each document lies, by its hash."""
     if part.documents is None:
         raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
     return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
@@ -279,13 +293,18 @@ Pair = tuple[ItemScore, ItemScore]
 def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
     """The answers of two models to the same questions. Where a server was asked, a question is
     known by its words, else by its tokens."""
-    in_words = any(item.outcome is not None for item in (*left, *right))
+    in_words = _of_server(left) or _of_server(right)
 
     def key(item: ItemScore) -> object:
         return item.text_hash if in_words else (item.prompt_hash, item.answer)
 
-    other = {key(item): item for item in right if item.is_read}
-    return [(item, other[key(item)]) for item in left if item.is_read and key(item) in other]
+    others = {key(item): item for item in right if item.is_read}
+    pairs = list[Pair]()
+    for item in left:
+        other = others.get(key(item))
+        if item.is_read and other is not None:
+            pairs.append((item, other))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -318,10 +337,11 @@ def check_alike(
     left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
 ) -> None:
     """Refuse to compare a server with a model that was asked other texts."""
-    of_server = [any(item.outcome is not None for item in items) for items in (left, right)]
-    if not any(of_server) or not left or not right or paired(left, right):
+    has_server = _of_server(left) or _of_server(right)
+    if not has_server or not left or not right or paired(left, right):
         return
-    first, second = ({item.text_hash for item in items} - {""} for items in (left, right))
+    first = {item.text_hash for item in left if item.text_hash}
+    second = {item.text_hash for item in right if item.text_hash}
     if first & second:
         return  # the same questions, of which none was read by both
     reason = "the texts of their questions differ"
@@ -332,6 +352,11 @@ def check_alike(
         "Servers of one tokenizer and template get the same questions from the same options; a "
         "directory gets them with --api completions of the server, and a task in words"
     )
+
+
+def _of_server(items: Sequence[ItemScore]) -> bool:
+    """Whether a server gave these answers."""
+    return any(item.outcome is not None for item in items)
 
 
 def _gaps(pairs: Sequence[Pair]) -> list[float]:

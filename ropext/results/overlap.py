@@ -26,13 +26,13 @@ LEAST_SHARE = 1 / 8
 LEAST_PASSAGES = 3
 HASHES = "trained_on.json"  # beside an adapter, which has no record
 SHOWN = 3  # names in a sentence
-ROLES = ("chose", "judged")
 
 
 def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
-    """All hashes once, in order."""
-    arrays = [np.asarray(part, np.uint64) for part in parts]
-    return np.unique(np.concatenate(arrays)) if arrays else np.empty(0, np.uint64)
+    """Return all hashes once, in order."""
+    if not parts:
+        return np.empty(0, np.uint64)
+    return np.unique(np.concatenate([np.asarray(part, np.uint64) for part in parts]))
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,29 @@ class Trained:
         documents = unique([self.documents, other.documents])
         passages = unique([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
+        not_recorded = dict.fromkeys(self.not_recorded + other.not_recorded)
         return Trained(
-            documents[:MOST_DOCUMENTS],
-            passages,
-            self.count + other.count - common,
-            tuple(dict.fromkeys((*self.not_recorded, *other.not_recorded))),
-            both(self.chose, other.chose),
-            both(self.judged, other.judged),
+            documents=documents[:MOST_DOCUMENTS],
+            passages=passages,
+            count=self.count + other.count - common,
+            not_recorded=tuple(not_recorded),
+            chose=both(self.chose, other.chose),
+            judged=both(self.judged, other.judged),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in ropext.json."""
-        return {
+        """Write it as it stands in ropext.json."""
+        written: dict[str, Any] = {
             "documents": self.count,
             "document_hashes": _to_text(self.documents),
             "passage_hashes": _to_text(self.passages),
             "not_recorded": list(self.not_recorded),
-        } | {name: role.to_json() for name in ROLES if (role := getattr(self, name))}
+        }
+        if self.chose is not None:
+            written["chose"] = self.chose.to_json()
+        if self.judged is not None:
+            written["judged"] = self.judged.to_json()
+        return written
 
 
 NO_DOCUMENTS = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
@@ -113,20 +119,28 @@ def kept_out_of(record: Record | None) -> Trained | None:
 
 
 def from_json(raw: Any) -> Trained:
-    """The inverse of `to_json`; it may come from anyone."""
+    """Read what `to_json` wrote; it may come from anyone."""
     try:
         return Trained(
-            _from_text(raw.get("document_hashes", "")),
-            _from_text(raw.get("passage_hashes", "")),
-            int(raw.get("documents", 0)),
-            tuple(map(str, raw.get("not_recorded", ()))),
-            *(from_json({**raw[k], **dict.fromkeys(ROLES)}) if raw.get(k) else None for k in ROLES),
+            documents=_from_text(raw.get("document_hashes", "")),
+            passages=_from_text(raw.get("passage_hashes", "")),
+            count=int(raw.get("documents", 0)),
+            not_recorded=tuple(map(str, raw.get("not_recorded", ()))),
+            chose=_role_from_json(raw.get("chose")),
+            judged=_role_from_json(raw.get("judged")),
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise InputError(
             f"the record is damaged: {TRAINED_ON} holds no hashes; take ropext.json anew from "
             "where the checkpoint came, or remove it (then nothing is known of its training data)"
         ) from None
+
+
+def _role_from_json(raw: Any) -> Trained | None:
+    """Read documents that chose or judged; no other documents chose or judged these."""
+    if not raw:
+        return None
+    return from_json(raw | {"chose": None, "judged": None})
 
 
 def _to_text(hashes: Hashes) -> str:
@@ -151,10 +165,14 @@ class Overlap:
     @property
     def mark(self) -> str:
         """What stands beside every number over these documents."""
-        trained = "" if self.complete else "training data not recorded"
-        trained = f"{self._count} trained on" if self.trained_on else trained
-        chosen = f"{self.chosen_on} of {self.documents} chosen on" if self.chosen_on else ""
-        return ", ".join(filter(None, (trained, chosen)))
+        parts = list[str]()
+        if self.trained_on:
+            parts.append(f"{self._count} trained on")
+        elif not self.complete:
+            parts.append("training data not recorded")
+        if self.chosen_on:
+            parts.append(f"{self.chosen_on} of {self.documents} chosen on")
+        return ", ".join(parts)
 
     @property
     def of_documents(self) -> str:
@@ -170,24 +188,26 @@ class Overlap:
     @property
     def sentence(self) -> str:
         """What the mark means; empty where there is none."""
-        trained = chosen = ""
+        parts = list[str]()
         if self.trained_on:
-            shown = ", ".join(self.names) + (", …" if self.trained_on > len(self.names) else "")
-            trained = (
-                f"{self._count} documents were trained on, whole or in part ({shown}): numbers "
-                "over them show what is remembered, not how new text is read"
+            names = list(self.names)
+            if self.trained_on > len(names):
+                names.append("…")
+            parts.append(
+                f"{self._count} documents were trained on, whole or in part ({', '.join(names)}): "
+                "numbers over them show what is remembered, not how new text is read"
             )
         elif not self.complete:
-            trained = (
+            parts.append(
                 "what was trained on is not (fully) recorded, so these documents may have been "
                 "among it"
             )
         if self.chosen_on:
-            chosen = (
+            parts.append(
                 f"{self.chosen_on} of {self.documents} documents chose the method or the step: "
                 "numbers over them are better than over new text"
             )
-        return "; ".join(filter(None, (trained, chosen)))
+        return "; ".join(parts)
 
     @property
     def _count(self) -> str:
@@ -195,10 +215,18 @@ class Overlap:
         return f"{at_least}{self.trained_on} of {self.documents}"
 
     def to_json(self) -> dict[str, Any]:
-        """As records and results hold it."""
-        data = vars(self) | {"names": list(self.names), "mark": self.mark}
-        questions = data.pop("questions")
-        return data if questions is None else data | {"questions": questions}
+        """Write it as records and results hold it."""
+        written: dict[str, Any] = {
+            "documents": self.documents,
+            "trained_on": self.trained_on,
+            "chosen_on": self.chosen_on,
+            "names": list(self.names),
+            "complete": self.complete,
+            "mark": self.mark,
+        }
+        if self.questions is not None:
+            written["questions"] = self.questions
+        return written
 
 
 def overlap(
@@ -209,25 +237,35 @@ def overlap(
     if known is None or not documents:
         return None
     chose = known.chose or NO_DOCUMENTS
-    names = tuple(name for name, content, passages in documents if known.holds(content, passages))
-    chosen = sum(
-        chose.holds(text, parts) and not known.holds(text, parts) for _, text, parts in documents
-    )
-    return Overlap(len(documents), len(names), chosen, names[:SHOWN], known.is_complete)
+    names = list[str]()
+    chosen = 0
+    for name, content, passages in documents:
+        if known.holds(content, passages):
+            names.append(name)
+        elif chose.holds(content, passages):
+            chosen += 1
+    return Overlap(len(documents), len(names), chosen, tuple(names[:SHOWN]), known.is_complete)
 
 
 def both(first: Trained | None, second: Trained | None) -> Trained | None:
     """Join two trainings, one after the other."""
-    return first.with_more(second) if first and second else first or second
+    if first is None or second is None:
+        return first or second
+    return first.with_more(second)
 
 
 def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
     """Read what `to_json` wrote; it may come from anyone."""
     if not data:
         return None
-    counts = int(data["documents"]), int(data["trained_on"]), int(data["chosen_on"])
-    names = tuple(map(str, data["names"]))
-    return Overlap(*counts, names, bool(data["complete"]), data.get("questions"))
+    return Overlap(
+        documents=int(data["documents"]),
+        trained_on=int(data["trained_on"]),
+        chosen_on=int(data["chosen_on"]),
+        names=tuple(map(str, data["names"])),
+        complete=bool(data["complete"]),
+        questions=data.get("questions"),
+    )
 
 
 def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:

@@ -23,10 +23,12 @@ RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, s
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
 CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
 # What becomes of a question that a server is asked.
-OUTCOMES = FOUND, MISSED, REFUSED, TRUNCATED, NO_ANSWER = (
-    *("found", "missed", "refused", "truncated"),
-    "no answer",
-)
+FOUND = "found"
+MISSED = "missed"
+REFUSED = "refused"
+TRUNCATED = "truncated"
+NO_ANSWER = "no answer"
+OUTCOMES = (FOUND, MISSED, REFUSED, TRUNCATED, NO_ANSWER)
 ONE_HAYSTACK = frozenset(task.name for task in TASKS if task.one_haystack or task.in_words)
 
 
@@ -108,33 +110,51 @@ def ruler_tasks(names: Iterable[str]) -> tuple[list[str], list[str]]:
         task, _, length = name.partition("@")
         if task in THIRTEEN:
             lengths.setdefault(task, set()).add(length)
-    every = set[str]().union(*lengths.values())
-    compared = [task for task, at in lengths.items() if at == every]
-    return compared, [task for task in lengths if task not in compared]
+    every = set[str]()
+    for asked_at in lengths.values():
+        every |= asked_at
+    compared = list[str]()
+    partly = list[str]()
+    for task, asked_at in lengths.items():
+        if asked_at == every:
+            compared.append(task)
+        else:
+            partly.append(task)
+    return compared, partly
 
 
 def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
     """`ruler@C` at every length, shortest first; none where fewer than two tasks are compared."""
     tasks, _ = ruler_tasks(values)
-    lengths = {int(at) for name in values for task, _, at in [name.partition("@")] if task in tasks}
-    return {
-        f"{RULER}@{length}": mean_of_tasks([values[f"{task}@{length}"] for task in tasks])
-        for length in (sorted(lengths) if tasks[1:] else ())
-    }
+    if len(tasks) < 2:
+        return {}
+    lengths = set[int]()
+    for name in values:
+        task, _, length = name.partition("@")
+        if task in tasks:
+            lengths.add(int(length))
+    means = dict[str, Value]()
+    for at in sorted(lengths):
+        means[f"{RULER}@{at}"] = mean_of_tasks([values[f"{task}@{at}"] for task in tasks])
+    return means
 
 
 def mean_of_tasks(values: Sequence[Value]) -> Value:
     """The mean over tasks, each with the same weight; the distances of their intervals' ends add up
     as those of independent numbers do (MOVER, Zou and Donner 2008)."""
     count = len(values)
-    number = sum(value.value for value in values) / len(values)
+    number = sum(value.value for value in values) / count
     total = sum(value.n for value in values)
-    ends = [(value.value, value.ci95) for value in values if value.ci95 is not None]
-    if len(ends) < count:
-        return Value(number, None, None, total)
-    low, high = (
-        math.sqrt(sum((value - ci95[side]) ** 2 for value, ci95 in ends)) / count for side in (0, 1)
-    )
+    below = 0.0  # the squared distances of the lower ends, and of the upper ones
+    above = 0.0
+    for value in values:
+        if value.ci95 is None:
+            return Value(number, None, None, total)
+        low, high = value.ci95
+        below += (value.value - low) ** 2
+        above += (value.value - high) ** 2
+    low = math.sqrt(below) / count
+    high = math.sqrt(above) / count
     return Value(number, (low + high) / (2 * Z95), (number - low, number + high), total)
 
 
@@ -147,28 +167,40 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
     reasons = dict[str, str]()
     answers = [grouped(each, "task") for each in items.values()]
     for task in TASKS:
-        answered = [by_task[task.name] for by_task in answers if task.name in by_task]
-        inside = [[item for item in group if item.length <= context] for group in answered]
-        best = max((_share(g) for g in (inside if any(inside) else answered) if g), default=1.0)
-        if task.in_words and best < CAN_DO:
-            reasons[task.name] = f"{task.name} is not measurable here: " + (
-                f"inside its trained context the model gets {best:.0%} right, and below "
-                f"{CAN_DO:.0%} a longer length tells nothing"
-                if any(inside)
-                else f"no length inside the trained context of {context} tokens was asked, and "
-                f"beyond it {best:.0%} are right"
+        if not task.in_words:
+            continue
+        everywhere = list[float]()  # the share of each model
+        inside = list[float]()
+        for by_task in answers:
+            group = by_task.get(task.name, [])
+            short = [item for item in group if item.length <= context]
+            if group:
+                everywhere.append(_share(group))
+            if short:
+                inside.append(_share(short))
+        if inside and max(inside) < CAN_DO:
+            reasons[task.name] = (
+                f"{task.name} is not measurable here: inside its trained context the model gets "
+                f"{max(inside):.0%} right, and below {CAN_DO:.0%} a longer length tells nothing"
+            )
+        elif everywhere and not inside and max(everywhere) < CAN_DO:
+            reasons[task.name] = (
+                f"{task.name} is not measurable here: no length inside the trained context of "
+                f"{context} tokens was asked, and beyond it {max(everywhere):.0%} are right"
             )
     return reasons
 
 
 def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
     """The number of each question's haystack."""
-    numbers: dict[tuple[Any, ...], int] = {}
-    keys = (
-        (item.task, item.length, item.index) if item.task in ONE_HAYSTACK else (place,)
-        for place, item in enumerate(items)
-    )
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.intp)
+    numbers = dict[object, int]()
+    haystacks = list[int]()
+    for place, item in enumerate(items):
+        key: object = place
+        if item.task in ONE_HAYSTACK:
+            key = (item.task, item.length, item.index)
+        haystacks.append(numbers.setdefault(key, len(numbers)))
+    return np.array(haystacks, np.intp)
 
 
 def share_of(items: Sequence[ItemScore]) -> Value:

@@ -2,6 +2,7 @@
 next round, who is taken, and what `--method auto` says in the end; which step of a fit is kept; and
 what `compare` shows."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,13 +56,15 @@ class Standing:
         """Who goes into the next round: of few documents the better half, two at the least; where
         there is an interval, all that are not surely behind; and whoever is as good as equal."""
         order = tuple(self.behind)
-        half = order[: max(2, -(-len(order) // 2))]
-        going_on = half if self.documents < FEWEST_DOCUMENTS else self.tied
-        return tuple(
-            one
-            for one in order
-            if one in going_on or self.behind[one].value <= NEGLIGIBLE * self.loss
-        )
+        going_on = self.tied
+        if self.documents < FEWEST_DOCUMENTS:
+            half = math.ceil(len(order) / 2)
+            going_on = order[: max(2, half)]
+        staying = list[str]()
+        for label, distance in self.behind.items():
+            if label in going_on or distance.value <= NEGLIGIBLE * self.loss:
+                staying.append(label)
+        return tuple(staying)
 
     @property
     def alike(self) -> tuple[str, ...]:
@@ -72,8 +75,11 @@ class Standing:
         """Take the first in `preference` of those `among` which none is surely better: what is used
         is a choice, and only "surely the lowest" a claim about all. Of few documents, the lowest.
         """
-        known = self.documents >= FEWEST_DOCUMENTS
-        return next((label for label in preference if known and label in among), self.lowest)
+        if self.documents >= FEWEST_DOCUMENTS:
+            for label in preference:
+                if label in among:
+                    return label
+        return self.lowest
 
     def to_json(self) -> dict[str, Any]:
         """As choice.json has it."""
@@ -89,15 +95,21 @@ def standing(measured: Measurement, span: Span | None = None) -> Standing:
     frame = measured.frame
     readings = measured.readings
     span = span or frame.tail_span(frame.longest)
-    sums = {label: reading.sums(*span)[0] for label, reading in readings.items()}
-    order = sorted(sums, key=lambda label: float(sums[label].sum()))
+    totals = dict[str, float]()
+    documents = 0
+    for label, reading in readings.items():
+        sums, _ = reading.sums(*span)
+        totals[label] = float(sums.sum())
+        documents = len(sums)
+    order = sorted(totals, key=lambda label: totals[label])
     lowest = readings[order[0]]
-    return Standing(
-        len(sums[order[0]]),
-        frame.mean(lowest, span),
-        {label: frame.difference(readings[label], lowest, span) for label in order},
-        {label: lead(frame, lowest, readings[label], span, len(order) - 1) for label in order[1:]},
-    )
+    behind = dict[str, Value]()
+    leads = dict[str, float | None]()
+    for label in order:
+        behind[label] = frame.difference(readings[label], lowest, span)
+        if label != order[0]:
+            leads[label] = lead(frame, lowest, readings[label], span, len(order) - 1)
+    return Standing(documents, frame.mean(lowest, span), behind, leads)
 
 
 def lead(
@@ -166,7 +178,10 @@ def lost(measured: Measurement, label: str, start: str) -> Value | None:
     models = measured.models
     bootstrap = measured.frame.bootstrap
     changes = item_differences(models[label].items, models[start].items, bootstrap)
-    return next((c for name, c in changes.items() if "_nll@" not in name and c.sign < 0), None)
+    for name, change in changes.items():
+        if "_nll@" not in name and change.sign < 0:
+            return change
+    return None
 
 
 @dataclass(frozen=True)
@@ -327,7 +342,7 @@ def because(last: Standing, method: str) -> str:
     """Why one was taken, by the documents that chose."""
     lowest = last.lowest
     count = last.documents
-    on = f"on {count} document{'s' if count > 1 else ''}"
+    on = f"on {count} documents" if count > 1 else f"on {count} document"
     others = [label for label in last.behind if label != method]
     if method != lowest:
         return f"as low as {lowest} {on}, and the plainer form"

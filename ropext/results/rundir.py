@@ -77,14 +77,14 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
                 for (name, ids), nll in zip(texts, losses, strict=True):
                     scored = np.flatnonzero(np.isfinite(nll))
-                    columns = (
+                    columns = [
                         [name] * len(scored),
                         scored + 1,
                         ids[scored + 1],
                         nll[scored],
                         [label] * len(scored),
-                    )
-                    writer.write_table(pyarrow.table(list(columns), schema=schema))
+                    ]
+                    writer.write_table(pyarrow.table(columns, schema=schema))
             sign = guard.LOSSES
             writer.add_key_value_metadata({"made": sign.begin + sign.blank})
         _fill_in(Path(stream.name), stream)
@@ -252,7 +252,8 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
             is_base = run.models[label].kind == BASE
             if not (is_base and _base(run) in bases and wanted is None):
                 everyone.append((run, label))
-            bases += [_base(run)] if is_base else []
+            if is_base:
+                bases.append(_base(run))
     _check_short_windows(read_short)
     alone = dict[str, Measurement]()
     shown = list[tuple[Any, str]]()
@@ -260,7 +261,8 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
         name = _name(run, label, everyone)
         if name in alone:
             raise UsageError(f"compare names {name} twice")
-        shown += [(_base(run), name)] if run.models[label].kind == BASE else []
+        if run.models[label].kind == BASE:
+            shown.append((_base(run), name))
         base = next((base for identity, base in shown if identity == _base(run)), "")
         alone[name] = replace(run.only(label, name), own_base=base)
     if len(alone) < 2:
@@ -299,11 +301,13 @@ def _base(run: Measurement) -> Any:
     label = next(iter(run.labels(BASE)), None)
     if label is None:
         return None
-    identity = run.manifest["decides"]["variants"].get(label)  # None: somebody renamed it
-    model = identity and identity["model"]
-    weights = model and (model["weights_sha256"], model.get("code_sha256"))
-    adapter = identity and identity["adapter_sha256"]
-    return weights, adapter, identity and identity.get("inv_freq"), run.frame.context
+    context = run.frame.context
+    identity = run.manifest["decides"]["variants"].get(label)
+    if identity is None:  # somebody renamed it
+        return None, None, None, context
+    model = identity["model"]
+    weights = (model["weights_sha256"], model.get("code_sha256"))
+    return weights, identity["adapter_sha256"], identity.get("inv_freq"), context
 
 
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
@@ -322,16 +326,20 @@ def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, st
 def _chosen(run: Measurement, wanted: str | None) -> list[str]:
     if wanted is not None and wanted not in run.models:
         raise InputError(f"{run.path} holds no variant {wanted!r}; it has {', '.join(run.models)}")
-    return [*run.models] if wanted is None else [wanted]
+    if wanted is None:
+        return list(run.models)
+    return [wanted]
 
 
 def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
     """Judge every gate on every variant it concerns: the one it names, else all that were extended
     (all that read the long window, where none was). One that cannot be answered fails: what was
     measured is to be shown all the same."""
-    outcomes = []
+    outcomes = list[Outcome]()
     for gate in gates:
-        for label in [label for label in _concerned(run, gate) if label != gate.run]:
+        for label in _concerned(run, gate):
+            if label == gate.run:
+                continue
             try:
                 outcomes.append(_judged(run, gate, label))
             except (UsageError, InputError) as error:
