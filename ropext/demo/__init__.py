@@ -36,8 +36,11 @@ METHODS = ("self-extend",)
 MORE_METHODS = ("pi", "ntk", "self-extend")
 # What the whole of it does otherwise than the recipe.
 MORE_WORDS = (
-    *("fit.data=ropext://tuning", "fit.steps=40"),
-    *("finetune.steps=60", "finetune.warmup=12", "finetune.control=true"),
+    "fit.data=ropext://tuning",
+    "fit.steps=40",
+    "finetune.steps=60",
+    "finetune.warmup=12",
+    "finetune.control=true",
 )
 EXTENDED = "yarn-4x"
 FOLDED = "self-extend-4x"
@@ -120,9 +123,12 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
     import ropext
     from ropext.pipeline import job
 
-    words = MORE_WORDS if full else ()
+    words: tuple[str, ...] = ()
+    methods = METHODS
+    if full:
+        words = MORE_WORDS
+        methods = MORE_METHODS
     recipe = job.read(RECIPE, words)
-    methods = MORE_METHODS if full else METHODS
     reading = {"method": methods, "factor": (FACTOR,)} | recipe.evaluation
     calls = (
         _words("run", RECIPE, folder / "out", {}, words),
@@ -163,7 +169,9 @@ def _words(
     for name, value in options.items():
         items = value if isinstance(value, tuple) else (value,)
         line += [flag(name), ",".join(map(_word, items))]
-    return [*line, *words, "-o", str(output)]
+    line += words
+    line += ["-o", str(output)]
+    return line
 
 
 def _word(item: object) -> str:
@@ -174,7 +182,8 @@ def judge(folder: Path) -> Sequence[Outcome]:
     """Hold the gates against the recipe's evaluation, those about models that it has."""
     done = rundir.read_run(folder / EVALUATION)
     gates = [parse_gate(text) for text in GATES]
-    return rundir.judge(done, [gate for gate in gates if gate.run in (None, *done.models)])
+    there = [gate for gate in gates if gate.run is None or gate.run in done.models]
+    return rundir.judge(done, there)
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
@@ -216,7 +225,8 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
     truncated = models[BASE][f"tail@{TARGET}"].value
     lines = [_verdict(models[TUNED], truncated, rows[TUNED])]
     if failed := failures(gates):
-        lines += [*failed, UNLIKE]
+        lines += failed
+        lines.append(UNLIKE)
     lines.append(
         f"truncated text, the base's last {CONTEXT} tokens: perplexity {truncated:.2f}; what "
         "stands before them is cut off."

@@ -1,5 +1,6 @@
 """The reports of an evaluation and of a comparison: Markdown, PNG files, one HTML file."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,12 +48,14 @@ def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
     assert run.path is not None  # it was kept
     outcomes = rundir.judge(run, gates)
     models = dict.fromkeys(run.manifest["names"]["models"].values())
+    shown = [gate_table(outcomes)]
+    shown += tables.evaluation_tables(run)
     page = Page(
         title=f"ropext eval: {', '.join(models)}",
         subtitle=_subtitle(run),
-        verdicts=[*failures(outcomes), *tables.verdict_lines(run)],
+        verdicts=failures(outcomes) + tables.verdict_lines(run),
         warnings=run.facts.warnings,
-        tables=with_rows([gate_table(outcomes), *tables.evaluation_tables(run)]),
+        tables=with_rows(shown),
         details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
     )
     html.write(run.path, page, write_pictures(run.path, draw(run)))
@@ -217,7 +220,7 @@ class Compared:
         """Write report.md, report.html and the pictures; `runs` are those compared."""
         drawn = Drawn()
         spectra = _spectra(runs)
-        styled = plots.styles([*self.parts, *spectra])
+        styled = plots.styles(itertools.chain(self.parts, spectra))
         if self.text is not None and not self.text.measured.frame.mask_stride:
             drawn |= _difference_picture(self.text, styled)
         drawn |= _heat_pictures(self.parts.values())

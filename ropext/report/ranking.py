@@ -30,7 +30,8 @@ def ranking_text(
 ) -> str:
     """Write `ropext plan --measure` as text; `mark` says how many of the documents were trained
     on."""
-    lines = [ranking_verdict(ranking), *_against_base(ranking)]
+    lines = [ranking_verdict(ranking)]
+    lines += _against_base(ranking)
     for method, behind in ranking.beside.items():
         lines.append(in_memory(method, behind, ranking.best))
     for method, why in left_out.items():

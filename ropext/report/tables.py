@@ -234,7 +234,8 @@ def _by_length(run: Measurement) -> Table:
     header = list[str]()
     for length in run.frame.lengths:
         columns = _main_columns(run, length)
-        header = ["length", "model", *(column.head for column in columns)]
+        header = ["length", "model"]
+        header += [column.head for column in columns]
         name = length_text(length)
         for cells in table_of("", "", _rows(run), columns).rows:
             rows.append((name, *cells))
@@ -274,7 +275,8 @@ def _asked(run: Measurement) -> list[str]:
     others = [task for task in tasks if task not in THIRTEEN]
     of_ruler = len(tasks) - len(others)
     if of_ruler > MOST_RULER_COLUMNS and run.facts.ruler is not None:
-        return [*others, RULER]
+        others.append(RULER)
+        return others
     return tasks
 
 
@@ -305,7 +307,9 @@ def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
 
 def evaluation_tables(run: Measurement) -> list[Table]:
     """Lay out everything that an evaluation measured."""
-    return with_rows([*text_tables(run), *retrieval_tables(run), harness_table(run)])
+    every = text_tables(run) + retrieval_tables(run)
+    every.append(harness_table(run))
+    return with_rows(every)
 
 
 def _positions(run: Measurement) -> Table:
@@ -342,7 +346,9 @@ def retrieval_tables(run: Measurement) -> list[Table]:
     )
     columns = _retrieved(run, RULER)
     columns.append(Column("by RULER's rule", "ruler_context", length_of))
-    return [table_of("RULER", note, _rows(run, questions=True), columns), *tables]
+    mean = table_of("RULER", note, _rows(run, questions=True), columns)
+    tables.insert(0, mean)
+    return tables
 
 
 def score_text(tasks: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
 
 SCHEMA = 1  # of results.json
-_TASKS = frozenset((RULER, *(task.name for task in TASKS)))
+_TASKS = frozenset([RULER]).union(task.name for task in TASKS)
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,9 @@ def _dataset(data: str | None) -> tuple[str, str | None]:
         return "retrieval", None
     if data.startswith(SCHEME):
         return data, None
-    if _DATASET_ID.fullmatch(data) and not (
-        Path(data).exists() or PurePath(data).suffix in (*DOCUMENTS, *TABLES)
-    ):
+    suffix = PurePath(data).suffix
+    is_file = Path(data).exists() or suffix in DOCUMENTS or suffix in TABLES
+    if _DATASET_ID.fullmatch(data) and not is_file:
         return data, data
     return PurePath(data).name, None
 

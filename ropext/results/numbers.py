@@ -12,8 +12,19 @@ from ropext.results.values import Value, values_of
 
 # Of a variant in results.json, what does not belong to how it was extended.
 _NOT_INFO = {
-    *("kind", "model", "target", "adapter", "store", "passes", "metrics", "positions"),
-    *("retrieval", "overlap", "outcomes", "reached", "verdicts"),
+    "kind",
+    "model",
+    "target",
+    "adapter",
+    "store",
+    "passes",
+    "metrics",
+    "positions",
+    "retrieval",
+    "overlap",
+    "outcomes",
+    "reached",
+    "verdicts",
 }
 
 

@@ -75,8 +75,11 @@ class Documents:
 
     def subset(self, order: Sequence[int]) -> "Documents":
         """Some of them, in the given order."""
-        every = [(self.names[k], self.prefix_hashes[k], self.token_bytes[k]) for k in order]
-        return Documents(*zip(*every, strict=True))
+        return Documents(
+            names=tuple(self.names[k] for k in order),
+            prefix_hashes=tuple(self.prefix_hashes[k] for k in order),
+            token_bytes=tuple(self.token_bytes[k] for k in order),
+        )
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,10 @@ class Frame:
     @property
     def read_lengths(self) -> tuple[int, ...]:
         """The lengths that are read, the trained context among them for the short tax."""
-        inside = {self.context} if self.context < self.longest else set()
-        return tuple(sorted({*self.lengths} | inside))
+        lengths = set(self.lengths)
+        if self.context < self.longest:
+            lengths.add(self.context)
+        return tuple(sorted(lengths))
 
     def tail_span(self, length: int) -> Span:
         """Positions of the last N tokens before a length."""

@@ -287,7 +287,7 @@ class HeatCell:
 
 def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
     """Return the cells of each task, by length and depth."""
-    maps = dict[str, tuple[HeatCell, ...]]()
+    maps = dict[str, list[HeatCell]]()
     groups = grouped(items, "task", "length", "depth")
     for place in sorted(groups, key=_place_in_heat_map):
         task, length, depth = place
@@ -297,8 +297,8 @@ def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:
         if losses:
             mean_loss = sum(losses) / len(losses)
         cell = HeatCell(length, depth, share_of(answers), mean_loss)
-        maps[task] = (*maps.get(task, ()), cell)
-    return maps
+        maps.setdefault(task, []).append(cell)
+    return {task: tuple(cells) for task, cells in maps.items()}
 
 
 def _place_in_heat_map(place: tuple[str, int, float | None]) -> tuple[str, int, float]:

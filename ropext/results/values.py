@@ -48,14 +48,23 @@ class Value:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Value":
         """Read what `values_json` wrote; null reads as not-a-number."""
-        se = None if data["se"] is None else float(data["se"])
-        ends = _pair(data["ci95"]), int(data["n"]), _pair(data.get("range"))
-        return Value(_number(data["value"]), se, *ends)
+        return Value(
+            value=_number(data["value"]),
+            se=None if data["se"] is None else float(data["se"]),
+            ci95=_pair(data["ci95"]),
+            n=int(data["n"]),
+            range=_pair(data.get("range")),
+        )
 
     @property
     def sign(self) -> int:
         """On which side of zero the interval lies: 0 where it holds zero, or there is none."""
-        return 0 if self.ci95 is None else (self.ci95[0] > 0) - (self.ci95[1] < 0)
+        if self.ci95 is None:
+            return 0
+        low, high = self.ci95
+        if low > 0:
+            return 1
+        return -1 if high < 0 else 0
 
     @property
     def gains(self) -> bool | None:

@@ -1,9 +1,9 @@
 """A training in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import scaling
 from ropext.checkpoint.provenance import TRAINED_ON
@@ -24,6 +24,9 @@ from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
 from ropext.training.rows import FIT_TASK, Rows
 from ropext.training.training import Training
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # The rows of a fine-tuning's table, and of a fit's.
 TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
@@ -31,7 +34,12 @@ MANY_PASSES = 8
 NEW_ROWS = " new rows of "  # among what a fine-tuning trains
 # What the record repeats of the options, and of a fit's result.
 TUNED_BY = (
-    *("strategy", "packing", "train_norms", "train_embeddings", "retrieval_share", "keep_short"),
+    "strategy",
+    "packing",
+    "train_norms",
+    "train_embeddings",
+    "retrieval_share",
+    "keep_short",
     "seed",
 )
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
@@ -58,15 +66,18 @@ def plan_text(objective: Objective) -> str:
     settings = objective.settings
     counts = objective.counts
     rows = training.rows
-    named = settings.named.items()
-    shown = [(name.replace("_", " "), _plain(s.value), s.source) for name, s in named]
+    settings_rows = list[tuple[str, str, str]]()
+    for name, setting in settings.named.items():
+        settings_rows.append((name.replace("_", " "), _plain(setting.value), setting.source))
     most = "at most " if settings.is_open else ""
     lines = [
         f"trained: {counts.moving:,} parameters in {', '.join(counts.targets)}",
         f"documents: {len(rows.documents)} to train on, {training.judged} to judge by, "
         f"{rows.too_short} too short",
         passes_text(rows, most),
-        *_short_windows(training),
+    ]
+    lines += _short_windows(training)
+    lines += [
         f"tokens: {most}{objective.tokens:,} with gradients, {objective.forward_tokens:,} without "
         f"(evaluations, one every {settings.between} steps)",
         f"bytes: {size(counts.weight_bytes)} of weights, {size(counts.moving_bytes)} of what is "
@@ -80,17 +91,23 @@ def plan_text(objective: Objective) -> str:
         lines.append(f"warning: [seen] {training.lineage}")
     lines += [f"note: {remark}" for remark in objective.remarks]
     title = f"{training.snapshot.name}: {objective.title}"
-    return "\n".join([title, "", *columns((), shown).splitlines(), "", *lines])
+    return "\n".join([f"{title}\n\n{columns((), settings_rows)}\n", *lines])
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return "/".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    if isinstance(value, tuple | list):
+        return "/".join(map(str, value))
+    return str(value)
 
 
 def _json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
-    return {name: (json.dumps(data, indent=1) + "\n").encode() for name, data in contents.items()}
+    files = dict[str, bytes]()
+    for name, content in contents.items():
+        text = json.dumps(content, indent=1)
+        files[name] = f"{text}\n".encode()
+    return files
 
 
 def _rows(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
@@ -163,8 +180,10 @@ def passes_text(rows: Rows, most: str = "") -> str:
     text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
     if rows.passes <= 1:
         return text
-    # How often it was really read is said at the end, where the documents decide.
-    return f"{text}: {most}{rows.passes:,.1f} passes{'' if most else too_often(rows.passes)}"
+    text += f": {most}{rows.passes:,.1f} passes"
+    if most:  # how often it was really read is said at the end, where the documents decide
+        return text
+    return text + too_often(rows.passes)
 
 
 def too_often(passes: float) -> str:
@@ -189,9 +208,12 @@ def finetune_result(done: Finetuned) -> str:
     overlap = done.training.overlap
     table = finetune_table(done.numbers, target, overlap, "On held-out documents")
     if table is not None:
-        lines += ["", as_text([table]), "", *verdict(done.numbers, target)]
-    lines += [f"note: {note}" for note in done.notes]
-    return "\n".join([*lines, "", f"next: ropext verify {done.output}"])
+        lines += ["", as_text([table]), ""]
+        lines += verdict(done.numbers, target)
+    for note in done.notes:
+        lines.append(f"note: {note}")
+    lines += ["", f"next: ropext verify {done.output}"]
+    return "\n".join(lines)
 
 
 def finetune_table(
@@ -249,7 +271,8 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
 
 
 def _apart(one: float, other: float) -> str:
-    return f"{abs(one - other):.4f} nats a token {'below' if one < other else 'above'}"
+    side = "below" if one < other else "above"
+    return f"{abs(one - other):.4f} nats a token {side}"
 
 
 def finetune_story(done: Finetuned) -> Story:
@@ -261,13 +284,14 @@ def finetune_story(done: Finetuned) -> Story:
     overlap = training.overlap
     steps = done.kept_step
     tokens = done.kept_step * settings.step_tokens
+    final_loss = done.losses[-1]["loss"] if done.losses else None
     section = _section(done, TUNED_BY, ("stopped_early", "passes")) | {
         "targets": list(targets),
         "steps": steps,
         "trained_steps": done.steps,
         "tokens": tokens,
         "data_sha256": training.data.digest(),
-        "final_loss": done.losses[-1]["loss"] if done.losses else None,
+        "final_loss": final_loss,
         "control": done.control is not None,
     }
     ways = [f"in {target}" for target in targets if NEW_ROWS in target]
@@ -276,20 +300,22 @@ def finetune_story(done: Finetuned) -> Story:
         ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")
     summary = [
         f"It was then trained for {steps} steps ({tokens:,} tokens, strategy {options.strategy}) "
-        f"{' and '.join(ways)}.",
-        *asked_text(options.retrieval_share),
-        *_short_windows(training),
-        *verdict(done.numbers, training.target),
+        f"{' and '.join(ways)}."
     ]
+    summary += asked_text(options.retrieval_share)
+    summary += _short_windows(training)
+    summary += verdict(done.numbers, training.target)
     if lineage := training.lineage:
         summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
+    scored = "masked tokens" if training.masking else "tokens"
+    documents = overlap.of_documents if overlap else "documents"
     caption = (
-        f"Loss over the last {'masked ' if training.masking else ''}tokens before "
-        f"{training.target:,}, in nats a token, on the same "
-        f"tokens of {overlap.of_documents if overlap else 'documents'}"
+        f"Loss over the last {scored} before {training.target:,}, in nats a token, on the same "
+        f"tokens of {documents}"
     )
     table = finetune_table(done.numbers, training.target, overlap, caption)
-    return Story(section, tuple(summary), (table,) if table else (), training.used.to_json())
+    tables = () if table is None else (table,)
+    return Story(section, tuple(summary), tables, training.used.to_json())
 
 
 def finetune_files(done: Finetuned) -> dict[str, bytes]:
@@ -313,21 +339,19 @@ def _losses_picture(done: Finetuned) -> bytes:
     from ropext.report import plots
 
     axis = plots.axes("Loss of the training", "nats per token", "step")
-    for label, losses, colour in (
-        ("training loss", done.losses, plots.COLOURS[0]),
-        ("training loss of the control", (done.control or {}).get("losses"), plots.GREY),
-    ):
-        if losses:
-            steps = [e["step"] for e in losses]
-            values = [e["loss"] for e in losses]
-            axis.plot(steps, values, color=colour, lw=1.2, label=label)
+    _draw_losses(axis, done.losses, "training loss", plots.COLOURS[0])
+    if done.control is not None:
+        _draw_losses(axis, done.control["losses"], "training loss of the control", plots.GREY)
     if done.evaluations:
-        steps = [e["step"] for e in done.evaluations]
-        values = [e["tail_nll"] for e in done.evaluations]
+        steps = list[float]()
+        values = list[float]()
         key = f"tail_nll@{done.training.target}"
         if UNTUNED in done.numbers:  # before the first step
-            steps = [0, *steps]
-            values = [done.numbers[UNTUNED][key].value, *values]
+            steps.append(0)
+            values.append(done.numbers[UNTUNED][key].value)
+        for evaluation in done.evaluations:
+            steps.append(evaluation["step"])
+            values.append(evaluation["tail_nll"])
         if BASE in done.numbers:
             base = done.numbers[BASE][key].value
             axis.axhline(base, label="base, in its window", **plots.REFERENCE)
@@ -335,6 +359,16 @@ def _losses_picture(done: Finetuned) -> bytes:
         axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
     axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     return plots.finished(axis)
+
+
+def _draw_losses(
+    axis: "Axes", losses: Sequence[Mapping[str, float]], label: str, colour: str
+) -> None:
+    """Draw the loss of each logged step."""
+    if losses:
+        steps = [entry["step"] for entry in losses]
+        values = [entry["loss"] for entry in losses]
+        axis.plot(steps, values, color=colour, lw=1.2, label=label)
 
 
 # Of a fit.
@@ -361,12 +395,14 @@ def fit_result(done: Fitted) -> str:
     if done.kept != FITTED:
         what = f"{done.start}, the start: the fit was not surely better"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
-    lines += [folded(f"note: {note}") for note in done.notes]
+    for note in done.notes:
+        lines.append(folded(f"note: {note}"))
+    steps = f"{len(done.losses)} steps"
     lost = done.tokens // done.training.settings.step_tokens - len(done.losses)
-    left = f" and {lost} that were given up" if lost else ""
+    if lost:
+        steps += f" and {lost} that were given up"
     lines += [
-        f"cost: {len(done.losses)} steps{left}, {done.tokens:,} tokens with gradients, "
-        f"{done.forward_tokens:,} without",
+        f"cost: {steps}, {done.tokens:,} tokens with gradients, {done.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]
@@ -376,14 +412,20 @@ def fit_result(done: Fitted) -> str:
 def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
     """Who no longer reads what is written, and what the narrower form would cost at most: a fit
     within yarn begins at its closed form, which is `distance` above this one."""
-    lost = {r.loader: r.verdict for r in newest(written.readings) if r.verdict in WRONG}
+    lost = list[str]()  # loaders that read it otherwise
+    names = list[str]()
+    for reading in newest(written.readings):
+        if reading.verdict in WRONG:
+            lost.append(reading.loader)
+            names.append(f"{reading.loader} ({reading.verdict})")
     if not lost:
         return ""
-    said = ", ".join(f"{loader} ({verdict})" for loader, verdict in lost.items())
     form = written.main.params["rope_type"]
-    text = f"not read as planned by {said}: it is written as {form}"
-    same = {r.loader for r in newest(yarn.readings) if r.verdict == "same"} if yarn else set()
-    gained = [loader for loader in lost if loader in same]
+    text = f"not read as planned by {', '.join(names)}: it is written as {form}"
+    gained = list[str]()
+    if yarn is not None:
+        same = {reading.loader for reading in newest(yarn.readings) if reading.verdict == "same"}
+        gained = [loader for loader in lost if loader in same]
     if form != "longrope" or not gained:
         return text
     cost = f"at most {distance:.4f} nats a token here" if distance > 0 else "nothing here"
@@ -431,17 +473,21 @@ def _fit_numbers(done: Fitted) -> Table:
 def _fit_factors(done: Fitted) -> Table:
     site = done.plan.main
     forms = scaling.well_known(site.rope, done.plan.target)
-    columns = {"written": done.pair_factors}
-    columns |= {name: form.pair_factors for name, form in forms.items()}
-    rows = [
-        (f"{pair}", f"{wavelength:.4g}", *(f"{column[pair]:.3f}" for column in columns.values()))
-        for pair, wavelength in enumerate(site.rope.spectrum.wavelengths)
-    ]
-    attention = [done.attention_factor / site.rope.attention_factor]
-    attention += [form.attention_factor for form in forms.values()]
-    rows.append(("attention factor", "", *(f"{factor:.4f}" for factor in attention)))
+    header = ["pair", "wavelength", "written"]
+    header += forms
+    rows = list[tuple[str, ...]]()
+    for pair, wavelength in enumerate(site.rope.spectrum.wavelengths):
+        row = [f"{pair}", f"{wavelength:.4g}", f"{done.pair_factors[pair]:.3f}"]
+        for form in forms.values():
+            row.append(f"{form.pair_factors[pair]:.3f}")
+        rows.append(tuple(row))
+    written = done.attention_factor / site.rope.attention_factor
+    last_row = ["attention factor", "", f"{written:.4f}"]
+    for form in forms.values():
+        last_row.append(f"{form.attention_factor:.4f}")
+    rows.append(tuple(last_row))
     title = "Pair factors (by how much each pair is slowed)"
-    return Table(title, "", ("pair", "wavelength", *columns), tuple(rows))
+    return Table(title, "", tuple(header), tuple(rows))
 
 
 def fit_story(done: Fitted) -> Story:
