@@ -32,7 +32,7 @@ CONTEXT = 256
 TARGET = 1024
 FACTOR = 4.0
 # In memory, beside what the recipe writes: in the demo, and in all of it.
-METHODS = ("self-extend",)
+METHODS: tuple[str, ...] = ("self-extend",)
 MORE_METHODS = ("pi", "ntk", "self-extend")
 # What the whole of it does otherwise than the recipe.
 MORE_WORDS = (

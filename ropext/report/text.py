@@ -170,9 +170,10 @@ def _beyond(site: RopeSite, target: int) -> str:
     """How many pairs the target takes where training never was."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
-    far = f", up to {max(ratios):.3g}x" if count else ""
-    said = f"{count} of {len(ratios)} pairs meet phases that training never showed{far}"
-    return f"{said} (--pairs lists them)"
+    line = f"{count} of {len(ratios)} pairs meet phases that training never showed"
+    if count:
+        line += f", up to {max(ratios):.3g}x"
+    return f"{line} (--pairs lists them)"
 
 
 def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
@@ -182,7 +183,9 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
     model = seen.model
     parts = [seen.name, _columns(_facts(model, seen.limits))]
     for site in model.sites:
-        title = f"rotary embedding{f' of {site.label}' if site.label else ''}"
+        title = "rotary embedding"
+        if site.label:
+            title += f" of {site.label}"
         facts = _site_facts(site, model, seen.extended)
         if site.scaled and not pairs:
             facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
@@ -201,17 +204,18 @@ def _unrotated(seen: Unrotated) -> str:
     """`ropext inspect` of a model without a rotary embedding, as text."""
     scheme = seen.positions
     kind = scheme.model_type
-    kind += f" (text part: {scheme.text_type})" if scheme.text_type != kind else ""
+    if scheme.text_type != kind:
+        kind += f" (text part: {scheme.text_type})"
     facts = [("type", kind), ("positions", SCHEMES[scheme.kind])]
     if scheme.carried and not scheme.tensors:
         facts.append(("distances", f"alike from {alike(scheme)} on; {scheme.key} {scheme.context}"))
     elif scheme.context:
         facts.append(("context", f"{scheme.context:,} tokens"))
     if scheme.tensors:
-        front = f", {scheme.offset} in front of the first position" if scheme.offset else ""
-        facts.append(
-            ("rows", f"{scheme.rows:,}{front}; {scheme.key} {scheme.rows - scheme.beyond}")
-        )
+        rows_text = f"{scheme.rows:,}"
+        if scheme.offset:
+            rows_text += f", {scheme.offset} in front of the first position"
+        facts.append(("rows", f"{rows_text}; {scheme.key} {scheme.rows - scheme.beyond}"))
     for table in seen.tables:
         rows, width = table.shape
         facts.append(("table", f"{table.name} in {table.file}: {rows} x {width}, {table.dtype}"))
@@ -284,26 +288,38 @@ SHARED = "(`extend --link hard` writes a directory that shares the weights)"
 
 def plan(made: ExtensionPlan) -> str:
     """`ropext plan` as text."""
-    source = " from its original spectrum" if made.recipe.from_original else ""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
-    parts = [f"{head}{made.factor:g}x{source}"]
+    head += f"{made.factor:g}x"
+    if made.recipe.from_original:
+        head += " from its original spectrum"
+    parts = [head]
     facts = made.facts()
     methods = made.compared()
     if made.refusal is not None:
         parts = [folded(str(made.refusal)), "", f"with --even-so: {parts[0]}"]
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
-    parts += [_columns(facts)] if facts else []
+    if facts:
+        parts.append(_columns(facts))
     if methods.rows:
-        parts += ["", columns(methods.header, methods.rows), *methods.note.splitlines()]
-    parts += ["", "metadata" if made.container else "config.json", edit_lines(made.edits)]
+        parts += ["", columns(methods.header, methods.rows)]
+        parts += methods.note.splitlines()
+    edited = "metadata" if made.container else "config.json"
+    parts += ["", edited, edit_lines(made.edits)]
     if made.readings:
         parts += ["", READ, loader_lines(made.readings)]
-    parts += ["\n" + folded(remark) for remark in made.remarks()]
+    for remark in made.remarks():
+        parts.append("\n" + folded(remark))
     if nearest := made.nearest_by_options():
-        rows = [(f"  {options}", ", ".join(who)) for options, who in nearest.items()]
+        rows = list[tuple[str, str]]()
+        for options, loaders in nearest.items():
+            rows.append((f"  {options}", ", ".join(loaders)))
         parts += ["\nthe nearest forms that other loaders read exactly", columns((), rows)]
-    what, out = ("file", "OUT.gguf") if made.container else ("directory", "OUT")
+    what = "directory"
+    out = "OUT"
+    if made.container:
+        what = "file"
+        out = "OUT.gguf"
     if lines := made.serving(out):
         parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(lines)]
     if lines := made.overrides():
@@ -316,7 +332,8 @@ def plan(made: ExtensionPlan) -> str:
 def extend_command(made: ExtensionPlan) -> str:
     """The command line that writes this plan."""
     words = ["ropext", "extend", made.name]
-    words += [] if made.recipe.length_only else ["--method", made.method]
+    if not made.recipe.length_only:
+        words += ["--method", made.method]
     for name, info in Extend.model_fields.items():
         value = getattr(made.recipe, name)
         if name in ("method", "short_pair_factors") or value in (None, False, ()):
@@ -328,9 +345,12 @@ def extend_command(made: ExtensionPlan) -> str:
             words.append("FILE")
         elif isinstance(value, tuple):
             words.append(",".join(map(str, value)))
+        elif isinstance(value, float):
+            words.append(f"{value:.15g}")
         elif value is not True:
-            words.append(f"{value:.15g}" if isinstance(value, float) else str(value))
-    return pasted(*words, "-o", "OUT")
+            words.append(str(value))
+    words += ["-o", "OUT"]
+    return pasted(*words)
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
@@ -365,10 +385,12 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
             f"KV cache: {size(made.kv_cache_bytes)} for one full sequence; to try it, start "
             "llama-server as below and paste a long text at http://127.0.0.1:8080"
         )
-    parts += [f"note: {note}" for note in written.notes]
-    left = {name: reason for name, reason in written.left.items() if name != "README.md"}
-    parts += [f"left out: {name}: {reason}" for name, reason in left.items()]
-    parts = [*map(folded, parts)]
+    for note in written.notes:
+        parts.append(f"note: {note}")
+    for name, reason in written.left.items():
+        if name != "README.md":
+            parts.append(f"left out: {name}: {reason}")
+    parts = list(map(folded, parts))
     if serving := made.serving(str(written.output)):
         lines = serving if every else _usual(serving, made.container)
         others = "" if every else f" (in other programs: ropext plan {out})"

@@ -231,8 +231,11 @@ def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> 
     """The longest length up to which a task keeps 85 % of its score inside the trained context, by
     its answers at each length."""
     inside = [length for length in at if length <= context] or [min(at)]
-    short = _share([item for length in inside for item in at[length]])
-    reached = _reached({length: _share(g) for length, g in at.items()}, context, None, short)
+    answered = list[ItemScore]()
+    for length in inside:
+        answered += at[length]
+    shares = {length: _share(answers) for length, answers in at.items()}
+    reached = _reached(shares, context, None, _share(answered))
     return replace(reached, n=min(map(len, at.values())))
 
 

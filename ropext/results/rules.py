@@ -413,8 +413,12 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
     rows = list[LengthRow]()
     for length in frame.lengths:
         span = frame.tail_span(length)
-        tails = {label: frame.perplexity(reading, span) for label, reading in readings.items()}
-        differences = {label: difference(label, span) for label in references}
+        tails = dict[str, Value]()
+        differences = dict[str, Value]()
+        for label, reading in readings.items():
+            tails[label] = frame.perplexity(reading, span)
+            if label in references:
+                differences[label] = difference(label, span)
         rows.append(LengthRow(length, tails, differences, _winner(both, span)))
     positions = dict[str, Sequence[OctaveDifference]]()
     for label in references:
@@ -456,8 +460,11 @@ def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
 
 def _winner(both: Measurement, span: Span) -> str | None:
     """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
-    sums = [reading.sums(*span)[0] for reading in both.readings.values()]
-    if len(sums) < 2 or not np.isfinite(sums).all():
+    if len(both.readings) < 2:
         return None
+    for reading in both.readings.values():
+        sums, _ = reading.sums(*span)
+        if not np.isfinite(sums).all():
+            return None
     result = standing(both, span)
     return result.lowest if result.is_sure else None
