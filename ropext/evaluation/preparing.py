@@ -31,9 +31,8 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.results import EXTENDED
+from ropext.results import EXTENDED, SCHEMA
 from ropext.results.gates import Gate, Metrics, split_spec
-from ropext.results.measurement import SCHEMA
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, SHORT_WINDOW, Frame, Protocol
 from ropext.results.rundir import read_run

@@ -28,9 +28,7 @@ from ropext.report.gates import failures, gate_table
 from ropext.results import BASE, CONTROL, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
-from ropext.results.overlap import overlap_in
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.results.values import Value, values_of
 from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import Flat, Step, beside
 
@@ -287,18 +285,8 @@ def _training_table(work: Work) -> Table | None:
         return None
     from ropext.training import report
 
-    record = read_object(work.checkpoints[TUNED] / provenance.NAME)["finetune"]
-    overlap = overlap_in(record.get("overlap"))
-    numbers = dict[str, dict[str, Value]]()
-    for label, metrics in (record.get("numbers") or {}).items():
-        numbers[label] = values_of(metrics)
-    table = report.finetune_table(numbers, work.plan.target, overlap, "Fine-tuning")
-    if table is None:
-        return None
-    note = f"{record['steps']} steps, {record['tokens']:,} tokens"
-    if overlap is not None:
-        note += f"; {overlap.of_documents}"
-    return replace(table, note=note)
+    record = read_object(work.checkpoints[TUNED] / provenance.NAME)
+    return report.recorded_table(record["finetune"], work.plan.target)
 
 
 @dataclass(frozen=True)

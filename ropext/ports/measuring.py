@@ -23,8 +23,8 @@ from ropext.ports.plan import CUT, PORT, PortPlan
 from ropext.ports.port import Port
 from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
 from ropext.ports.shares import port_results
-from ropext.results import BASE, EXTENDED, rundir
-from ropext.results.measurement import SCHEMA, Measurement, Store
+from ropext.results import BASE, EXTENDED, SCHEMA, rundir
+from ropext.results.measurement import Measurement, Store
 from ropext.results.perplexity import TokenNll
 from ropext.results.retrieval import MISSED, REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES

@@ -18,8 +18,7 @@ from ropext.ports.server import served_model, server_at
 from ropext.ports.shares import ENOUGH, deciding_questions
 from ropext.ports.texts import PortTexts, TextPlan
 from ropext.ports.window import trained_window
-from ropext.results import BASE
-from ropext.results.measurement import SCHEMA
+from ropext.results import BASE, SCHEMA
 from ropext.results.perplexity import Frame
 from ropext.results.values import Bootstrap
 from ropext.tasks import find_task

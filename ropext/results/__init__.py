@@ -16,4 +16,5 @@ TUNED = "tuned"
 START = "start"
 UNTUNED = "untuned"
 STRIDED = "hf_stride"  # a perplexity read by a loop of its own, under --protocol hf-stride
+SCHEMA = 1  # of results.json
 SHORT = (BASE, CONTROL)  # kinds that read through the short window

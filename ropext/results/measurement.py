@@ -20,7 +20,7 @@ from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
 from ropext.jsontext import values_json, write_json
 from ropext.lengths import length_text
-from ropext.results import BASE, EXTENDED
+from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
@@ -37,7 +37,6 @@ from ropext.results.retrieval import (
 from ropext.results.values import Bootstrap, Value
 from ropext.tasks import RULER, TASKS
 
-SCHEMA = 1  # of results.json
 _TASKS = frozenset([RULER]).union(task.name for task in TASKS)
 
 

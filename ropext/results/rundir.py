@@ -26,9 +26,9 @@ from ropext import guard, workdir
 from ropext.atomic import write_text, write_whole
 from ropext.errors import GateFailed, InputError, UsageError
 from ropext.jsontext import JsonObject, read_json, values_json, write_json
-from ropext.results import BASE, EXTENDED, SHORT, UNTOUCHED
+from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
-from ropext.results.measurement import SCHEMA, MeasuredModel, Measurement, Store, write_array
+from ropext.results.measurement import MeasuredModel, Measurement, Store, write_array
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame

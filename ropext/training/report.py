@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from ropext import scaling
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.errors import listed
-from ropext.jsontext import values_json
+from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.cells import Column, nats, table_of
 from ropext.report.text import size
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
-from ropext.results.overlap import Overlap, marked
+from ropext.results.overlap import Overlap, marked, overlap_in
 from ropext.results.perplexity import by_position
-from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
 from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
@@ -236,6 +236,21 @@ def finetune_table(
         SHORT_TAX,
     ]
     return table_of(title, note, _rows(names, numbers), columns)
+
+
+def recorded_table(section: JsonObject, target: int) -> Table | None:
+    """Lay out what ropext.json keeps of a fine-tuning; None where no document was read."""
+    overlap = overlap_in(section.get("overlap"))
+    numbers = dict[str, dict[str, Value]]()
+    for label, metrics in (section.get("numbers") or {}).items():
+        numbers[label] = values_of(metrics)
+    table = finetune_table(numbers, target, overlap, "Fine-tuning")
+    if table is None:
+        return None
+    note = f"{section['steps']} steps, {section['tokens']:,} tokens"
+    if overlap is not None:
+        note += f"; {overlap.of_documents}"
+    return replace(table, note=note)
 
 
 def _behind(gain: Value | None) -> str:
