@@ -6,13 +6,13 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 8.1,
-    "comprehensions": 57.2,
-    "conditional expressions": 42.6,
-    "starred": 20.3,
+    "nodes a statement": 7.9,
+    "comprehensions": 47.5,
+    "conditional expressions": 36.5,
+    "starred": 15.5,
     "packed assignments": 0.9,
-    "Any": 39.6,
-    "functions of more than six parameters": 35.0,
+    "Any": 36.5,
+    "functions of more than six parameters": 32.0,
     "files that import more than twenty others": 9.0,
 }
 
