@@ -34,6 +34,7 @@ import transformers
 
 import ropext
 from ropext.bundled import DATA, MODELS
+from ropext.narration import NOBODY
 from ropext.options.extend import TRAINED_COST
 from ropext.pipeline import job
 from ropext.pipeline.choosing import prospect
@@ -64,7 +65,7 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    verdict = prospect(job.read(recipe)).verdict
+    verdict = prospect(job.read(recipe), NOBODY).verdict
     return {
         **run["choice"],
         "variants": run["evaluation"]["variants"],

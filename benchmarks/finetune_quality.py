@@ -19,6 +19,7 @@ from typing import Any
 
 import ropext
 import ropext.demo
+from ropext.narration import Call, Hooks
 from ropext.training import train
 
 DEMO = Path(ropext.demo.__path__[0])
@@ -45,8 +46,7 @@ def tuned(
         batch_tokens=8192,
         evaluate=str(DEMO / "data" / "held-out.jsonl"),
         patience=0,
-        say=told,
-        force=True,
+        call=Call(Hooks(told), force=True),
         **options,
     )
     numbers: dict[str, Any] = done.to_json()

@@ -37,6 +37,7 @@ from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.narration import Call, Hooks
 from ropext.results import rules
 from ropext.training import judge, train
 
@@ -154,7 +155,9 @@ def tail(own: Reads, place: Path) -> float:
 def trained(extended: Path, data: Path, way: str, own: Reads, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
-    done = train("finetune", extended, str(data), folder / "out", say=told, force=True, **asked)
+    done = train(
+        "finetune", extended, str(data), folder / "out", call=Call(Hooks(told), force=True), **asked
+    )
     found = {
         "way": way,
         "steps": done.steps,

@@ -24,6 +24,7 @@ from unittest import mock
 import transformers as hf
 from finetune_steps import JUDGING, make_llama, passages
 
+from ropext.narration import Call, Hooks
 from ropext.results import rules
 from ropext.training import count_training, defaults, train
 
@@ -73,7 +74,9 @@ def characters(books: str, work: Path) -> tuple[str, str]:
 def fitted(model: str, data: str, factor: float, name: str, lower: Any, **options: Any) -> int:
     """Run one fit and print how it was judged; return the step that it keeps."""
     with tempfile.TemporaryDirectory() as room, mock.patch.object(rules, "is_lower", lower):
-        done = train("fit", model, data, Path(room) / "out", factor=factor, say=told, **options)
+        done = train(
+            "fit", model, data, Path(room) / "out", factor=factor, call=Call(Hooks(told)), **options
+        )
     assert done is not None  # the first process, and the only one
     losses = {step: round(loss, 4) for step, loss in done.judgements.items()}
     print(f"{factor:g} times, {name}: step {done.step}, {done.tokens:,} tokens. {done.reason}.")

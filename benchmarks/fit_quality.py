@@ -35,6 +35,7 @@ from ropext.errors import RopextError
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.models.tokenizer import load_tokenizer
+from ropext.narration import Call, Hooks
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
@@ -134,7 +135,7 @@ def fitted(
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
-    done = train("fit", model, data, output, say=told, **options)
+    done = train("fit", model, data, output, call=Call(Hooks(told)), **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
     own, variant = done.objective.judge, written(output)

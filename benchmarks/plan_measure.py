@@ -19,7 +19,7 @@ from fit_quality import divided
 
 import ropext.demo
 from ropext.evaluation.ranking import Measured, measure
-from ropext.narration import Hooks
+from ropext.narration import Call, Hooks
 from ropext.report.ranking import ranking_table, ranking_verdict
 from ropext.table import as_markdown
 
@@ -48,7 +48,7 @@ def main() -> None:
                 asked.model,
                 str(table),
                 factor=factor,
-                hooks=Hooks(say=told),
+                call=Call(Hooks(told)),
             )
             print(as_markdown([ranking_table(found.ranking)]))
             print(f"\n{ranking_verdict(found.ranking)}\nforward tokens: {found.tokens:,}\n")

@@ -24,7 +24,7 @@ _PLACES = {
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
     "push": "ropext.pipeline.public:push",
-    "run": "ropext.pipeline.running:run",
+    "run": "ropext.pipeline.public:run",
     "save": "ropext.patching:save",
     "verify": "ropext.verifying:check_directory",
 }

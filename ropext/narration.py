@@ -70,6 +70,20 @@ class Hooks:
 SILENT = Hooks()
 
 
+@dataclass(frozen=True)
+class Call:
+    """How work was asked for, from the command line or from Python. Nothing in it decides a
+    number."""
+
+    hooks: Hooks = SILENT
+    command: tuple[str, ...] = ()  # the words of the command line; none from Python
+    force: bool = False  # what ropext wrote may be replaced
+    trust_remote_code: bool = False  # a model's own code may run
+
+
+NOBODY = Call()  # nobody listens, and nothing is replaced
+
+
 class Pace:
     """When to tell how far a long piece of work is: after its first unit, then every so often."""
 

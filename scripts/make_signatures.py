@@ -20,12 +20,10 @@ from pydantic.fields import FieldInfo
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ropext
-from ropext.evaluation.session import evaluate
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing
 from ropext.options.fields import PLACE_ROLES, Role, item_of, role_of
 from ropext.options.training import Finetune, Fit
-from ropext.training import train
 
 PATH = Path(ropext.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -37,12 +35,6 @@ OPTIONS = {
     "evaluate": (Evaluate,), "extend": (Extend, Writing, Choosing), "finetune": (Finetune,),
     "fit": (Fit,), "patch": (Extend,), "plan": (Extend,),
 }  # fmt: skip
-# Of the functions that take the arguments of another.
-PASSED_ON = {
-    "evaluate": (evaluate, ("revision", "trust_remote_code", "force", "gates", "losses")),
-    "finetune": (train, ("force", "say")),
-    "fit": (train, ("revision",)),
-}
 ALWAYS = {
     "Literal": "from typing import Literal",
     "Sequence": "from collections.abc import Sequence",
@@ -96,11 +88,6 @@ def arguments_of(name: str, node: ast.FunctionDef) -> str:
     node.args.kwarg = None
     parts = [ast.unparse(node.args), *([] if node.args.kwonlyargs else ["*"])]
     stated = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-    if name in PASSED_ON:
-        other, wanted = PASSED_ON[name]
-        args = definition(other)[2].args
-        pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-        parts += [f"{ast.unparse(a)}={ast.unparse(d)}" for a, d in pairs if d and a.arg in wanted]
     fields = {key: info for kind in OPTIONS[name] for key, info in kind.model_fields.items()}
     return ", ".join([*parts, *(of_python(k, v) for k, v in fields.items() if k not in stated)])
 

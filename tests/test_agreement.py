@@ -9,6 +9,7 @@ import ropext
 from ropext import inspecting
 from ropext.errors import RopextError, UnsupportedModel
 from ropext.loaders import gguf
+from ropext.narration import NOBODY
 from ropext.pipeline import extending
 
 WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}
@@ -85,5 +86,5 @@ def test_a_directory_that_no_scaling_can_help(tmp_path):
     )
     plan = inspecting.plan(str(base), factor=2.0)
     with pytest.raises(UnsupportedModel) as caught:
-        extending.extend(str(base), tmp_path / "out", {"factor": 2.0})
+        extending.extend(str(base), tmp_path / "out", {"factor": 2.0}, NOBODY)
     assert str(caught.value) == str(plan.refusal)

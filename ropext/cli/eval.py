@@ -1,6 +1,5 @@
 """`ropext eval MODEL --data DATA`, and of a running server `ropext eval --endpoint URL`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Bar, Out, stoppable
+from ropext.cli.output import Out, call_of, stoppable
 from ropext.errors import UsageError
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
@@ -99,72 +98,42 @@ def command(
     from ropext.results.gates import parse_gate
 
     gates = tuple(map(parse_gate, fail_if or ()))
-    loading = {"revision": revision, "trust_remote_code": trust_remote_code}
     if is_port(given):
-        for name, value in (loading | {"losses": losses}).items():
+        of_a_model = {"revision": revision, "trust_remote_code": trust_remote_code}
+        for name, value in (of_a_model | {"losses": losses}).items():
             if value:
                 raise UsageError(
                     f"{flag(name)} is about a model that ropext loads, not about a server"
                 )
-        _ask_port(out, given, model, gates, RunFolder(output, force), dry_run)
+        from ropext.pipeline import ports
+        from ropext.ports.plan import plan_lines
+
+        plan = ports.plan_port(given, model, gates, output)
+        if dry_run:
+            lines = plan_lines(plan)
+            out.result("\n".join(lines), {"plan": lines} | plan.decides)
+            return
+        with stoppable() as stop:
+            done = ports.evaluate_port(plan, output, call_of(out, force=force, stop=stop))
+        _tell_port(out, done, gates)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
-    given |= loading | {"gates": gates, "losses": losses, "force": force}
-    _read_model(out, given, model, output, dry_run, full)
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run is kept, and whether another one there is replaced."""
-
-    output: Path | None
-    force: bool
-
-
-def _ask_port(
-    out: Out,
-    given: dict[str, Any],
-    model: str | None,
-    gates: "tuple[Gate, ...]",
-    kept: RunFolder,
-    dry_run: bool,
-) -> None:
-    """Measure a running server."""
-    from ropext.narration import Hooks
-    from ropext.pipeline.ports import evaluate_port, plan_port
-    from ropext.ports.measuring import Call
-    from ropext.ports.plan import plan_lines
-
-    plan = plan_port(given, model, gates, kept.output)
-    if dry_run:
-        lines = plan_lines(plan)
-        out.result("\n".join(lines), {"plan": lines} | plan.decides)
-        return
-    with stoppable() as stop:
-        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-        done = evaluate_port(plan, Call(kept.output, kept.force, sys.argv, hooks))
-    _tell_port(out, done, gates)
-
-
-def _read_model(
-    out: Out, given: dict[str, Any], model: str, output: Path | None, dry_run: bool, full: bool
-) -> None:
-    """Measure a model that is loaded here."""
     from ropext.models.processes import is_main
-    from ropext.narration import Hooks
-    from ropext.pipeline.public import count_evaluation, evaluate
+    from ropext.pipeline import evaluating
     from ropext.report import text
 
+    asked = evaluating.EvaluationRequest(model, given, revision, gates, losses)
     if dry_run:
-        costs = count_evaluation(model, output, say=out.say, **given)
+        call = call_of(out, force=force, trust_remote_code=trust_remote_code)
+        costs = evaluating.count_evaluation(asked, output, call)
         out.result(text.costs(costs), costs)
         return
     with stoppable() as stop:
-        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-        done = evaluate(model, output, command=sys.argv, hooks=hooks, **given)
+        call = call_of(out, force=force, trust_remote_code=trust_remote_code, stop=stop)
+        done = evaluating.evaluate(asked, output, call)
     if is_main():
-        _tell(out, done, given["gates"], full)
+        _tell(out, done, gates, full)
 
 
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:

@@ -1,12 +1,11 @@
 """`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from ropext.cli import options, plan
-from ropext.cli.output import Out
+from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
 from ropext.options.extend import Choosing, Extend, Writing, is_run
@@ -75,6 +74,7 @@ def command(
             "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"
         )
     push = asked_push(push_to_hub, public)
+    call = call_of(out, force=force, trust_remote_code=trust_remote_code)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:
             raise UsageError("--serve goes without later steps; after them: ropext plan OUT")
@@ -83,15 +83,16 @@ def command(
 
         top = {"model": model, "revision": revision}
         later = {"fit": fit, "evaluate": evaluate}
-        recipe = job.from_options(top, given, later, words or ()).trusting(trust_remote_code)
-        run.do(out, recipe, output, push, dry_run=dry_run, force=force)
+        recipe = job.from_options(top, given, later, words or ())
+        if dry_run:
+            run.forecast(out, recipe, output, call)
+        else:
+            run.do(out, recipe, output, push, call)
         return
-    how: dict[str, Any] = {"revision": revision, "force": force}
     if output is None or dry_run:
-        made = extending.plan_extend(model, output, given, **how)
+        made = extending.plan_extend(model, output, given, call, revision)
         plan.show(out, made)
         made.require_help()  # as the run would, which shows no plan
         return
-    how |= {"trust_remote_code": trust_remote_code, "command": sys.argv, "say": out.say}
-    done = extending.extend(model, output, given, **how)
+    done = extending.extend(model, output, given, call, revision)
     result(out, text.extended(done.plan, done.written, serve), done, done.output, push)

@@ -6,8 +6,9 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.fit import train
-from ropext.cli.output import Out
+from ropext.cli.fit import NO_OUTPUT
+from ropext.cli.output import Out, call_of
+from ropext.errors import UsageError
 from ropext.options.fields import FINETUNE
 from ropext.options.training import Finetune
 
@@ -38,4 +39,17 @@ def command(
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
-    train(out, FINETUNE, (directory, data, output), dry_run, wanted, given | {"force": force})
+    from ropext.models import processes
+    from ropext.training import count_training, report, train
+
+    call = call_of(out, force=force)
+    if output is None and not dry_run:
+        raise UsageError(NO_OUTPUT)
+    if output is None or dry_run:
+        planned = count_training(FINETUNE, directory, data, output, call, **given)
+        if processes.is_main():
+            out.result(report.plan_text(planned), planned)
+        return
+    done = train(FINETUNE, directory, data, output, call, **given)
+    if processes.is_main():
+        push.result(out, report.finetune_result(done), done, done.output, wanted)

@@ -1,18 +1,17 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.output import Out
+from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
 from ropext.options.fields import FIT
 from ropext.options.training import Fit
 
+NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -37,33 +36,19 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
-    given |= {"revision": revision, "force": force}
-    train(out, FIT, (model, data, output), dry_run, push.asked_push(push_to_hub, public), given)
-
-
-def train(
-    out: Out,
-    kind: str,
-    places: tuple[str, str, Path | None],
-    dry_run: bool,
-    wanted: push.Push | None,
-    given: dict[str, Any],
-) -> None:
-    """Train, `places` being the model, the data and the output; with --dry-run say what that would
-    take. Of several processes the first one prints."""
+    wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
-    from ropext.pipeline import public
+    from ropext.pipeline import fitting
     from ropext.training import count_training, report
 
-    model, data, output = places
+    call = call_of(out, force=force)
     if output is None and not dry_run:
-        raise UsageError("give -o OUT, the directory to write (or --dry-run to see the settings)")
+        raise UsageError(NO_OUTPUT)
     if output is None or dry_run:
-        planned = count_training(kind, model, data, output, **given)
+        planned = count_training(FIT, model, data, output, call, revision=revision, **given)
         if processes.is_main():
             out.result(report.plan_text(planned), planned)
         return
-    done = getattr(public, kind)(model, data, output, command=sys.argv, say=out.say, **given)
-    if processes.is_main():
-        said = report.fit_result(done) if kind == FIT else report.finetune_result(done)
-        push.result(out, said, done, done.output, wanted)
+    done = fitting.fit(model, data, output, call, revision=revision, **given)
+    if done is not None and processes.is_main():
+        push.result(out, report.fit_result(done), done, done.output, wanted)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
 from ropext.jsontext import values_json
-from ropext.narration import Clock, Pace, interruptible, told
+from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.inspecting import Inspection, Unrotated
@@ -124,6 +124,18 @@ class Bar:
         text = f"{100 * done / max(total, 1):3.0f} %  about {left or '0 s'} left  {what}"
         sys.stderr.write(f"\r\x1b[2K{text[:100]}" + ("\n" if finished else ""))
         sys.stderr.flush()
+
+
+def call_of(
+    out: Out,
+    *,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    stop: Callable[[], bool] = SILENT.stop,
+) -> Call:
+    """How this command was called: its words, heard by `out`."""
+    hooks = Hooks(out.say, Bar(out).show, stop)
+    return Call(hooks, tuple(sys.argv), force, trust_remote_code)
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:

@@ -16,8 +16,9 @@ from ropext.options.fields import flag, reads
 from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
+    from ropext.evaluation.ranking import Measured
     from ropext.inspecting import Served
-    from ropext.planning import ExtensionPlan
+    from ropext.planning import ExtensionPlan, Plan
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -60,9 +61,16 @@ def command(
     if measure is not None:
         if room:
             raise UsageError("--memory and --measure are two questions; ask them one by one")
-        how = {"revision": revision, "trust_remote_code": trust_remote_code, "reading": reading}
-        how["folding"] = folding
-        _measure(out, model, measure, plot, **how, **given)
+        from ropext.cli.output import call_of, stoppable
+        from ropext.evaluation.ranking import measure as rank
+
+        with stoppable() as stop:
+            call = call_of(out, trust_remote_code=trust_remote_code, stop=stop)
+            ranked = rank(
+                model, measure, call, revision=revision, reading=reading, folding=folding, **given
+            )
+        made = ranked.plans[given["method"]] if "method" in given else ranked.taken
+        _show_ranking(out, ranked, made, plot)
         return
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
@@ -128,23 +136,16 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:
     out.result(text.plan(plan), plan)
 
 
-def _measure(out: Out, model: str, data: str, plot: Path | None, **given: Any) -> None:
-    """The ranking, then the plan of the method that was named, else of the one to take."""
-    from ropext.cli.output import Bar, stoppable
-    from ropext.evaluation.ranking import measure
-    from ropext.narration import Hooks
+def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", plot: Path | None) -> None:
+    """Print the plan of the method that was named, else of the one to take, then the ranking."""
     from ropext.planning.plan import Recommendation
     from ropext.report import text
     from ropext.report.ranking import ranking_text
 
-    with stoppable() as stop:
-        hooks = Hooks(say=out.say, show=Bar(out).show, stop=stop)
-        choice = measure(model, data, hooks=hooks, **given)
-    made = choice.plans[given["method"]] if "method" in given else choice.taken
     if plot is not None:
-        out.picture(plot, made)
-    chosen = Recommendation(choice.ranking.taken, False, "by the measurement below")
-    made = replace(made, recommendation=chosen)
-    mark = choice.overlap.mark if choice.overlap else ""
-    body = ranking_text(choice.ranking, choice.plans, choice.left_out, mark)
-    out.result(f"{text.plan(made)}\n\n{body}", made.to_json() | {"measured": choice})
+        out.picture(plot, plan)
+    chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
+    plan = replace(plan, recommendation=chosen)
+    mark = ranked.overlap.mark if ranked.overlap else ""
+    body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
+    out.result(f"{text.plan(plan)}\n\n{body}", plan.to_json() | {"measured": ranked})

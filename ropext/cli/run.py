@@ -1,17 +1,18 @@
 """`ropext run RECIPE -o OUT`."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
+from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, Push, PushToHub, asked_push, result
+from ropext.narration import Call
 
 if TYPE_CHECKING:
     from ropext.options.recipe import Recipe
+    from ropext.pipeline.running import Stages
 
 RecipeArg = Annotated[
     str,
@@ -64,11 +65,34 @@ def command(
 ) -> None:
     """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
     from ropext.pipeline import job
+    from ropext.pipeline.running import Stages
 
-    chosen = job.read(recipe, words or ()).trusting(trust_remote_code)
+    chosen = job.read(recipe, words or ())
     push = asked_push(push_to_hub, public)
-    choice = {"begin": begin, "only": only, "force": force}
-    do(out, chosen, output, push, dry_run=dry_run, **choice)
+    call = call_of(out, force=force, trust_remote_code=trust_remote_code)
+    stages = Stages(begin, only)
+    if dry_run:
+        forecast(out, chosen, output, call, stages)
+    else:
+        do(out, chosen, output, push, call, stages)
+
+
+def forecast(
+    out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
+) -> None:
+    """Show what each stage of a run would take."""
+    from ropext.pipeline import choosing, job, running
+    from ropext.table import columns
+
+    if place := output or recipe.output:
+        job.check_places(recipe, Path(place))
+    if recipe.is_auto:
+        counts = choosing.prospect(recipe, call).to_json()
+        rows = [*counts["stages"].items()]
+    else:
+        counts = running.count(recipe, output, call, stages or running.NOT_DONE)
+        rows = [(name, stage["what"]) for name, stage in counts["stages"].items()]
+    out.result(columns(("stage", "what it takes"), rows), counts)
 
 
 def do(
@@ -76,31 +100,14 @@ def do(
     recipe: "Recipe",
     output: Path | None,
     push: Push | None,
-    *,
-    dry_run: bool = False,
-    **choice: Any,
+    call: Call,
+    stages: "Stages | None" = None,
 ) -> None:
-    """Run a job and tell what came of it; `ropext extend` with later steps does the same."""
+    """Do a run and tell what came of it; `ropext extend` with later steps does the same."""
     from ropext.models.processes import is_main
-    from ropext.pipeline import job, running
+    from ropext.pipeline import running
 
-    if place := output or recipe.output:
-        job.check_places(recipe, Path(place))
-    if dry_run:
-        from ropext.pipeline import choosing
-        from ropext.table import columns
-
-        if recipe.is_auto:
-            counts = choosing.prospect(recipe).to_json()
-            rows = [*counts["stages"].items()]
-        else:
-            counts = running.count(recipe, output, out.say, **choice)
-            rows = [(name, stage["what"]) for name, stage in counts["stages"].items()]
-        out.result(columns(("stage", "what it takes"), rows), counts)
-        return
-    from ropext.cli.output import Bar
-
-    done = running.run(recipe, output, command=sys.argv, say=out.say, show=Bar(out).show, **choice)
+    done = running.run(recipe, output, call, stages or running.NOT_DONE)
     if not is_main():
         return
     if (report := done.folder / "report.md").is_file():

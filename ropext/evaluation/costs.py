@@ -23,6 +23,7 @@ from ropext.evaluation.variants import Lineup
 from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, skeleton, with_attention
 from ropext.models.memory import free_memory
+from ropext.narration import NOBODY, Call
 from ropext.options.evaluate import DocumentOptions
 from ropext.results.gates import Gate
 
@@ -176,20 +177,19 @@ class Costs:
 
 def count_evaluation(
     model: str,
+    output: Path | None = None,
+    call: Call = NOBODY,
     *,
     revision: str | None = None,
-    trust_remote_code: bool = False,
     lineup: Lineup | None = None,
     gates: Sequence[Gate] = (),
-    output: Path | None = None,
-    force: bool = False,
     **values: Any,
 ) -> tuple[Evaluation, Costs]:
     """Count what `evaluate` would take; no weight is read, and what it would refuse is refused."""
     import torch
 
-    evaluation = prepare(model, revision, trust_remote_code, values, lineup, gates)
-    _check_places(evaluation, output, force)
+    evaluation = prepare(model, revision, call.trust_remote_code, values, lineup, gates)
+    _check_places(evaluation, output, call.force)
     snapshot = evaluation.lineup.variants[-1].snapshot
     options = evaluation.options
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -197,7 +197,7 @@ def count_evaluation(
     device = torch.device(device_of(options))
     empty = with_attention(
         options.attn_implementation,
-        lambda kind: skeleton(snapshot, kind, trust_remote_code, masked, dtype),
+        lambda kind: skeleton(snapshot, kind, call.trust_remote_code, masked, dtype),
     )
     shape = replace(shape_of(empty), device=device.type)
     free = free_memory(device)

@@ -21,7 +21,7 @@ from ropext.jsontext import values_json
 from ropext.lengths import length_text, tail_tokens
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory
-from ropext.narration import SILENT, Hooks
+from ropext.narration import NOBODY, SILENT, Call, Hooks
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, plan_config
@@ -167,17 +167,17 @@ class Measured:
 def measure(
     model: str,
     data: str,
+    call: Call = NOBODY,
     *,
     revision: str | None = None,
-    trust_remote_code: bool = False,
     reading: Mapping[str, Any] | None = None,
     folding: Mapping[str, Any] | None = None,
-    hooks: Hooks = SILENT,
     **extend: Any,
 ) -> Measured:
     """Rank the closed forms on documents; `extend` are the fields of Extend, `reading` those of
     evaluation's Options that say how documents are read (column, max_docs, dtype, device ...),
     `folding` those of its SelfExtend."""
+    hooks = call.hooks
     snapshot = open_snapshot(model, revision=revision)
     recipe = parse_extend(extend, read_text)
     plans, left_out = closed_forms(snapshot, recipe, model)
@@ -193,7 +193,7 @@ def measure(
     everyone = tuple(contenders(snapshot, plans, beside))
     lineup = Lineup(everyone, first.model.context, first.target)
     try:  # the documents that `ropext eval --lengths TARGET` would read
-        evaluation = prepare(model, revision, trust_remote_code, options, lineup)
+        evaluation = prepare(model, revision, call.trust_remote_code, options, lineup)
     except InputError as error:
         said = str(error).replace("shorter --lengths", "a smaller --factor")
         raise InputError(said.replace("--data", "--measure")) from error
@@ -208,7 +208,7 @@ def measure(
     snapshot = with_weights(snapshot)
     said = out_of_memory(model, "a measurement keeps nothing")
     with silenced(), memory_errors(said):
-        loaded = load_model(snapshot, loading_of(evaluation.options, trust_remote_code))
+        loaded = load_model(snapshot, loading_of(evaluation.options, call.trust_remote_code))
         ranking = rank(loaded, snapshot, reads, plans, hooks, evaluation.options, beside)
     for variant in beside:
         if variant.label not in ranking.beside:  # could not be read

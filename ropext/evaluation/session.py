@@ -19,7 +19,7 @@ from ropext.evaluation.variants import Lineup, fetched
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
-from ropext.narration import SILENT, Hooks, told_of_files, unseen
+from ropext.narration import NOBODY, Call, Hooks, told_of_files, unseen
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
@@ -31,12 +31,9 @@ NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
 def evaluate(
     model: str,
     output: str | Path | None = None,
+    call: Call = NOBODY,
     *,
     revision: str | None = None,
-    trust_remote_code: bool = False,
-    force: bool = False,
-    command: Sequence[str] = (),
-    hooks: Hooks = SILENT,
     lineup: Lineup | None = None,
     gates: Sequence[Gate] = (),
     losses: str | Path | None = None,
@@ -51,11 +48,12 @@ def evaluate(
     `losses` is a parquet file for the loss of every token. `report` is given the run that was kept,
     while nobody else may write into its folder.
     """
+    hooks = call.hooks
     rank, world = rank_and_count()
     if output is None and world > 1:
         raise UsageError("several processes share their work through a directory; give -o RUN")
     wait_for_everyone()  # so that one that is refused is noticed by the others
-    evaluation = prepare(model, revision, trust_remote_code, values, lineup, gates)
+    evaluation = prepare(model, revision, call.trust_remote_code, values, lineup, gates)
     if losses is not None and evaluation.corpus is None:
         raise UsageError("--losses writes the loss of every token of --data; give documents")
     for warning in evaluation.warnings if rank == 0 else ():
@@ -72,9 +70,9 @@ def evaluate(
             ),
             "run",
         )
-        place = evaluation.workdir(Path(room), command, told_of_files(hooks.say))
+        place = evaluation.workdir(Path(room), call.command, told_of_files(hooks.say))
         place = replace(place, is_temporary=output is None)
-        stack.enter_context(place.claimed(force, rank, world, hooks.say))
+        stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
         stack.enter_context(silenced())
         done = _measure(evaluation, place, None if output is None else Path(output), hooks)
         if losses is not None and evaluation.corpus is not None and rank == 0:

@@ -140,7 +140,6 @@ class RecipeSource:
     text: str | None = None  # the file, verbatim
     file: Path | None = None
     choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
-    trust_remote_code: bool = False  # given with the call; recipes come from strangers
 
     def where(self, loc: Loc) -> str:
         """Where a section or key was given."""
@@ -222,12 +221,6 @@ class Recipe(Options):
             if name in out:
                 out[name] = {key: value for key, value in out[name].items() if value != []}
         return out
-
-    def trusting(self, trust_remote_code: bool) -> "Recipe":
-        """The same run; whether a model's own code may run."""
-        made = self.model_copy()
-        made._source = replace(self.source, trust_remote_code=trust_remote_code)
-        return made
 
     def chosen(self, choice: Mapping[str, Any]) -> "Recipe":
         """The same run with what was chosen in the place of `auto`; a value of None is none."""

@@ -38,7 +38,7 @@ from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory
 from ropext.models.processes import rank_and_count
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Hooks, told_of_files
+from ropext.narration import NOBODY, Call, told_of_files
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.extend import TRAINED_COST, Writing, parse_budget, parse_extend
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
@@ -159,7 +159,7 @@ class Prospect:
         return {"stages": stages, "left_out": self.left_out, "budget": budget, "least": self.least}
 
 
-def prospect(recipe: Recipe) -> Prospect:
+def prospect(recipe: Recipe, call: Call) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
     snapshot = open_snapshot(recipe.model, revision=recipe.revision)
     request = parse_extend(recipe.request, read_text)
@@ -176,7 +176,7 @@ def prospect(recipe: Recipe) -> Prospect:
     place = str(recipe.extend.data)
     reading = Evaluate(**recipe.evaluation | {"data": place, "lengths": (example.target,)})
     with silenced():
-        tokenizer = load_tokenizer(snapshot, recipe.source.trust_remote_code)
+        tokenizer = load_tokenizer(snapshot, call.trust_remote_code)
     encoder = DocumentEncoder(tokenizer, example.model.vocab_size, reading.seed)
     able, short = _documents(reading, encoder, example.target)
     elsewhere = bool(recipe.evaluate and recipe.evaluate.data)
@@ -251,9 +251,7 @@ def _divided(
     return judged, [*chosen, *queue]
 
 
-def choose(
-    recipe: Recipe, output: Path, *, force: bool, command: Sequence[str], hooks: Hooks
-) -> Recipe:
+def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     """The recipe with the method that measurement took and the stages that follow; a choice that
     was made before with all the same is not made again."""
     if rank_and_count()[1] > 1:
@@ -262,7 +260,8 @@ def choose(
             "recipe with the method that it chose"
         )
     check_data(recipe)
-    words = {"words": list(provenance.clean_command(command))} if command else {}
+    hooks = call.hooks
+    words = {"words": list(provenance.clean_command(call.command))} if call.command else {}
     place = Workdir(output, "run", {}, words)
     folder = place.folder / "choice"
     ledger = Ledger(place.folder / "stages", provenance.versions())
@@ -273,14 +272,14 @@ def choose(
         1,
         partial(_inputs, recipe, hashes),
         lambda: {"choice": hashes.of(path)} if path.is_file() else None,
-        lambda: write_json(path, AutoChoice(beforehand, folder, hooks).made()),
+        lambda: write_json(path, AutoChoice(beforehand, folder, call).made()),
         partial(remove, folder),
     )
     if ledger.left(step) is None:
         if ledger.read(step.name) is None:  # later the run knows what it has written itself
-            check_output(output, force=force, inputs=[])
-        beforehand = prospect(recipe)
-        with place.claimed(force):
+            check_output(output, force=call.force, inputs=[])
+        beforehand = prospect(recipe, call)
+        with place.claimed(call.force):
             once(ledger, step)
     else:
         hooks.say("choose: done before, skipped")
@@ -303,7 +302,7 @@ class AutoChoice:
 
     prospect: Prospect
     folder: Path
-    hooks: Hooks
+    call: Call
     spent: int = 0  # tokens read forward
     budget: int | None = None  # the same
     rounds: list[Standing] = field(default_factory=list)
@@ -312,6 +311,7 @@ class AutoChoice:
     def __post_init__(self) -> None:
         plans = self.prospect.plans
         snapshot = self.prospect.snapshot
+        self.hooks = self.call.hooks
         self.left_out = self.prospect.left_out
         self.variants = {
             label: Variant(label, EXTENDED, snapshot, plan.config) for label, plan in plans.items()
@@ -372,7 +372,7 @@ class AutoChoice:
     def _measure(self) -> tuple[str, str]:
         """The rounds, then questions among those that are equally good: who is taken, and why."""
         prospect = self.prospect
-        trusted = self.prospect.recipe.source.trust_remote_code
+        trusted = self.call.trust_remote_code
         files = prospect.reading.changed(data=str(self.folder / "choosing.jsonl"), **PLAIN)
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents
@@ -554,7 +554,7 @@ class AutoChoice:
             place = Path(room, "model")
             whole = with_weights(prospect.snapshot)
             how = Writing(link="symlink", no_verify=True)
-            write_extension(whole, prospect.plans[method], place, how)
+            write_extension(whole, prospect.plans[method], place, how, NOBODY)
             data = prospect.recipe.finetune.data
             counted = count_training(FINETUNE, place, data, **prospect.recipe.finetuning)
         self._afford(FINETUNE, counted.tokens)

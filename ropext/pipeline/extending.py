@@ -1,6 +1,6 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from ropext.checkpoint.snapshot import INDEX, NoWeights
 from ropext.checkpoint.writing import Written, check_writable, write_checkpoint
 from ropext.errors import InputError
 from ropext.inspecting import open_model, planned
-from ropext.narration import Say, silent, told_of_files
+from ropext.narration import Call, Say, told_of_files
 from ropext.options.extend import Extend, Writing
 from ropext.options.fields import reads
 from ropext.planning import ExtensionPlan
@@ -51,27 +51,24 @@ def extend(
     model: str,
     output: Path,
     options: Mapping[str, Any],
-    *,
+    call: Call,
     revision: str | None = None,
-    say: Say = silent,
-    **how: Any,
 ) -> Extended:
     """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
-    Extend and Writing, `how` the rest of `write_extension`."""
+    Extend and Writing."""
     snapshot, plan, writing = _read(model, output, options, revision)
     plan.require_help()  # before weights are fetched
     with _or_without_a_copy(plan):
         whole = snapshot if snapshot.container else with_weights(snapshot)
-    return write_extension(whole, warned(plan, say), output, writing, say=say, **how)
+    return write_extension(whole, warned(plan, call.hooks.say), output, writing, call)
 
 
 def plan_extend(
     model: str,
     output: Path | None,
     options: Mapping[str, Any],
-    *,
+    call: Call,
     revision: str | None = None,
-    force: bool = False,
 ) -> ExtensionPlan:
     """What `extend` would write; an output that it would refuse is refused."""
     snapshot, plan, manner = _read(model, output, options, revision)
@@ -79,12 +76,12 @@ def plan_extend(
         from ropext.gguf import GgufFile, writing
 
         assert isinstance(snapshot, GgufFile)
-        writing.check_writable(snapshot, output, link=manner.link, force=force)
+        writing.check_writable(snapshot, output, link=manner.link, force=call.force)
         return plan
     is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
     if output is not None and is_here:  # else the weights are fetched first
         with _or_without_a_copy(plan):
-            check_writable(snapshot, output, link=manner.link, force=force)
+            check_writable(snapshot, output, link=manner.link, force=call.force)
     return plan
 
 
@@ -124,17 +121,14 @@ def write_extension(
     made: ExtensionPlan,
     output: Path,
     how: Writing,
-    *,
-    force: bool = False,
-    trust_remote_code: bool = False,
-    command: Sequence[str] = (),
-    say: Say = silent,
+    call: Call,
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
-    record = record_of(made, provenance.base_of(snapshot), command)
+    say = call.hooks.say
+    record = record_of(made, provenance.base_of(snapshot), call.command)
     record = replace(record, more=inherited_training(snapshot))
     show = told_of_files(say)
-    common: dict[str, Any] = {"record": record, "link": how.link, "force": force}
+    common: dict[str, Any] = {"record": record, "link": how.link, "force": call.force}
     common |= {"hash_weights": how.hash, "show": show}
     if snapshot.container:
         from ropext.gguf import GgufFile, writing
@@ -146,12 +140,12 @@ def write_extension(
     def prove_spectrum(directory: Path) -> dict[str, Any]:
         say("proving: stock transformers builds the model from the written config")
         return proof.prove_plan(
-            directory, made, snapshot.config, trust_remote_code=trust_remote_code
+            directory, made, snapshot.config, trust_remote_code=call.trust_remote_code
         )
 
     prove: Proof = prove_spectrum
     if made.growth is not None:
-        prove, rewriting = _with_tables(snapshot, made.growth, trust_remote_code, say)
+        prove, rewriting = _with_tables(snapshot, made.growth, call)
         common |= rewriting
     written = write_checkpoint(
         snapshot,
@@ -164,14 +158,13 @@ def write_extension(
     return Extended(made, written)
 
 
-def _with_tables(
-    snapshot: Snapshot, growth: Growth, trust_remote_code: bool, say: Say
-) -> tuple[Proof, dict[str, Any]]:
+def _with_tables(snapshot: Snapshot, growth: Growth, call: Call) -> tuple[Proof, dict[str, Any]]:
     """The proof of a checkpoint that rotates nothing, and how its files with a position table, if
     it has one, are written anew."""
     from ropext.checkpoint import tables  # late: no rotary model needs it
 
     position_tables = tables.find_tables(snapshot, growth.positions)
+    say = call.hooks.say
     show = told_of_files(say)
 
     def write_anew(directory: Path) -> list[str]:
@@ -183,7 +176,7 @@ def _with_tables(
         say("proving: every other tensor's bytes, then stock transformers loads the result")
         compared = tables.compare_tables(snapshot, directory, growth, position_tables)
         return compared | proof.prove_table(
-            directory, growth.extended, trust_remote_code=trust_remote_code
+            directory, growth.extended, trust_remote_code=call.trust_remote_code
         )
 
     files = list(dict.fromkeys(table.file for table in position_tables))

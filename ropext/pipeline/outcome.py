@@ -113,7 +113,7 @@ def check_free(work: Work) -> None:
     owned = read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
         return
-    if not work.force:
+    if not work.call.force:
         raise OutputExists(
             f"{work.output} (--output) exists and is not what a run of this recipe left; --force "
             "replaces all of it"
@@ -146,7 +146,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
         assert record is not None  # every stage writes one
         record = replace(
             record,
-            command=provenance.clean_command(work.command) if work.command else (),
+            command=provenance.clean_command(work.call.command) if work.call.command else (),
             more=dict(record.more) | {SECTION: section(work, evidence)},
         )
         text = (source / README).read_text(encoding="utf-8")

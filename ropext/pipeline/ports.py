@@ -1,17 +1,17 @@
 """An evaluation of a running server: the user's texts are read here, all else stands in `ports`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import guard
 from ropext.errors import UsageError
 from ropext.inspecting import open_model
+from ropext.narration import Call
 from ropext.options.endpoint import AskPort, port_options
 from ropext.options.fields import reads
 from ropext.ports.gates import PortMetrics
-from ropext.ports.measuring import Call, measure_port
+from ropext.ports.measuring import measure_port
 from ropext.ports.plan import PortPlan, plan_lines, prepare_port, reading_texts
 from ropext.ports.report import write_port_report
 from ropext.ports.texts import PortTexts
@@ -43,11 +43,11 @@ def plan_port(
     return plan
 
 
-def evaluate_port(plan: PortPlan, call: Call) -> Measurement:
+def evaluate_port(plan: PortPlan, output: Path | None, call: Call) -> Measurement:
     """Ask a server everything that it has not answered yet, and report."""
     for line in plan_lines(plan):
         call.hooks.say(line)
-    return measure_port(plan, replace(call, report=write_port_report))
+    return measure_port(plan, output, call, write_port_report)
 
 
 def _texts(options: AskPort) -> tuple[str, ...]:

@@ -5,27 +5,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import bundled, guard
-from ropext.checkpoint import open_snapshot, provenance
+from ropext import guard
+from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.card import README
 from ropext.inputs import from_home, model_name
-from ropext.inspecting import open_model, planned, positions_of, read_again
-from ropext.narration import SILENT, Hooks, Say, silent
-from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Writing, is_run
-from ropext.options.fields import FINETUNE, FIT, TextsOrPlace, as_place, reads
-from ropext.planning import Plan
+from ropext.inspecting import positions_of, read_again
+from ropext.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
+from ropext.options.extend import is_run
+from ropext.options.fields import FINETUNE, TextsOrPlace, as_place
+from ropext.options.recipe import Recipe
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
-    from ropext.evaluation.costs import Costs
     from ropext.pipeline.extending import Extended
     from ropext.pipeline.outcome import Ran
     from ropext.report.evaluation import Compared
+    from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
     from ropext.training.objective import Finetuned, Fitted
 
@@ -50,18 +48,44 @@ def extend(
     output = from_home(output)
     name = model_name(model)
     given = {key: value for key, value in options.items() if value is not None}
-    how: dict[str, Any] = {"force": force, "command": command, "say": say}
-    how |= {"trust_remote_code": trust_remote_code}
+    call = Call(Hooks(say), tuple(command), force, trust_remote_code)
     if not is_run(given):
         from ropext.pipeline import extending
 
-        return extending.extend(name, output, given, revision=revision, **how)
+        return extending.extend(name, output, given, call, revision)
     from ropext.pipeline import job, running
 
     with _as_file(given.pop("data", None)) as data:
         given |= {} if data is None else {"data": data}
         top = {"model": name, "revision": revision}
-        return running.run(job.from_options(top, given, {}, where="the call"), output, **how)
+        recipe = job.from_options(top, given, {}, where="the call")
+        return running.run(recipe, output, call)
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    output: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trust_remote_code: bool = False,
+    begin: str | None = None,
+    only: str | None = None,
+    force: bool = False,
+    command: Sequence[str] = (),
+    say: Say = silent,
+    show: Show = unseen,
+) -> "Ran":
+    """Do what a recipe says: plan, extend, prove, fit, fine-tune, evaluate, report.
+
+    A stage whose inputs did not change is skipped, so a second run does nothing. `recipe` is a
+    file, or its content as a mapping; `overrides` are `key=value`; `begin` and `only` name a stage.
+    `Ran.raise_if_failed` turns failed gates into an error. `show` gets the progress of an
+    evaluation: what is done, of how much, and what it is.
+    """
+    from ropext.pipeline import job, running
+
+    call = Call(Hooks(say, show), tuple(command), force, trust_remote_code)
+    return running.run(job.read(recipe, overrides), output, call, running.Stages(begin, only))
 
 
 @contextmanager
@@ -82,14 +106,21 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
 
 
 def finetune(
-    directory: str | Path, data: TextsOrPlace, output: str | Path, **options: Any
+    directory: str | Path,
+    data: TextsOrPlace,
+    output: str | Path,
+    *,
+    force: bool = False,
+    say: Say = silent,
+    **options: Any,
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune, and
-    what `training.train` takes beside them."""
+    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
     from ropext.training import train
 
-    name = model_name(directory)
-    done: Finetuned = train(FINETUNE, name, data, from_home(output), **options)
+    call = Call(Hooks(say), force=force)
+    done: Finetuned = train(
+        FINETUNE, model_name(directory), data, from_home(output), call, **options
+    )
     return done
 
 
@@ -101,6 +132,7 @@ def fit(
     force: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
+    revision: str | None = None,
     **options: Any,
 ) -> "Fitted | None":
     """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
@@ -108,94 +140,36 @@ def fit(
 
     Under `accelerate launch` the first process has the result, the others None.
     """
-    from ropext.training import train
+    from ropext.pipeline import fitting
 
-    place = from_home(output)
-    common: dict[str, Any] = {"command": command, "say": say}
-    base = model_name(model)
-    gguf = bundled.find_gguf(base)
-
-    def add_gguf(directory: Path) -> None:
-        assert gguf is not None
-        name = f"{gguf.stem}-long.gguf"
-        _extend_like(base, directory, place, name, common)
-        say(f"{place / name} is the file with this spectrum; beside it are the weights in float32")
-
-    finish = None if gguf is None else add_gguf
-    done: Fitted | None = train(
-        FIT, base, data, place, force=force, finish=finish, **common, **options
+    call = Call(Hooks(say), tuple(command), force)
+    return fitting.fit(
+        model_name(model), data, from_home(output), call, revision=revision, **options
     )
-    return done
-
-
-def _extend_like(
-    model: str, directory: Path, output: Path, file: str, common: Mapping[str, Any]
-) -> None:
-    """Write a GGUF with the spectrum of a directory into it, and list it there. The directory will
-    be called `output`, and is so in the record."""
-    from ropext.pipeline import extending
-
-    snapshot = open_model(model)
-    plan = extending.warned(planned(snapshot, model, {"like": str(directory)}), common["say"])
-    assert isinstance(plan, Plan)  # a GGUF rotates
-    plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
-    before = guard.listing(directory)
-    extending.write_extension(snapshot, plan, directory / file, Writing(), **common)
-    for name in guard.listing(directory):
-        if name not in before:
-            provenance.relist(directory, name)
 
 
 def evaluate(
-    model: str | Path, output: str | Path | None = None, *, hooks: Hooks = SILENT, **options: Any
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    hooks: Hooks = SILENT,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    gates: "Sequence[Gate]" = (),
+    losses: str | Path | None = None,
+    **options: Any,
 ) -> "Measurement":
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
-    `options` are those of evaluation.session.evaluate."""
-    from ropext.evaluation import session
-    from ropext.report.evaluation import write_report
+    `options` are the fields of options.evaluate.Evaluate, `losses` is a parquet file for the loss
+    of every token, `gates` that name what is not measured are refused."""
+    from ropext.pipeline import evaluating
 
-    output = None if output is None else from_home(output)
-    name = model_name(model)
-    with _readable(name, output, options, hooks.say) as place:
-        if place != name:
-            from ropext.evaluation.variants import line_up
-            from ropext.options.evaluate import Evaluate
-
-            chosen = {key: value for key, value in options.items() if key in Evaluate.model_fields}
-            options["lineup"] = line_up(place, None, Evaluate(**chosen), name)
-        report = partial(write_report, gates=options.get("gates", ()))
-        return session.evaluate(place, output, hooks=hooks, report=report, **options)
-
-
-def count_evaluation(
-    model: str, output: Path | None, *, losses: Path | None, say: Say, **options: Any
-) -> "Costs":
-    """What `evaluate` would read; what it would refuse is refused."""
-    from ropext.evaluation import costs
-
-    with _readable(model, output, options | {"losses": losses}, say) as place:
-        evaluation, count = costs.count_evaluation(place, output=output, **options)
-    for warning in evaluation.warnings:
-        say(f"warning: {warning}")
-    return count
-
-
-@contextmanager
-def _readable(
-    model: str, output: str | Path | None, options: Mapping[str, Any], say: Say
-) -> Iterator[str]:
-    """The directory that is read: of a GGUF, one of its weights while this lasts. To write over,
-    into or around what is read is refused."""
-    from ropext.dequantising import directory_of
-    from ropext.results.gates import split_spec
-
-    runs = [split_spec(gate.run)[0] for gate in options.get("gates", ()) if gate.run]
-    losses = Path(options["losses"]) if options.get("losses") else None
-    read = {"MODEL": model, "--fail-if": runs, **reads(options, Evaluate)}
-    guard.check(read, {"--output": output, "--losses": losses})
-    guard.check_file(losses, "--losses", guard.LOSSES)
-    with directory_of(model, say) as place:
-        yield place
+    call = Call(hooks, (), force, trust_remote_code)
+    place = None if output is None else from_home(output)
+    losses = None if losses is None else Path(losses)
+    asked = evaluating.EvaluationRequest(model_name(model), options, revision, gates, losses)
+    return evaluating.evaluate(asked, place, call)
 
 
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":

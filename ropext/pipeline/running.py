@@ -11,8 +11,8 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ropext.errors import OutputExists, UsageError
 from ropext.inputs import from_home
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
-from ropext.narration import Hooks, Say, Show, kept_after_interrupt, silent, unseen
+from ropext.narration import Call, kept_after_interrupt
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import PLAN, REPORT, STAGES, Recipe
 from ropext.options.training import TrainingOptions
@@ -40,67 +40,56 @@ DONE = "done"
 SKIPPED = "skipped"
 
 
-def run(
-    recipe: str | Path | Mapping[str, Any] | Recipe,
-    output: str | Path | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    trust_remote_code: bool = False,
-    begin: str | None = None,
-    only: str | None = None,
-    force: bool = False,
-    command: Sequence[str] = (),
-    say: Say = silent,
-    show: Show = unseen,
-) -> Ran:
-    """Do what a recipe says: plan, extend, prove, fit, fine-tune, evaluate, report.
+@dataclass(frozen=True)
+class Stages:
+    """Which stages are asked for: from `begin` on again, `only` one, or all that are not done."""
 
-    A stage whose inputs did not change is skipped, so a second run does nothing. `recipe` is a
-    file, or its content as a mapping; `overrides` are `key=value`; `begin` and `only` name a stage.
-    `Ran.raise_if_failed` turns failed gates into an error. `show` gets the progress of an
-    evaluation: what is done, of how much, and what it is.
-    """
-    chosen = job.read(recipe, overrides)
-    chosen = chosen.trusting(trust_remote_code or chosen.source.trust_remote_code)
-    given = output or chosen.output
+    begin: str | None = None
+    only: str | None = None
+
+
+NOT_DONE = Stages()
+
+
+def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE) -> Ran:
+    """Do what a recipe says; a stage whose inputs did not change is skipped."""
+    given = output or recipe.output
     if given is None:
-        raise UsageError(f"{chosen.source.name} names no output; add output: DIR, or give -o OUT")
+        raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
     place = from_home(given)
-    job.check_places(chosen, place)
+    job.check_places(recipe, place)
     folder = beside(place)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     with kept_after_interrupt(remains, Ledger(folder / "stages").has_finished):
-        if chosen.is_auto:
+        if recipe.is_auto:
             from ropext.pipeline import choosing
 
-            hooks = Hooks(say, show)
-            chosen = choosing.choose(chosen, place, force=force, command=command, hooks=hooks)
-        work = Work(chosen, place, folder, say, command=command, force=force, show=show)
-        return WholeRun(work, begin, only).go()
+            recipe = choosing.choose(recipe, place, call)
+        return WholeRun(Work(recipe, place, folder, call), stages).go()
 
 
 class WholeRun:
-    """One run, stage by stage: from the stage `begin` on, `only` one stage, or all that are not
-    done."""
+    """One run, stage by stage."""
 
-    def __init__(self, work: Work, begin: str | None, only: str | None) -> None:
+    def __init__(self, work: Work, stages: Stages) -> None:
         self.work = work
-        self.begin = begin
-        self.only = only
-        stages = work.job.stages
-        if begin and only:
+        self.begin = stages.begin
+        self.only = stages.only
+        known = work.job.stages
+        if self.begin and self.only:
             raise UsageError("--from and --only exclude each other; give one")
-        for flag, name in (("--from", begin), ("--only", only)):
-            if name is not None and name not in stages:
+        for flag, name in (("--from", self.begin), ("--only", self.only)):
+            if name is not None and name not in known:
                 why = "the recipe has no such section" if name in STAGES else "no such stage"
                 raise UsageError(
-                    f"{flag} {name}: {why}; the stages of this run are {', '.join(stages)}"
+                    f"{flag} {name}: {why}; the stages of this run are {', '.join(known)}"
                 )
         self.rank, self.world = rank_and_count()
+        command = work.call.command
         about = {
             "recipe": work.job.source.name,
             "resolved": work.job.resolved(),
-            "words": list(provenance.clean_command(work.command)) if work.command else [],
+            "words": list(provenance.clean_command(command)) if command else [],
             "versions": provenance.versions(),
         }
         # What decides the numbers says the record of each stage.
@@ -112,14 +101,14 @@ class WholeRun:
         wait_for_everyone()  # so that one that is refused is noticed by the others
         work = self.work
         self.check()
-        with self.workdir.claimed(work.force, self.rank, self.world):
+        with self.workdir.claimed(work.call.force, self.rank, self.world):
             text = work.job.source.text
             if self.rank == 0:
                 self.recipe.unlink(missing_ok=True)
                 if text is not None:  # the file as it is, beside the manifest
                     write_text(self.recipe, guard.signed(provenance.scrub(text)))
             wait_for_everyone()
-            work.note(f"begin: {' '.join(provenance.clean_command(work.command))}")
+            work.note(f"begin: {' '.join(provenance.clean_command(work.call.command))}")
             try:
                 return self._all(work)
             finally:
@@ -132,7 +121,7 @@ class WholeRun:
         job.check_data(work.job)
         _ = work.base
         if self.rank == 0:
-            self.workdir.check(work.force)
+            self.workdir.check(work.call.force)
             if self.recipe.is_file():
                 text = self.recipe.read_text(encoding="utf-8")
                 if guard.signed(text) != text:
@@ -184,28 +173,22 @@ class WholeRun:
 
 
 def count(
-    recipe: Recipe,
-    output: Path | None,
-    say: Say,
-    *,
-    begin: str | None = None,
-    only: str | None = None,
-    force: bool = False,
+    recipe: Recipe, output: Path | None, call: Call, stages: Stages = NOT_DONE
 ) -> dict[str, Any]:
     """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
     refuses at once is refused."""
     with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
         place = Path(output or recipe.output or Path(room, "OUT"))
-        work = Work(recipe, place, beside(place), say, force=force)
-        run = WholeRun(work, begin, only)
+        work = Work(recipe, place, beside(place), call)
+        run = WholeRun(work, stages)
         run.check()
-        stages = {
+        counts = {
             name: {"what": "done before, skipped", "skipped": True}
             if is_kept
             else _stage(name, work)
             for name, is_kept in _coming(run).items()
         }
-    return {"model": recipe.model, "stages": stages}
+    return {"model": recipe.model, "stages": counts}
 
 
 def _coming(run: WholeRun) -> dict[str, bool]:
@@ -225,7 +208,7 @@ def _stage(name: str, work: Work) -> dict[str, Any]:
     plan = work.plan
     if name == PLAN:
         for remark in plan.remarks():
-            work.tell(remark)
+            work.call.hooks.say(remark)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
         return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
     if name == EXTEND:

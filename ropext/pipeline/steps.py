@@ -1,7 +1,7 @@
 """The stages of a run: what decides each, what it leaves, and how it is done."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ropext.inspecting import plan_of
 from ropext.jsontext import dump
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
-from ropext.narration import Hooks, Say, Show, silent, told_of_files, unseen
+from ropext.narration import NOBODY, Call, told_of_files
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import (
@@ -77,10 +77,7 @@ class Work:
     job: Recipe
     output: Path  # the finished checkpoint
     folder: Path  # everything else
-    tell: Say = silent  # to the user
-    command: Sequence[str] = ()
-    force: bool = False  # an output that this run did not write may be replaced
-    show: Show = unseen
+    call: Call = NOBODY
 
     @cached_property
     def base(self) -> Snapshot:
@@ -92,13 +89,18 @@ class Work:
 
     @cached_property
     def hashes(self) -> Hashes:
-        return Hashes(told_of_files(self.tell))
+        return Hashes(told_of_files(self.call.hooks.say))
 
     def say(self, sentence: str) -> None:
         """Tell the user, and write it to the log with its time."""
         if is_main():
-            self.tell(sentence)
+            self.call.hooks.say(sentence)
         self.note(sentence)
+
+    @cached_property
+    def call_of_stages(self) -> Call:
+        """How a stage is called: it replaces what this run wrote, and its words go to the log."""
+        return replace(self.call, hooks=replace(self.call.hooks, say=self.say), force=True)
 
     def note(self, sentence: str) -> None:
         """Write to the log alone, the one place that holds times; a dry run has none."""
@@ -249,11 +251,10 @@ class Work:
 
     def _extend(self) -> Step:
         writing = self.job.extend
-        how: dict[str, Any] = {"trust_remote_code": self.job.source.trust_remote_code}
-        how |= {"force": True, "command": self.command, "say": self.say}
 
         def make() -> None:
-            write_extension(self._whole_base, self.plan, self.checkpoint(EXTEND), writing, **how)
+            place = self.checkpoint(EXTEND)
+            write_extension(self._whole_base, self.plan, place, writing, self.call_of_stages)
 
         return self._making(
             EXTEND,
@@ -284,10 +285,10 @@ class Work:
             from ropext.training import train
 
             revision = self.base.commit if self.base.hub_id == self.base.name else None
-            how: dict[str, Any] = {"revision": revision, "force": True, "command": self.command}
             data = str(self.job.options(FIT)["data"])
             place = self.checkpoint(FIT)
-            train(FIT, self.base.name, data, place, say=self.say, **how, **options)
+            call = self.call_of_stages
+            train(FIT, self.base.name, data, place, call, revision=revision, **options)
 
         return self._making(FIT, key, make)
 
@@ -299,8 +300,9 @@ class Work:
 
             data = self.job.options(FINETUNE)["data"]
             options = self.job.finetuning
-            how: dict[str, Any] = {"force": True, "say": self.say, **options}
-            train(FINETUNE, self.checkpoint(source), data, self.checkpoint(FINETUNE), **how)
+            extended = self.checkpoint(source)
+            place = self.checkpoint(FINETUNE)
+            train(FINETUNE, extended, data, place, self.call_of_stages, **options)
 
         return self._making(
             FINETUNE, lambda: self._section(FINETUNE) | (self._left(source) or {}), make
@@ -328,10 +330,7 @@ class Work:
             evaluate(
                 self.job.model,
                 self.evaluation,
-                trust_remote_code=self.job.source.trust_remote_code,
-                force=True,
-                command=self.command,
-                hooks=Hooks(self.say, self.show),
+                self.call_of_stages,
                 lineup=self.lineup(),
                 gates=self.gates,
                 report=partial(write_report, gates=self.gates),

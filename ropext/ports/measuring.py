@@ -16,7 +16,7 @@ from ropext.checkpoint.provenance import digest
 from ropext.errors import Interrupted, NothingKept, UsageError
 from ropext.jsontext import values_json, write_json
 from ropext.lengths import tail_tokens
-from ropext.narration import SILENT, Hooks
+from ropext.narration import NOBODY, Call, Hooks
 from ropext.ports.answers import Answer, answered, lost_its_start, needs_witness, scored
 from ropext.ports.counting import Count, Counting
 from ropext.ports.plan import CUT, PORT, PortPlan
@@ -58,43 +58,56 @@ def _room(output: Path | None) -> Iterator[Path]:
         yield Path(room) / "run"
 
 
-@dataclass(frozen=True)
-class Call:
-    """How a run was asked for."""
-
-    output: Path | None = None
-    force: bool = False
-    command: Sequence[str] = ()
-    hooks: Hooks = SILENT
-    report: Callable[[Measurement], None] = lambda run: None
-
-
-def measure_port(plan: PortPlan, call: Call) -> Measurement:
+def measure_port(
+    plan: PortPlan,
+    output: Path | None = None,
+    call: Call = NOBODY,
+    report: Callable[[Measurement], None] = lambda run: None,
+) -> Measurement:
     """Ask every question that was not asked yet, and write what follows."""
-    with _room(call.output) as room:
+    with _room(output) as room:
         place = plan.workdir(room, call.command)
         with place.claimed(call.force, say=call.hooks.say):
-            done = _measure(plan, Kept(place.folder), call)
-            if call.output is not None:
-                done = replace(done, path=call.output)
-                call.report(done)
-    return done if call.output is not None else replace(done, path=None)
+            asking = Asking(call.hooks, output)
+            done = _measure(plan, Kept(place.folder), asking)
+            if output is not None:
+                done = replace(done, path=output)
+                report(done)
+    return done if output is not None else replace(done, path=None)
 
 
-def _measure(plan: PortPlan, kept: Kept, call: Call) -> Measurement:
+@dataclass(frozen=True)
+class Asking:
+    """Who listens while a server is asked, and where its answers are kept."""
+
+    hooks: Hooks
+    output: Path | None
+
+    def stop_if_asked(self, done: int) -> None:
+        """End where that was asked for; so many pieces are `done`."""
+        if not self.hooks.stop():
+            return
+        if self.output is None or not done:
+            raise NothingKept(NOTHING_KEPT)
+        raise Interrupted(
+            f"interrupted; what was answered is kept in {self.output}: the same command goes on"
+        )
+
+
+def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
     counts = counts_of(plan.wish, plan.counting)
-    questions, remarks = _questions(plan, counts, kept, call.hooks)
+    questions, remarks = _questions(plan, counts, kept, asking)
     rows = _rows(plan, questions, counts, kept)
-    resumed = _ask(plan, rows, call)
-    resumed += _read(plan, kept, call)
-    witnesses = _witnesses(plan, rows[PORT], counts, call)
+    resumed = _ask(plan, rows, asking)
+    resumed += _read(plan, kept, asking)
+    witnesses = _witnesses(plan, rows[PORT], counts, asking)
     items = {label: _scored(row, witnesses if label == PORT else {}) for label, row in rows.items()}
     _write(plan, kept, rows, items, remarks)
     return replace(rundir.read_run(kept.folder), resumed=resumed)
 
 
 def _questions(
-    plan: PortPlan, counts: Mapping[str, Count], kept: Kept, hooks: Hooks
+    plan: PortPlan, counts: Mapping[str, Count], kept: Kept, asking: Asking
 ) -> tuple[list[Question], list[str]]:
     """All questions, and why some are none."""
     store = kept.store("questions", plan)
@@ -105,7 +118,7 @@ def _questions(
             remarks.append(group)
         else:
             questions += group
-        _stop_if_asked(hooks, None, 0)
+        asking.stop_if_asked(0)
     if plan.wish.tasks and not questions:
         raise UsageError(remarks[0])
     return questions, remarks
@@ -180,7 +193,7 @@ def _unanswered(rows: Mapping[str, PortRow]) -> tuple[list[Unanswered], int]:
     return list(waiting.values()), there
 
 
-def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
+def _ask(plan: PortPlan, rows: Mapping[str, PortRow], asking: Asking) -> int:
     """Ask what no file answers yet; how many questions were answered before.
 
     What is refused beside other questions is asked once more alone: the slots of llama-server share
@@ -200,15 +213,15 @@ def _ask(plan: PortPlan, rows: Mapping[str, PortRow], call: Call) -> int:
 
     work = [partial(ask, one, parallel == 1) for one in waiting]
     total = sum(one.put.counted for one in waiting)
-    _do(Requests("questions", work, total, there), parallel, call)
+    _do(Requests("questions", work, total, there), parallel, asking)
     if refused:
         again = [partial(ask, one, True) for one in refused]
         total = sum(one.put.counted for one in refused)
-        _do(Requests("questions, one by one", again, total, there), 1, call)
+        _do(Requests("questions, one by one", again, total, there), 1, asking)
     return there
 
 
-def _read(plan: PortPlan, kept: Kept, call: Call) -> int:
+def _read(plan: PortPlan, kept: Kept, asking: Asking) -> int:
     """Read what of the texts no file holds yet; how many readings were there."""
     if plan.reads is None:
         return 0
@@ -227,7 +240,7 @@ def _read(plan: PortPlan, kept: Kept, call: Call) -> int:
                 there += 1
             else:
                 work.append(partial(one, store, name, read))
-    _do(Requests("texts", work, longest * len(work), there), plan.options.parallel, call)
+    _do(Requests("texts", work, longest * len(work), there), plan.options.parallel, asking)
     return there
 
 
@@ -241,41 +254,32 @@ class Requests:
     there: int = 0  # pieces that were done before
 
 
-def _do(work: Requests, parallel: int, call: Call) -> None:
+def _do(work: Requests, parallel: int, asking: Asking) -> None:
     """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
-    call.hooks.show(0, work.total, work.what)
+    hooks = asking.hooks
+    hooks.show(0, work.total, work.what)
     done = 0
 
     def unless_stopped(piece: Callable[[], int]) -> int:
-        return 0 if call.hooks.stop() else piece()
+        return 0 if hooks.stop() else piece()
 
     with ThreadPoolExecutor(parallel) as pool:
         pending: set[Future[int]] = {pool.submit(unless_stopped, each) for each in work.pieces}
         try:
-            while pending and not call.hooks.stop():
+            while pending and not hooks.stop():
                 finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
                 done += sum(future.result() for future in finished)
-                call.hooks.show(done, work.total, work.what)
+                hooks.show(done, work.total, work.what)
         finally:
             for future in pending:
                 future.cancel()
     # What was in hand is kept too.
     done += sum(future.result() for future in pending if not future.cancelled())
-    _stop_if_asked(call.hooks, call.output, done + work.there)
-
-
-def _stop_if_asked(hooks: Hooks, output: Path | None, done: int) -> None:
-    if not hooks.stop():
-        return
-    if output is None or not done:
-        raise NothingKept(NOTHING_KEPT)
-    raise Interrupted(
-        f"interrupted; what was answered is kept in {output}: the same command goes on"
-    )
+    asking.stop_if_asked(done + work.there)
 
 
 def _witnesses(
-    plan: PortPlan, row: PortRow, counts: Mapping[str, Count], call: Call
+    plan: PortPlan, row: PortRow, counts: Mapping[str, Count], asking: Asking
 ) -> dict[int, bool]:
     """Whether the server repeats the first word of a text, by length; asked only where its usage
     does not tell that it read the whole of it."""
@@ -291,7 +295,7 @@ def _witnesses(
         if not row.store.has(name):
             question = first[length]
             row.store.put(name, _first_word(plan, question, counts[question.task]))
-            _stop_if_asked(call.hooks, call.output, 1)
+            asking.stop_if_asked(1)
         repeated[length] = bool(row.store.get(name)["repeated"])
     return repeated
 

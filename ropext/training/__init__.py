@@ -7,13 +7,14 @@ The parts, from the bottom: `defaults`, `rows` (what a model reads) and `data` (
 and the two objectives, `finetune` and `fit`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import guard
-from ropext.narration import Say, silent, told_of_files
+from ropext.narration import NOBODY, SILENT, Call, Say, told_of_files
 from ropext.options.fields import FIT, Texts, TextsOrPlace, as_place, reads
 from ropext.options.training import Finetune, Fit
 from ropext.workdir import Workdir, beside, differences, read, release
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
 
 
 def count_training(
-    kind: str, model: str | Path, data: TextsOrPlace, output: str | Path | None = None, **more: Any
+    kind: str,
+    model: str | Path,
+    data: TextsOrPlace,
+    output: str | Path | None = None,
+    call: Call = NOBODY,
+    *,
+    revision: str | None = None,
+    **options: Any,
 ) -> Any:
     """What `train` would do, and what that would take; what it would refuse is refused."""
-    return train(kind, model, data, output, counts_only=True, **more)
+    return train(kind, model, data, output, call, revision=revision, counts_only=True, **options)
 
 
 def train(
@@ -34,11 +42,9 @@ def train(
     model: str | Path,
     data: TextsOrPlace,
     output: str | Path | None,
+    call: Call = NOBODY,
     *,
     revision: str | None = None,
-    force: bool = False,
-    command: Sequence[str] = (),
-    say: Say = silent,
     counts_only: bool = False,
     finish: Callable[[Path], None] | None = None,
     **options: Any,
@@ -54,6 +60,7 @@ def train(
     from ropext.models.load import silenced
     from ropext.models.processes import is_main, rank_and_count
 
+    say = call.hooks.say
     source = as_place(data)
     name = str(model)
     given = Fit(**options) if kind == FIT else Finetune(**options)
@@ -75,25 +82,26 @@ def train(
             objective = finetune.prepare(place, source, given)
         if output is None or counts_only:
             if output is not None:
-                _workdir(objective, Path(output), force, say).check(force)
+                _workdir(objective, Path(output), call).check(call.force)
             objective.count()
             return objective
-        work = _workdir(objective, Path(output), force, say, recovers=is_main())
+        work = _workdir(objective, Path(output), call, recovers=is_main())
         objective.count()
-        with work.claimed(force, *rank_and_count(), say):
-            say = say if is_main() else silent
-            return objective.run(work.folder, Path(output), force, command, say)
+        rank, world = rank_and_count()
+        with work.claimed(call.force, rank, world, say):
+            if not is_main():
+                call = replace(call, hooks=SILENT)
+            return objective.run(work.folder, Path(output), call)
 
 
-def _workdir(
-    objective: "Objective", output: Path, force: bool, say: Say, recovers: bool = False
-) -> Workdir:
+def _workdir(objective: "Objective", output: Path, call: Call, recovers: bool = False) -> Workdir:
     """Where a run keeps what is not finished, beside an output that may be written. `recovers`
     first clears away what a kill left, which may have come when all was written."""
     from ropext.checkpoint.provenance import read_record, versions
     from ropext.checkpoint.staging import check_output, check_space, settle_output
     from ropext.training.writing import room_for
 
+    say = call.hooks.say
     manifest = objective.manifest(told_of_files(say))
     now = versions()
     place = Workdir(output, objective.command, manifest, {"versions": now})
@@ -104,7 +112,7 @@ def _workdir(
     record = read_record(snapshot.directory)
     base = [str(record.base.get("name") or "")] if record else []
     try:
-        settle(output, force=force, inputs=[snapshot.directory, *base])
+        settle(output, force=call.force, inputs=[snapshot.directory, *base])
         check_space(output, room_for(snapshot, objective.training.options))  # before hours of work
     finally:
         if recovers:

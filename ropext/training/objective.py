@@ -23,8 +23,8 @@ from ropext.models.head import foretold_bend
 from ropext.models.load import skeleton
 from ropext.models.memory import free_memory, memory_errors
 from ropext.narration import (
+    Call,
     Hooks,
-    Say,
     Show,
     kept_after_interrupt,
     pausing,
@@ -80,8 +80,7 @@ class Objective(ABC):
     folder: Path
     finish: Callable[[Path], None] | None = None  # adds to a fit's OUT, before that has its name
     output: Path
-    force: bool
-    typed: Sequence[str]  # the command line
+    call: Call
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -200,14 +199,13 @@ class Objective(ABC):
     def write(self, result: Any, show: Show) -> None:
         """Write OUT as a whole or not at all."""
 
-    def run(
-        self, folder: Path, output: Path, force: bool, command: Sequence[str], say: Say
-    ) -> "TrainingResult | None":
+    def run(self, folder: Path, output: Path, call: Call) -> "TrainingResult | None":
         """Go the whole way, from what the folder has on."""
         self.folder = folder
         self.output = output
-        self.force = force
-        self.typed, self.say, self.show = command, say, told(say)
+        self.call = call
+        self.say = call.hooks.say
+        self.show = told(self.say)
         after = f"what is finished is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
             with self._guarded(folder):

@@ -94,7 +94,7 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         plain = card_of(plan, snapshot, output.name, proved)
         return replace(plain, summary=(*plain.summary, *story.summary), numbers=story.numbers)
 
-    record = record_of(plan, provenance.base_of(snapshot), objective.typed)
+    record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
     write_checkpoint(
         snapshot,
         output,
@@ -102,7 +102,7 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         record=replace(record, more=dict(record.more) | story.sections("fit")),
         card=card_with_numbers,
         link=done.training.options.link,
-        force=objective.force,
+        force=objective.call.force,
         prove=prove,
         show=show,
         finish=objective.finish,
@@ -132,7 +132,7 @@ def write_tuned(
     output = done.output
     options = done.training.options
     check_space(output, room_for(snapshot, options))
-    with staged(output, force=done.objective.force, inputs=[snapshot.directory]) as stage:
+    with staged(output, force=done.objective.call.force, inputs=[snapshot.directory]) as stage:
         directory = stage.directory
         rows: dict[str, Any] = {}
         if done.training.settings.rank is None:

@@ -15,7 +15,7 @@ from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import evaluate
 from ropext.jsontext import values_json
-from ropext.narration import Hooks
+from ropext.narration import Call, Hooks
 from ropext.report.evaluation import heat_pictures, write_report
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
@@ -120,7 +120,7 @@ def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, m
     done = []
     hooks = Hooks(show=lambda read, *_: read and done.append(read), stop=lambda: len(done) >= 2)
     with pytest.raises(Interrupted, match="2 finished pieces"):
-        evaluate(model, tmp_path / "run", hooks=hooks, **ASKED)
+        evaluate(model, tmp_path / "run", call=Call(hooks), **ASKED)
     done = evaluate(model, tmp_path / "run", **ASKED)
     assert done.resumed == 2
     assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()
@@ -137,7 +137,7 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
         )
     expected = []
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
-    evaluate(model, hooks=hooks, **ASKED)
+    evaluate(model, call=Call(hooks), **ASKED)
     _, costs = count_evaluation(model, **ASKED)
     # One haystack of two questions, and four prompts alone.
     assert [part.passes for part in costs.work] == [2, 1, 2]

@@ -23,7 +23,7 @@ from ropext.evaluation.ranking import (
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.session import evaluate
 from ropext.jsontext import values_json
-from ropext.narration import Hooks
+from ropext.narration import Call, Hooks
 from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.report.ranking import ranking_text
@@ -45,7 +45,7 @@ def place(tmp_path_factory):
 def found(place):
     said, shown = [], []
     hooks = Hooks(say=said.append, show=lambda *words: shown.append(words))
-    done = measure(str(place / "model"), str(place / "docs.jsonl"), factor=4.0, hooks=hooks)
+    done = measure(str(place / "model"), str(place / "docs.jsonl"), factor=4.0, call=Call(hooks))
     return done, said, shown
 
 
@@ -143,7 +143,10 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
 def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
     said = []
     done = measure(
-        str(place / "model"), str(place / "few.jsonl"), factor=4.0, hooks=Hooks(say=said.append)
+        str(place / "model"),
+        str(place / "few.jsonl"),
+        factor=4.0,
+        call=Call(Hooks(say=said.append)),
     )
     assert said[0].startswith("warning: [few-documents] only 7 documents reach 256 tokens")
     assert all(behind.ci95 is None for behind in done.ranking.standing.behind.values())

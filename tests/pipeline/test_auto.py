@@ -14,7 +14,7 @@ from ropext import training
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, NotExpressible, UsageError
-from ropext.narration import Hooks
+from ropext.narration import NOBODY
 from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
 from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
@@ -166,7 +166,7 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
 
     def divided(texts):
         recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
-        found = prospect(job.read(recipe))
+        found = prospect(job.read(recipe), NOBODY)
         return [raw.content for raw, _ in found.to_judge], [raw.content for raw in found.to_choose]
 
     judged, chosen = divided(HELD_OUT)
@@ -189,7 +189,7 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
     data = write(tmp_path / "data.jsonl", HELD_OUT)
     extend = {"method": "auto", "factor": 4, "data": data} | options
     asked = job.read({"model": "ropext://demo", "extend": extend}, [])
-    own = AutoChoice(prospect(asked), tmp_path, Hooks())
+    own = AutoChoice(prospect(asked, NOBODY), tmp_path, NOBODY)
     write(tmp_path / "choosing.jsonl", [document.content for document in own.prospect.to_choose])
     behind = [["llama3", "untouched", "ntk", "pi", "yarn"], ["untouched", "yarn", "ntk"]]
     own.rounds = [
@@ -202,9 +202,9 @@ def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, opt
 def test_a_fit_is_priced_on_the_revision_that_was_named(tmp_path, monkeypatch):
     data = write(tmp_path / "data.jsonl", HELD_OUT)
     extend = {"method": "auto", "factor": 4, "data": data}
-    found = prospect(job.read({"model": "ropext://demo", "extend": extend}, []))
+    found = prospect(job.read({"model": "ropext://demo", "extend": extend}, []), NOBODY)
     recipe = found.recipe.model_copy(update={"revision": "v1"})
-    own = AutoChoice(replace(found, recipe=recipe), tmp_path, Hooks())
+    own = AutoChoice(replace(found, recipe=recipe), tmp_path, NOBODY)
     opened = []
 
     def count_training(kind, model, data, revision=None, **options):
@@ -432,7 +432,7 @@ def test_a_time_is_measured_where_no_form_leaves_the_model_as_it_is(tmp_path, mo
     words = ["extend.budget=3h", "evaluate.max_docs=2"]
     extend = {"method": "auto", "factor": 2, "data": "ropext://held-out"}
     recipe = job.read({"model": "ropext://demo", "extend": extend}, words)
-    choice = AutoChoice(prospect(recipe), tmp_path, Hooks())
+    choice = AutoChoice(prospect(recipe, NOBODY), tmp_path, NOBODY)
     assert "untouched" not in choice.variants
     read = []
     reader = SimpleNamespace(measure=lambda variants, *_: read.extend(v.label for v in variants))

@@ -12,6 +12,7 @@ import ropext
 from ropext.bundled import MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
+from ropext.narration import Call, Hooks
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
@@ -239,7 +240,7 @@ def test_the_dry_run_writes_nothing(tmp_path):
     from ropext.pipeline import job, running
 
     (tmp_path / "OUT").mkdir()  # nobody's: no output was named
-    found = running.count(job.read(SMALL), None, print)
+    found = running.count(job.read(SMALL), None, Call(Hooks(print)))
     (tmp_path / "OUT").rmdir()
     told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
@@ -253,7 +254,9 @@ def counted(tmp_path, wish=SMALL, **choice):
     from ropext.pipeline import job, running
 
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = running.count(job.read(wish), tmp_path / "out", print, **choice)
+    found = running.count(
+        job.read(wish), tmp_path / "out", Call(Hooks(print)), running.Stages(**choice)
+    )
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
@@ -287,7 +290,7 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "finetune": {"data": "ropext://tuning", "batch_tokens": 1024, "control": True},
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "tasks": ["passkey"]},
     }
-    found = running.count(job.read(wish), tmp_path / "out", print)["stages"]
+    found = running.count(job.read(wish), tmp_path / "out", Call(Hooks(print)))["stages"]
     said = {name: own["what"] for name, own in found.items()}
     assert said["fit"] == "2 steps, 8,192 tokens a step"
     assert said["finetune"] == "at most 400 steps, 1,024 tokens a step"
@@ -295,7 +298,9 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "at most 8 documents, 4 questions of passkey at each depth; at 64, 128, 256, 512; by base, "
         "untouched, control, extended, fitted, tuned"
     )
-    found = running.count(job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", print)
+    found = running.count(
+        job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", Call(Hooks(print))
+    )
     assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens a step"
     assert list(tmp_path.iterdir()) == []
 
@@ -306,7 +311,7 @@ def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
     ropext.extend("ropext://demo", "long", method="yarn", factor=2, no_verify=True)
     said = []
     wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
-    running.count(job.read(wish), tmp_path / "out", said.append)
+    running.count(job.read(wish), tmp_path / "out", Call(Hooks(said.append)))
     assert any("this scales the model again, after yarn" in sentence for sentence in said)
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
 

@@ -24,7 +24,7 @@ from ropext import verifying
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.jsontext import values_json
-from ropext.narration import Pace
+from ropext.narration import Call, Hooks, Pace
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
@@ -50,7 +50,15 @@ def tuned(extended, stories, tmp_path_factory):
     """The result of one run with its control, and where it lies."""
     output = tmp_path_factory.mktemp("tuned") / "out"
     told = []
-    done = train("finetune", extended, str(stories), output, control=True, say=told.append, **RUN)
+    done = train(
+        "finetune",
+        extended,
+        str(stories),
+        output,
+        control=True,
+        call=Call(Hooks(told.append)),
+        **RUN,
+    )
     return done, output, told
 
 
@@ -349,7 +357,7 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     ):
         train("finetune", extended, str(stories), output, **RUN | {"seed": 1})
     told = []
-    done = train("finetune", extended, str(stories), output, say=told.append, **RUN)
+    done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert any("going on after step 4" in sentence for sentence in told)
     assert done.losses == tuned[0].losses
     assert done.evaluations == tuned[0].evaluations
@@ -377,7 +385,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
     assert (tmp_path / "out.run" / "tuned" / "checkpoint-2" / "complete").exists()
     monkeypatch.undo()
     told = []
-    done = train("finetune", extended, str(stories), output, say=told.append, **RUN)
+    done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert "going on after step 2" in told
     assert done.losses == tuned[0].losses
     merged = load_file(output / "model.safetensors")
@@ -480,7 +488,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     with monkeypatch.context() as early:
         interrupt(early, "untuned")
         with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
-            train("finetune", extended, str(stories), output, say=told.append, **RUN)
+            train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert "stopping after the current document (Ctrl-C again ends at once)" in told
     assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
     assert len(list((tmp_path / "out.run/readings/untuned").rglob("*.npy"))) == 1

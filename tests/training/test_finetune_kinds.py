@@ -19,6 +19,7 @@ from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.models.adapter import add_adapter
 from ropext.models.memory import memory_errors
+from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
 from ropext.training import count_training, finetune, models, train, trainer, writing
 from ropext.training.finetune import prepare
@@ -205,7 +206,9 @@ def test_text_that_is_read_again_is_told(extended, stories, tmp_path):
     one = tmp_path / "one.jsonl"
     one.write_text(stories.read_text().splitlines()[0])
     told = []
-    done = train("finetune", extended, str(one), tmp_path / "out", say=told.append, **SHORT)
+    done = train(
+        "finetune", extended, str(one), tmp_path / "out", call=Call(Hooks(told.append)), **SHORT
+    )
     sentence = "rows: 4, and the documents hold 2: 2.0 passes"
     assert any(line.startswith(sentence) for line in told)
     assert any(note.startswith(sentence) for note in done.notes)
@@ -248,7 +251,14 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
         with pytest.raises(Stopped, match=r"--micro-rows 1.*--strategy pose.*--dtype bfloat16"):
             train("finetune", extended, str(stories), tmp_path / "out", **options)
     told = []
-    train("finetune", extended, str(stories), tmp_path / "out", say=told.append, **options)
+    train(
+        "finetune",
+        extended,
+        str(stories),
+        tmp_path / "out",
+        call=Call(Hooks(told.append)),
+        **options,
+    )
     assert "going on after step 3" in told
 
 

@@ -24,6 +24,7 @@ from ropext.errors import (
 )
 from ropext.evaluation.forward import NanInLogits, TokenScorer
 from ropext.jsontext import values_json
+from ropext.narration import Call, Hooks
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
@@ -74,7 +75,7 @@ def fitted(tmp_path_factory):
         patch.setattr(models, "load", keeps)
         done = train('fit',
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"), output,
-            say=told.append, command=["ropext", "fit"], **KNOWN,
+            call=Call(Hooks(told.append), ("ropext", "fit")), **KNOWN,
         )  # fmt: skip
     return done, output, told, loaded[0]
 
@@ -101,7 +102,7 @@ def test_of_two_starts_the_one_that_is_lower_after_a_few_steps_goes_on(tmp_path,
         told = []
         done = train('fit',
             DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"),
-            tmp_path / start, say=told.append, **short | {"start": start},
+            tmp_path / start, call=Call(Hooks(told.append)), **short | {"start": start},
         )  # fmt: skip
         judged = next(line for line in told if line.startswith("step 2: held-out loss"))
         return done, float(judged.split()[4])
@@ -266,7 +267,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
         DEMO / "checkpoint",
         str(DEMO / "data" / "tuning.jsonl"),
         tmp_path / "out",
-        say=told.append,
+        call=Call(Hooks(told.append)),
         **options,
     )
     assert (done.kept, done.step) == ("start", 0)
@@ -312,7 +313,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     with pytest.raises(OutputExists, match=r"another run of ropext fit \(it differs in .*ceiling"):
         train("fit", base, str(stories), output, **RANDOM | {"ceiling": 3.0})
     told = []
-    again = train("fit", base, str(stories), output, say=told.append, **RANDOM)
+    again = train("fit", base, str(stories), output, call=Call(Hooks(told.append)), **RANDOM)
     assert any("going on after step 4" in sentence for sentence in told)
     assert again.losses == done.losses
     assert again.judgements == done.judgements
@@ -523,7 +524,9 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
     manifest["versions"]["torch"] = "1.0"
     (tmp_path / "out.run" / "run.json").write_text(json.dumps(guard.seal(manifest)))
     said = []
-    again = train("fit", base, str(stories), tmp_path / "out", say=said.append, **RANDOM)
+    again = train(
+        "fit", base, str(stories), tmp_path / "out", call=Call(Hooks(said.append)), **RANDOM
+    )
     assert again.judgements.keys() == {2, 4, 6, 8}
     assert any("was begun with torch 1.0, and goes on with torch 2" in each for each in said)
 

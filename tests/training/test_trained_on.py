@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import ropext
+from ropext.narration import Call, Hooks
 from ropext.pipeline.public import evaluate
 from ropext.report import evaluation, tables
 from ropext.results.gates import parse_gate
@@ -43,7 +44,13 @@ def tuned(extended, data, tmp_path_factory):
     output = tmp_path_factory.mktemp("tuned") / "out"
     told = []
     done = train(
-        "finetune", extended, data["train"], output, evaluate=data["again"], say=told.append, **RUN
+        "finetune",
+        extended,
+        data["train"],
+        output,
+        evaluate=data["again"],
+        call=Call(Hooks(told.append)),
+        **RUN,
     )
     return done, output, told
 

@@ -1,0 +1,62 @@
+"""A fit; of a GGUF, the file with the spectrum that was fitted is written beside the weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import bundled, guard
+from ropext.checkpoint import provenance
+from ropext.inspecting import open_model, planned
+from ropext.narration import Call
+from ropext.options.extend import Writing
+from ropext.options.fields import FIT, TextsOrPlace
+from ropext.pipeline import extending
+from ropext.planning import Plan
+
+if TYPE_CHECKING:
+    from ropext.training.objective import Fitted
+
+
+def fit(
+    model: str,
+    data: TextsOrPlace,
+    output: Path,
+    call: Call,
+    *,
+    revision: str | None = None,
+    **options: Any,
+) -> "Fitted | None":
+    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit.
+
+    Under `accelerate launch` the first process has the result, the others None.
+    """
+    from ropext.training import train
+
+    gguf = bundled.find_gguf(model)
+    finish: Callable[[Path], None] | None = None
+    if gguf is not None:
+        finish = partial(_add_gguf, model, output, f"{gguf.stem}-long.gguf", call)
+    done: Fitted | None = train(
+        FIT, model, data, output, call, revision=revision, finish=finish, **options
+    )
+    return done
+
+
+def _add_gguf(model: str, output: Path, name: str, call: Call, directory: Path) -> None:
+    """Write the GGUF with the spectrum of a directory into it, and list it there. The directory
+    will be called `output`, and is so in the record."""
+    snapshot = open_model(model)
+    plan = extending.warned(planned(snapshot, model, {"like": str(directory)}), call.hooks.say)
+    assert isinstance(plan, Plan)  # a GGUF rotates
+    plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
+    before = guard.listing(directory)
+    nothing_is_there = replace(call, force=False)
+    extending.write_extension(snapshot, plan, directory / name, Writing(), nothing_is_there)
+    for file in guard.listing(directory):
+        if file not in before:
+            provenance.relist(directory, file)
+    call.hooks.say(
+        f"{output / name} is the file with this spectrum; beside it are the weights in float32"
+    )
