@@ -28,13 +28,13 @@ def campaign(*words, **more):
 
 
 def test_killed_or_failing_commands_keep_their_promises(capsys):
-    done = campaign("--kills", "24", "--faults", "6", "--wanted", "2")
+    done = campaign("--kills", "12", "--faults", "4", "--wanted", "1")
     with capsys.disabled():
         print("\n" + done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "0 promises broken" in done.stdout
     rows = re.findall(r"^\| all \| (.*) \|$", done.stdout, re.MULTILINE)
-    assert min(map(int, rows[0].split(" | ")[1:4])) >= 2
+    assert min(map(int, rows[0].split(" | ")[1:4])) >= 1
 
 
 def test_no_input_and_nothing_of_a_user_s_is_lost(capsys):

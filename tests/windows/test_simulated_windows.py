@@ -37,18 +37,14 @@ QUICK = {
 }
 TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--seed", "3")
 FIT = ("--start", "yarn", "--factor", "2", "--steps", "1")
-TUNE = ("--steps", "2", "--save-every", "1", "--eval-documents", "0")
 READ = ("--data", "ropext://held-out", "--max-docs", "2", "--lengths", "256,512")
 LONG = {
     "extend": ("extend", "ropext://demo", *YARN, "-o", "extended"),
     "verify": ("verify", "extended"),
     "fit": ("fit", "ropext://demo", *FIT, *TRAINED, "-o", "fitted"),
-    "finetune": ("finetune", "extended", *TUNE, *TRAINED, "-o", "tuned"),
-    "eval": ("eval", "extended", *READ),
-    "eval -o": ("eval", "extended", *READ, "-o", "read"),
-    "eval tuned": ("eval", "tuned", *READ, "-o", "read-tuned"),
-    "compare": ("compare", "read", "read-tuned"),
-    "run": ("run", "recipe.yaml", "-o", "out"),
+    "run": ("run", "recipe.yaml", "-o", "out"),  # it extends, trains and reads
+    "eval": ("eval", "out", *READ, "-o", "read"),
+    "compare": ("compare", "read:base", "read:untouched"),
 }
 RECIPE = """\
 model: ropext://demo
