@@ -29,17 +29,18 @@ WINDOW = 1024  # tokens to which texts are cut: each prompt is read by one core
 PATIENCE = 3600  # seconds for one answer
 SMALL = 2048  # tokens of a server that must refuse what is longer
 STARTS = 1200  # seconds that a server may take until it answers
-# Nats between a port and its directory: float32 on two engines, whose sums have another order.
-SAME = 1e-3
-LENGTHS = "256,512"
+# Between a number of a port and its directory's: float32 on two engines, whose sums have another
+# order.
+SAME = 1e-4
 CONTEXT = 256  # of the bundled model
 FACTOR = 4
-# Whether a text of the user's, its template and what begins an answer, are read at all.
+LENGTHS = "256,512"
+DOCS = 8
+# The bundled model answers nothing in words; what is seen is how its prompts are counted.
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-METRICS = ("tail_nll", "in_window", "gain", "cumulative", "bpb")
 
 
 def ropext(*words: object) -> str:
@@ -138,6 +139,55 @@ def cache_flags(kind: str = "") -> tuple[str, ...]:
     return ("-ctk", kind, "-ctv", kind, "-fa", "on") if kind else ()
 
 
+def perplexity_of_a_port(python: Path, room: Path) -> str:
+    """Ask vLLM for the perplexity of the bundled model, extended and beside it unscaled, and hold
+    each number against that of the directory."""
+    from ropext.bundled import find_model
+
+    base = find_model("ropext://demo")
+    extended = room / "yarn"
+    if not extended.exists():
+        ropext("extend", "ropext://demo", "--method", "yarn", "--factor", FACTOR, "-o", extended)
+    template = room / "template.jinja"
+    template.write_text(TEMPLATE, "utf-8")
+    read = ("--data", "ropext://held-out", "--max-docs", DOCS, "--lengths", LENGTHS)
+    if not (room / "directory.txt").exists():
+        printed = ropext("eval", extended, *read, "-o", room / "directory")
+        (room / "directory.txt").write_text(printed, "utf-8")
+    # One more than the window: a token is generated behind each text.
+    longer = ("--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT + 1}))
+    server = (python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1")
+    server += ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", 1)
+    server += ("--chat-template", template)
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
+    with (
+        serving((*server, "--model", extended), room / "vllm.log", **settings) as url,
+        serving((*server, "--model", base, *longer), room / "plain.log", **settings) as plain,
+    ):
+        asked = ("--against", extended, "--plain", plain, "--items", 1, "--depths", "0,1")
+        results = evaluated(url, room / "port", *read, *asked)
+    pages = [counted_alike("vllm", results, 2), (room / "port.txt").read_text("utf-8")]
+    written = json.loads((room / "directory" / "results.json").read_text("utf-8"))
+    pages.append(numbers_alike(results, written))
+    pages.append(ropext("compare", f"{room}/directory:extended", f"{room}/port:port"))
+    return "\n\n".join(pages)
+
+
+def numbers_alike(port: Mapping[str, Any], directory: Mapping[str, Any]) -> str:
+    """Each number of a port beside that of its directory; the furthest apart must be alike."""
+    lines = []
+    for label, of_directory in (("port", "extended"), ("base", "base")):
+        told = port["variants"][label]["metrics"]
+        known = directory["variants"][of_directory]["metrics"]
+        for name in sorted(told.keys() & known.keys()):
+            value = told[name]["value"]
+            right = known[name]["value"]
+            lines.append(f"{label} {name}: {value:.9f}, of the directory {right:.9f}")
+            if abs(value - right) > SAME * max(1.0, abs(right)):
+                raise SystemExit(lines[-1])
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Ask one program, and keep what was said."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,7 +203,10 @@ def main() -> None:
         each.add_argument("--output", "-o", type=Path, required=True)
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    page = ask_llama_server(given.path, given.model, given.output, given.lengths, given.items)
+    if given.program == "vllm":
+        page = perplexity_of_a_port(given.path, given.output)
+    else:
+        page = ask_llama_server(given.path, given.model, given.output, given.lengths, given.items)
     (given.output / f"{given.program}.md").write_text(page, "utf-8")
     print(page)
 

@@ -26,7 +26,7 @@ DEFAULTS = "ropext/families/defaults.json"
 MEASURED = "scripts/loaders/measured.json"
 CHECKPOINTS = "scripts/loaders/checkpoints.py"
 GGUF = "ropext/loaders/gguf.json: architectures"
-KEPT = {"loaders": 400}  # lines of a log
+KEPT = {"loaders": 400, "port": 250}  # lines of a log
 COVERED = {
     "floors": (FLOORS,),
     "lm-eval": (PINS, EXTRAS),
@@ -36,6 +36,7 @@ COVERED = {
     "spellings": (PINS, CENSUS, DEFAULTS),
     "loaders": (MEASURED, CHECKPOINTS),
     "gguf": (GGUF,),
+    "port": (PINS,),
 }
 
 

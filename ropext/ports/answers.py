@@ -3,10 +3,10 @@
 An answer is a stranger's text: it is matched, kept and shown, and nothing else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ropext.jsontext import JsonObject
 from ropext.ports.counting import Counting
 from ropext.ports.port import Port, Reply
 from ropext.ports.questions import Question
@@ -32,7 +32,7 @@ class Answer:
     reason: str = ""
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Answer":
+    def from_json(data: JsonObject) -> "Answer":
         """Read what was kept."""
         return Answer(**data)
 
@@ -70,10 +70,16 @@ def judged(port: Port, question: Question, counting: Counting, reply: Reply) -> 
         )
         return replace(answer, outcome=TRUNCATED, reason=reason)
     if not reply.said:
-        reason = "its tokens were spent on thinking: --chat-args enable_thinking=false asks without"
-        return replace(answer, outcome=NO_ANSWER, reason=reason if reply.ran_out else "it is empty")
+        reason = "it is empty"
+        if reply.ran_out:
+            reason = (
+                "its tokens were spent on thinking: --chat-args enable_thinking=false asks without"
+            )
+        return replace(answer, outcome=NO_ANSWER, reason=reason)
     score = _score(question, reply)
-    return replace(answer, outcome=FOUND if score >= 1 else MISSED, score=score)
+    if score >= 1:
+        return replace(answer, outcome=FOUND, score=score)
+    return replace(answer, outcome=MISSED, score=score)
 
 
 def needs_witness(answers: Sequence[Answer], counting: Counting) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from ropext.errors import InputError, OutputExists, ProofFailed
-from ropext.jsontext import read_object, write_json
+from ropext.jsontext import Json, read_object, write_json
 from ropext.ports.logprobs import Pairs, next_token, token_ids
 from ropext.ports.server import Server, served_model, server_at
 
@@ -33,7 +33,10 @@ class Prompts:
 
     def ids(self) -> list[list[int]]:
         """Other ids for each prompt."""
-        return [token_ids(n, self.vocab_size, draw=at) for at, n in enumerate(self.lengths)]
+        prompts = list[list[int]]()
+        for draw, length in enumerate(self.lengths):
+            prompts.append(token_ids(length, self.vocab_size, draw=draw))
+        return prompts
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ class Beside:
 
 def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...]:
     """Inside the old context; beyond it where the plan leaves shorter prompts alone."""
-    low = context + max((target - context) // 8, 1) if beyond else max(context // 4, 2)
-    high = min(target - 1, 2 * context) if beyond else max(context // 2, 3)
+    low = max(context // 4, 2)
+    high = max(context // 2, 3)
+    if beyond:
+        low = context + max((target - context) // 8, 1)
+        high = min(target - 1, 2 * context)
     step = max((high - low) // (ASKED - 1), 0)
     return tuple(low + step * at for at in range(ASKED))
 
@@ -97,19 +103,25 @@ def read(path: Path) -> KeptAnswers:
     try:
         if data["schema"] != SCHEMA:
             raise ValueError("another schema")
-        sides = [
-            [[(token, float(value)) for token, value in pairs] for pairs in data[side]]
-            for side in ("first", "second")
-        ]
-        lengths = tuple(int(length) for length in data["lengths"])
-        if len({len(lengths), *map(len, sides)}) != 1:
+        first = _kept_pairs(data["first"])
+        second = _kept_pairs(data["second"])
+        lengths = tuple(map(int, data["lengths"]))
+        if not len(lengths) == len(first) == len(second):
             raise ValueError("not an answer to each prompt")
-        return KeptAnswers(str(data["model"]), lengths, int(data["vocab_size"]), *sides)
+        return KeptAnswers(str(data["model"]), lengths, int(data["vocab_size"]), first, second)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"--fingerprint {path} holds no kept answers ({str(error)[:80]}); --plain URL "
             "--fingerprint FILE writes one"
         ) from None
+
+
+def _kept_pairs(rows: Json) -> list[Pairs]:
+    """The candidates after each prompt, of a file."""
+    every = list[Pairs]()
+    for row in rows:
+        every.append([(token, float(value)) for token, value in row])
+    return every
 
 
 def gap(left: Pairs, right: Pairs) -> float:
@@ -118,11 +130,11 @@ def gap(left: Pairs, right: Pairs) -> float:
     list that tells nothing differs from none."""
     if not left or not right:
         return 0.0
-    if any(token is None for token, _ in (*left, *right)):
-        return fmean(abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False))
     first = dict(left)
     second = dict(right)
-    return fmean(_apart(token, first, second) for token in {**first, **second})
+    if None in first or None in second:
+        return fmean(abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False))
+    return fmean(_apart(token, first, second) for token in first | second)
 
 
 def _apart(token: int | None, first: Candidates, second: Candidates) -> float:

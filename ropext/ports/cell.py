@@ -3,9 +3,8 @@ found to compute."""
 
 import http.client
 import json
-from collections.abc import Mapping
-from typing import Any
 
+from ropext.jsontext import JsonObject
 from ropext.ports.server import server_at
 
 # Where a program says its version, under which key, and which program that is.
@@ -25,13 +24,15 @@ def program_at(url: str) -> str:
             page = server.get(path)
         except (OSError, http.client.HTTPException):
             continue
-        version = page.get(key) if page is not None else None
+        if page is None:
+            continue
+        version = page.get(key)
         if isinstance(version, str) and version.isprintable() and len(version) < 100:
             return f"{program} {version}"
     return "(the server does not say; please write it here)"
 
 
-def filled(program: str, model_type: str, form: Mapping[str, Any], seen: str, versions: str) -> str:
+def filled(program: str, model_type: str, form: JsonObject, seen: str, versions: str) -> str:
     """Write the form as GitHub shows one that was sent."""
     shown = f"```json\n{json.dumps(form, indent=1)}\n```"
     answers = (program, model_type, shown, seen, f"```text\n{versions}\n```")

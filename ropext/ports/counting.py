@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ropext.errors import InputError
+from ropext.jsontext import Json, JsonObject
 from ropext.ports.port import Port
 from ropext.ports.server import MOST_TOKENS
 
@@ -31,7 +31,9 @@ class Counting:
 
     def is_below(self, tokens: int, counted: int) -> bool:
         """Whether a server read surely fewer tokens than a prompt has."""
-        slack = EXACT_SLACK if self.is_exact else ROUGH_SLACK
+        slack = ROUGH_SLACK
+        if self.is_exact:
+            slack = EXACT_SLACK
         return tokens < counted - max(LEAST_SLACK, slack * counted)
 
     def is_credible(self, tokens: int, counted: int) -> bool:
@@ -59,7 +61,7 @@ def _answers(count: Count) -> bool:
         return False
 
 
-def _whole(value: Any, port: Port) -> int:
+def _whole(value: Json, port: Port) -> int:
     if type(value) is int and 0 < value < MOST_TOKENS:
         return value
     raise InputError(f"--endpoint {port.server.root} tells no number of tokens")
@@ -69,16 +71,21 @@ def _by_messages(port: Port) -> Count:
     """vLLM's and SGLang's."""
 
     def count(text: str) -> int:
-        told = port.server.post("/tokenize", port.named(text) | _opening(port)) or {}
-        tokens = told.get("tokens")
-        length = len(tokens) if isinstance(tokens, list) else None
-        return _whole(told.get("count", length), port)
+        request = port.named(text)
+        if port.api == "chat":
+            request["add_generation_prompt"] = True
+        told = port.server.post("/tokenize", request) or {}
+        return _whole(told.get("count", _number_of_tokens(told)), port)
 
     return count
 
 
-def _opening(port: Port) -> dict[str, Any]:
-    return {"add_generation_prompt": True} if port.api == "chat" else {}
+def _number_of_tokens(told: JsonObject) -> int | None:
+    """How many tokens an answer lists."""
+    tokens = told.get("tokens")
+    if isinstance(tokens, list):
+        return len(tokens)
+    return None
 
 
 def _by_template(port: Port) -> Count:
@@ -92,9 +99,7 @@ def _by_template(port: Port) -> Count:
         if not isinstance(content, str) or not content:
             raise InputError(f"--endpoint {port.server.root} applies no template")
         request = {"content": content, "add_special": True, "parse_special": True}
-        told = port.server.post("/tokenize", request) or {}
-        tokens = told.get("tokens")
-        return _whole(len(tokens) if isinstance(tokens, list) else None, port)
+        return _whole(_number_of_tokens(port.server.post("/tokenize", request) or {}), port)
 
     return count
 
@@ -107,7 +112,9 @@ def _used(port: Port, text: str) -> int:
             f"--endpoint {port.server.root} neither counts tokens nor tells the usage of an answer "
             f"({reply.error or 'it has none'}): give --tokenizer DIR, or a GGUF"
         )
-    return reply.tokens + (reply.cached if reply.cached >= reply.tokens else 0)
+    if reply.cached >= reply.tokens:  # it counts only what it had not read before
+        return reply.tokens + reply.cached
+    return reply.tokens
 
 
 def _by_usage(port: Port) -> Callable[[str], Count]:

@@ -16,14 +16,15 @@ class PortMetrics(Metrics):
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
         """Name what is measured at every length: the share of each task, and of all together."""
-        tasks = [*self.options.tasks]
+        tasks = self.options.tasks
         at = list[str]()
         whole = list[str]()
         if self.reads_text:
             self._text_metrics(variant, run, at, whole)
         if BASE in (variant, run):  # the base is not asked
             return at, whole
-        at += [*tasks, FOUND]
-        if len({*tasks} & {*THIRTEEN}) > 1:
+        at += tasks
+        at.append(FOUND)
+        if len(set(tasks).intersection(THIRTEEN)) > 1:
             at.append(RULER)
         return at, whole

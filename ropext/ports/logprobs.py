@@ -7,9 +7,9 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ropext.errors import InputError, ProofFailed, Stopped
+from ropext.jsontext import Json
 from ropext.ports.server import Server
 
 TOP = 5  # log-probabilities asked for; the most that every server gives
@@ -24,7 +24,7 @@ LOG_LINES = "`n_ctx_train`, `rope scaling` and `freq_scale_train`"
 Pairs = list[tuple[int | None, float]]  # token id, where it is given, and log-probability
 
 
-def top_logprobs(answer: Any) -> Pairs:
+def top_logprobs(answer: Json) -> Pairs:
     """Token id (where given) and log-probability of the first generated token's best candidates."""
     try:
         logprobs = answer["choices"][0]["logprobs"]
@@ -43,7 +43,9 @@ def top_logprobs(answer: Any) -> Pairs:
 def _token_id(text: str) -> int | None:
     """vLLM's `return_tokens_as_token_ids` names a token by its id."""
     match = re.fullmatch(r"token_id:(\d+)", text)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
@@ -110,6 +112,12 @@ def first_told(server: Server, model: str, ids: Sequence[int]) -> tuple[Sequence
 def special_tokens(directory: Path) -> list[int]:
     """Ids that end or pad a text, from the config."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    parts = [config, *(value for value in config.values() if isinstance(value, dict))]
-    tokens = [part.get(f"{name}_token_id") for part in parts for name in SPECIAL]
-    return [token for token in tokens if isinstance(token, int)]
+    tokens = list[int]()
+    for part in (config, *config.values()):
+        if not isinstance(part, dict):
+            continue
+        for name in SPECIAL:
+            token = part.get(f"{name}_token_id")
+            if isinstance(token, int):
+                tokens.append(token)
+    return tokens

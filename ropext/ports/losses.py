@@ -1,14 +1,14 @@
 """The loss of every token of a prompt of token ids, as vLLM and SGLang tell it."""
 
 import http.client
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
+from ropext.jsontext import Json, JsonObject
 from ropext.ports.logprobs import LOWEST, PROBED
 from ropext.ports.port import PATHS, Port, error_text
 from ropext.results.perplexity import TokenNll
@@ -70,7 +70,7 @@ def losses_of(port: Port) -> TokenLosses | None:
     return None
 
 
-def _request(path: str, model: str, prompt: Sequence[int]) -> dict[str, Any]:
+def _request(path: str, model: str, prompt: Sequence[int]) -> JsonObject:
     if path == SGLANG:
         sampling = {"max_new_tokens": 1, "temperature": 0}
         told = {"return_logprob": True, "logprob_start_len": 0}
@@ -79,7 +79,7 @@ def _request(path: str, model: str, prompt: Sequence[int]) -> dict[str, Any]:
     return request | {"prompt_logprobs": 1}
 
 
-def _losses(path: str, answer: Mapping[str, Any], prompt: Sequence[int]) -> list[float] | None:
+def _losses(path: str, answer: JsonObject, prompt: Sequence[int]) -> list[float] | None:
     """The loss of each token but the first; None where one is missing or of another token."""
     try:
         if path == SGLANG:
@@ -88,12 +88,15 @@ def _losses(path: str, answer: Mapping[str, Any], prompt: Sequence[int]) -> list
             values = _of_vllm(answer["choices"][0]["prompt_logprobs"], prompt)
     except (KeyError, IndexError, TypeError, ValueError):
         return None
-    if not all(type(value) in (int, float) and LOWEST <= value <= 1 for value in values):
-        return None
-    return [-value for value in values]
+    losses = list[float]()
+    for value in values:
+        if type(value) not in (int, float) or not LOWEST <= value <= 1:
+            return None
+        losses.append(-value)
+    return losses
 
 
-def _of_sglang(told: Any, prompt: Sequence[int]) -> list[float]:
+def _of_sglang(told: Json, prompt: Sequence[int]) -> list[float]:
     """A log-probability, an id and perhaps its text, for each token."""
     values = []
     for token, entry in zip(prompt, told, strict=True):
@@ -103,7 +106,7 @@ def _of_sglang(told: Any, prompt: Sequence[int]) -> list[float]:
     return values[1:]
 
 
-def _of_vllm(told: Any, prompt: Sequence[int]) -> list[float]:
+def _of_vllm(told: Json, prompt: Sequence[int]) -> list[float]:
     """For each token a few candidates by their ids, itself among them."""
     values = []
     for token, entry in zip(prompt[1:], told[1:], strict=True):

@@ -1,12 +1,13 @@
 """What is asked of a running server, decided before the first question."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ropext.checkpoint.provenance import clean_command, digest, installed
 from ropext.errors import UsageError
+from ropext.jsontext import JsonObject
 from ropext.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
@@ -52,30 +53,40 @@ class PortPlan:
     @property
     def labels(self) -> tuple[str, ...]:
         """The rows that there will be."""
-        labels = (PORT,) if self.window is None else (PORT, CUT)
-        return (*labels, BASE) if self.reads is not None and self.reads.base else labels
+        labels = [PORT]
+        if self.window is not None:
+            labels.append(CUT)
+        if BASE in self.text_labels:
+            labels.append(BASE)
+        return tuple(labels)
 
     @property
     def text_labels(self) -> tuple[str, ...]:
         """The rows that have a perplexity."""
         if self.reads is None:
             return ()
-        return (PORT,) if self.reads.base is None else (PORT, BASE)
+        if self.reads.base is None:
+            return (PORT,)
+        return (PORT, BASE)
 
     @property
     def context(self) -> int:
         """The trained window; where nobody says it, the longest length."""
-        return self.wish.lengths[-1] if self.window is None else self.window[0]
+        if self.window is None:
+            return self.wish.lengths[-1]
+        return self.window[0]
 
     @property
-    def decides(self) -> dict[str, Any]:
+    def decides(self) -> JsonObject:
         """What must be equal for a run to go on in its folder."""
         plain = self.plain
-        of_texts = {} if self.reads is None else self.reads.decides
+        of_texts: JsonObject = {}
+        if self.reads is not None:
+            of_texts = self.reads.decides
         return {
             "schema": SCHEMA,
             "endpoint": [self.port.server.root, self.port.model, self.port.limit],
-            "plain": None if plain is None else [plain.server.root, plain.model],
+            "plain": plain and [plain.server.root, plain.model],
             "settings": self.options.deciding(NUMBERS),
             "lengths": list(self.wish.lengths),
             "window": self.window and self.window[0],
@@ -83,7 +94,8 @@ class PortPlan:
             "texts_sha256": digest(self.texts),
             "variants": {},
             "versions": installed(("ropext",)),
-        } | of_texts
+            **of_texts,
+        }
 
     def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
         """The folder of the run."""
@@ -98,11 +110,17 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
     """Ask who is there, and decide lengths and questions."""
     url = options.endpoint or ""
     port = _port(url, options, model)
-    plain = None if options.plain is None else _port(options.plain, options, None)
+    plain: Port | None = None
+    if options.plain is not None:
+        plain = _port(options.plain, options, None)
     window = trained_window(options.context, options.against)
-    losses = losses_of(port) if options.reads_text else None
+    losses: TokenLosses | None = None
+    if options.reads_text:
+        losses = losses_of(port)
     lengths = lengths_of(options, port, window and window[0], room=ROOM * (losses is not None))
-    hay = sentences_of(texts) if options.haystack == "text" else ()
+    hay: tuple[str, ...] = ()
+    if options.haystack == "text":
+        hay = sentences_of(texts)
     wish = Wish(
         options.asked,
         lengths,
@@ -113,9 +131,10 @@ def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> P
         hay,
     )
     counting = counting_of(port, options.tokenizer)
-    remarks = (NO_LOSSES.format(port.server.root),) if options.reads_text and not losses else ()
     plan = PortPlan(options, port, plain, counting, window, wish, tuple(texts), losses)
-    return replace(plan, remarks=remarks)
+    if options.reads_text and losses is None:
+        plan = replace(plan, remarks=(NO_LOSSES.format(port.server.root),))
+    return plan
 
 
 def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
@@ -135,10 +154,10 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
         if base is None:
             reason = NO_LOSSES.format(plan.plain.server.root)
     reads = TextPlan(frame, texts, plan.losses, base)
-    remarks = [*plan.remarks]
+    remarks = plan.remarks
     if reason is not None:
-        remarks.append(f"no gain and no short tax: {reason}")
-    return replace(plan, reads=reads, remarks=tuple(remarks))
+        remarks = (*remarks, f"no gain and no short tax: {reason}")
+    return replace(plan, reads=reads, remarks=remarks)
 
 
 def _no_base(plan: PortPlan) -> str | None:
@@ -148,10 +167,14 @@ def _no_base(plan: PortPlan) -> str | None:
     if plan.plain is None:
         return "--plain URL names a server of the unscaled model"
     limit = plan.plain.limit
-    if limit is not None and min(plan.window[0], plan.wish.lengths[-1]) + ROOM > limit:
+    needed = min(plan.window[0], plan.wish.lengths[-1]) + ROOM
+    if limit is not None and needed > limit:
+        # vLLM takes no more than the config says, which is the window.
+        override = json.dumps({"max_position_embeddings": needed})
         return (
-            f"{plan.plain.server.root} takes {limit} tokens, and windows of {plan.window[0]} are "
-            "read with one more that is generated: start it with that length"
+            f"{plan.plain.server.root} takes {limit} tokens, and windows of {needed - ROOM} are "
+            "read with one more that is generated: start it with that length (vLLM: "
+            f"--max-model-len {needed} --hf-overrides '{override}')"
         )
     return None
 
@@ -184,7 +207,9 @@ def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) 
 def plan_lines(plan: PortPlan) -> list[str]:
     """What will be asked, and how many questions could decide."""
     port = plan.port
-    limit = "no stated limit" if port.limit is None else f"a limit of {port.limit} tokens"
+    limit = "no stated limit"
+    if port.limit is not None:
+        limit = f"a limit of {port.limit} tokens"
     lines = [
         f"{port.server.root} serves {port.model} with {limit}; prompts are counted by "
         f"{plan.counting.how}"

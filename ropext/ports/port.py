@@ -2,11 +2,10 @@
 
 import http.client
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ropext.errors import InputError, Stopped
+from ropext.jsontext import Json, JsonObject
 from ropext.ports.server import BUSY, KEY, MOST_TOKENS, Server
 
 SHOWN = 300  # characters of a server's error
@@ -36,13 +35,13 @@ class Port:
     model: str
     limit: int | None  # tokens that it says it takes
     api: str = "chat"
-    template_args: Mapping[str, Any] = field(default_factory=dict)
+    template_args: JsonObject = field(default_factory=dict)
 
-    def named(self, text: str) -> dict[str, Any]:
+    def named(self, text: str) -> dict[str, Json]:
         """The part of a request that says which model is to read what."""
         if self.api == "completions":
             return {"model": self.model, "prompt": text}
-        request: dict[str, Any] = {
+        request: dict[str, Json] = {
             "model": self.model,
             "messages": [{"role": "user", "content": text}],
         }
@@ -58,7 +57,7 @@ class Port:
             return Reply(error=error_text(status, body))
         return reply_of(self.server.parsed(PATHS[self.api], body))
 
-    def reached(self, path: str, request: Mapping[str, Any]) -> tuple[int, bytes]:
+    def reached(self, path: str, request: JsonObject) -> tuple[int, bytes]:
         """A status and an answer; a server that is lost, wants a key or has no such path ends the
         run."""
         root = self.server.root
@@ -91,35 +90,51 @@ def error_text(status: int, body: bytes) -> str:
     return f"HTTP {status}: {words[:SHOWN]}"
 
 
-def reply_of(answer: Mapping[str, Any]) -> Reply:
+def reply_of(answer: JsonObject) -> Reply:
     """What a completion says, whatever of it is missing or of another kind."""
     choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(error="an answer without choices")
-    message = choice.get("message")
-    told = message if isinstance(message, dict) else choice
-    written = _text(told.get("content") if told is message else told.get("text"))
-    thoughts = [_text(told.get(name)) for name in REASONING]
+    choice = choices[0]
+    told = choice
+    written = _text(choice, "text")
+    if isinstance(choice.get("message"), dict):
+        told = choice["message"]
+        written = _text(told, "content")
+    thought = "".join(_text(told, name) for name in REASONING)
     said = THOUGHT.sub("", written).strip()
     ran_out = choice.get("finish_reason") == "length"
     if not said and not ran_out:  # it ended by itself: what it thought is all that it says
-        said = "".join(thoughts).strip()
-    usage = answer.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    details = usage.get("prompt_tokens_details")
+        said = thought.strip()
+    usage = _object(answer, "usage")
     return Reply(
         said[:KEPT],
-        any(thoughts) or "<think>" in written,
-        ran_out,
-        _count(usage.get("prompt_tokens")),
-        _count(details.get("cached_tokens") if isinstance(details, dict) else None) or 0,
+        has_thought=bool(thought) or "<think>" in written,
+        ran_out=ran_out,
+        tokens=_count(usage, "prompt_tokens"),
+        cached=_count(_object(usage, "prompt_tokens_details"), "cached_tokens") or 0,
     )
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _object(data: JsonObject, key: str) -> JsonObject:
+    """An object in another one; an empty one where there is none."""
+    value = data.get(key)
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
+def _text(data: JsonObject, key: str) -> str:
+    """A text in an object; an empty one where there is none."""
+    value = data.get(key)
+    if isinstance(value, str):
+        return value
+    return ""
+
+
+def _count(data: JsonObject, key: str) -> int | None:
+    """A number of tokens in an object, where there is a credible one."""
+    value = data.get(key)
+    if type(value) is int and 0 <= value < MOST_TOKENS:
+        return value
+    return None

@@ -3,8 +3,8 @@ their text cut to a window."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
+from ropext.jsontext import Json
 from ropext.ports.counting import Count, Counting
 from ropext.results.measurement import Store
 from ropext.tasks import Worded, find_task, wording_of
@@ -36,7 +36,9 @@ class Question:
     def prompt(self, api: str) -> str:
         """A user's words; to a model that goes on with a text, also how its answer begins."""
         whole = f"{self.asked.text}{self.asked.question}"
-        return whole if api == "chat" else f"{whole}\n{self.asked.opening}"
+        if api == "chat":
+            return whole
+        return f"{whole}\n{self.asked.opening}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Questio
     ]
 
 
-def _read(entry: dict[str, Any]) -> Question:
+def _read(entry: dict[str, Json]) -> Question:
     """A question as it was kept."""
     asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
     return Question(**(entry | {"asked": Asked(**asked)}))
@@ -175,8 +177,12 @@ def _end(text: str, length: int) -> str:
     if length <= 0:
         return ""
     start = len(text) - length
+    if start <= 0:
+        return text
     space = text.find(" ", start)
-    return text[space + 1 :] if start > 0 and space >= 0 else text[max(start, 0) :]
+    if space < 0:
+        return text[start:]
+    return text[space + 1 :]
 
 
 def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:

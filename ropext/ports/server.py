@@ -13,14 +13,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import IO
 
 from ropext.errors import InputError, NoServer
-from ropext.jsontext import parse_object
+from ropext.jsontext import Json, JsonObject, parse_object
 
 TIMEOUT = 600.0  # seconds for one whole answer
 FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
@@ -37,7 +36,13 @@ class _Refusing(urllib.request.HTTPRedirectHandler):
     """Takes no redirect: whoever answers there was not named, and gets no prompt."""
 
     def redirect_request(
-        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
     ) -> None:
         raise InputError(
             f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
@@ -55,17 +60,21 @@ class Server:
     patience: float = PATIENCE
     pauses: tuple[float, float] = PAUSES
 
-    def get(self, path: str) -> dict[str, Any] | None:
+    def get(self, path: str) -> dict[str, Json] | None:
         """The JSON object at a path, or None where this kind of server has no such path."""
-        status, body = self.patiently(path)
-        return None if status >= 400 else self.parsed(path, body)
+        return self._object(path)
 
-    def post(self, path: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
+    def post(self, path: str, question: JsonObject) -> dict[str, Json] | None:
         """The JSON object that a path answers, or None where it answers no such question."""
-        status, body = self.patiently(path, question)
-        return None if status >= 400 else self.parsed(path, body)
+        return self._object(path, question)
 
-    def patiently(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+    def _object(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
+        status, body = self.patiently(path, question)
+        if status >= 400:
+            return None
+        return self.parsed(path, body)
+
+    def patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
         """The status and the answer; one that is busy or still loads its model is waited for."""
         end = monotonic() + self.patience
         pause, longest = self.pauses
@@ -76,11 +85,11 @@ class Server:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def parsed(self, path: str, body: bytes) -> dict[str, Any]:
+    def parsed(self, path: str, body: bytes) -> dict[str, Json]:
         """The JSON object that an answer is."""
         return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
 
-    def call(self, path: str, question: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
+    def call(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
         """The status and the answer, whole before the deadline: a byte a second passes every limit
         of a single read."""
         answer: Future[tuple[int, bytes]] = Future()
@@ -97,15 +106,17 @@ class Server:
         except TimeoutError:
             raise TimeoutError(f"no whole answer within {self.deadline:g} seconds") from None
 
-    def _read(self, path: str, question: Mapping[str, Any] | None) -> tuple[int, bytes]:
-        data = None if question is None else json.dumps(question).encode()
+    def _read(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
+        data: bytes | None = None
+        if question is not None:
+            data = json.dumps(question).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.root + path, data=data, headers=headers)
         if self.key:
             request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        is_here = urllib.parse.urlsplit(self.root).hostname in LOOPBACK
-        proxies = [urllib.request.ProxyHandler({})] if is_here else []
-        opener = urllib.request.build_opener(_Refusing, *proxies)
+        opener = urllib.request.build_opener(_Refusing)
+        if urllib.parse.urlsplit(self.root).hostname in LOOPBACK:  # no proxy leads there
+            opener = urllib.request.build_opener(_Refusing, urllib.request.ProxyHandler({}))
         end = monotonic() + self.deadline
         try:
             answer = opener.open(request, timeout=self.deadline)
@@ -165,7 +176,7 @@ def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[s
     return name, limit
 
 
-def _entry(models: Any, wanted: str | None, url: str) -> Any:
+def _entry(models: Json, wanted: str | None, url: str) -> Json:
     """The first of the models that a server lists, or the one with the wanted name."""
     if wanted is None:
         return models[0]
@@ -182,30 +193,31 @@ def require_server(url: str) -> None:
     served_model(hasty, url)
 
 
-def _limit(server: Server, entry: Mapping[str, Any]) -> Any:
+def _limit(server: Server, entry: JsonObject) -> Json:
     """How many tokens a model takes, where its server says."""
     if entry.get("max_model_len"):  # vLLM and SGLang
         return entry["max_model_len"]
-    props = server.get("/props")  # llama-server; of one slot, which is what a request gets
-    slot = props.get("default_generation_settings") if isinstance(props, dict) else None
+    props = server.get("/props") or {}  # llama-server; of one slot, which is what a request gets
+    slot = props.get("default_generation_settings")
     if slot and slot.get("n_ctx"):
         return slot["n_ctx"]
     for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
-        info = server.get(path)
-        if isinstance(info, dict) and info.get("context_length"):
+        info = server.get(path) or {}
+        if info.get("context_length"):
             return info["context_length"]
     return _loaded_limit(server, entry["id"])
 
 
-def _loaded_limit(server: Server, name: Any) -> Any:
+def _loaded_limit(server: Server, name: Json) -> Json:
     """How many tokens LM Studio or Ollama gives a model that it has loaded."""
     for path, key, name_key in (
         ("/api/v0/models", "data", "id"),
         ("/api/ps", "models", "name"),
     ):
-        listed = server.get(path)
-        entries = listed.get(key) if isinstance(listed, dict) else None
-        for entry in entries if isinstance(entries, list) else ():
+        entries = (server.get(path) or {}).get(key)
+        if not isinstance(entries, list):
+            continue
+        for entry in entries:
             if isinstance(entry, dict) and entry.get(name_key) == name:
                 return entry.get("loaded_context_length") or entry.get("context_length")
     return None

@@ -2,9 +2,8 @@
 what, and how far the text is read."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from ropext.jsontext import values_json
+from ropext.jsontext import Json, values_json
 from ropext.ports.answers import Answer
 from ropext.results.retrieval import (
     FOUND,
@@ -24,7 +23,7 @@ ENOUGH = 0.9  # of the answers are found where a length counts as read
 Scores = Sequence[tuple[ItemScore, Answer]]
 
 
-def port_results(scores: Scores, seed: int) -> dict[str, Any]:
+def port_results(scores: Scores, seed: int) -> dict[str, Json]:
     """All numbers of one row, as results.json has them."""
     items = [item for item, _ in scores]
     values = port_values(items)
@@ -50,43 +49,61 @@ def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
     return values | ruler_means(values)
 
 
-def _outcomes(scores: Scores) -> list[dict[str, Any]]:
+def _outcomes(scores: Scores) -> list[dict[str, Json]]:
     """Per length: how many became what, the tokens of the prompts, and the first reason of each
     kind."""
-    rows = list[dict[str, Any]]()
-    for length in sorted({item.length for item, _ in scores}):
-        here = [(item, answer) for item, answer in scores if item.length == length]
-        counts = {name: sum(item.outcome == name for item, _ in here) for name in OUTCOMES}
-        used = [answer.tokens for _, answer in here if answer.tokens is not None]
-        reasons = dict[str, str]()
-        for item, answer in here:
-            if answer.reason and item.outcome not in (None, *reasons):
-                reasons[str(item.outcome)] = answer.reason
-        rows.append(
-            {
-                "length": length,
-                "counts": counts,
-                "counted": [min(a.counted for _, a in here), max(a.counted for _, a in here)],
-                "used": [min(used), max(used)] if used else None,
-                "reasons": reasons,
-            }
-        )
-    return rows
+    by_length = dict[int, list[tuple[ItemScore, Answer]]]()
+    for item, answer in scores:
+        by_length.setdefault(item.length, []).append((item, answer))
+    return [_outcome_row(length, by_length[length]) for length in sorted(by_length)]
 
 
-def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Any]:
+def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
+    """The same of one length."""
+    counts = dict.fromkeys(OUTCOMES, 0)
+    counted = list[int]()
+    used = list[int]()
+    reasons = dict[str, str]()
+    for item, answer in scores:
+        outcome = str(item.outcome)
+        counts[outcome] += 1
+        counted.append(answer.counted)
+        if answer.tokens is not None:
+            used.append(answer.tokens)
+        if answer.reason:
+            reasons.setdefault(outcome, answer.reason)
+    return {
+        "length": length,
+        "counts": counts,
+        "counted": _ends(counted),
+        "used": _ends(used),
+        "reasons": reasons,
+    }
+
+
+def _ends(numbers: Sequence[int]) -> list[int] | None:
+    """The smallest and the largest, where there are any."""
+    if not numbers:
+        return None
+    return [min(numbers), max(numbers)]
+
+
+def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
     """The longest length up to which at least 90 % are found: by the share itself, and by the lower
     end of its interval. A length of which something was refused or cut is not reached."""
-    by_point = by_interval = 0
-    point_holds = interval_holds = True
+    by_point = 0
+    by_interval = 0
+    interval_holds = True
     for length, group in sorted(grouped(items, "length").items()):
         is_whole = not any(item.outcome in (REFUSED, TRUNCATED) for item in group)
         value = values.get(f"{FOUND}@{length}")
-        point_holds = point_holds and is_whole and value is not None and value.value >= ENOUGH
-        low = value.ci95[0] if value is not None and value.ci95 is not None else 0.0
-        interval_holds = interval_holds and point_holds and low >= ENOUGH
-        by_point = length if point_holds else by_point
-        by_interval = length if interval_holds else by_interval
+        if not is_whole or value is None or value.value < ENOUGH:
+            break
+        by_point = length
+        if value.ci95 is None or value.ci95[0] < ENOUGH:
+            interval_holds = False
+        if interval_holds:
+            by_interval = length
     return {"share": ENOUGH, "by_point": by_point, "by_interval": by_interval}
 
 

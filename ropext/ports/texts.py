@@ -3,9 +3,8 @@ short window, kept document by document."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ropext.jsontext import values_json
+from ropext.jsontext import Json, JsonObject, values_json
 from ropext.ports.losses import Ids, TokenLosses
 from ropext.results import BASE
 from ropext.results.measurement import Store, array_name
@@ -30,7 +29,7 @@ class PortTexts:
     documents: Documents
     ids: tuple[Ids, ...]
     bos: int | None  # with which each begins
-    counts: Mapping[str, Any]  # of documents, for results
+    counts: JsonObject  # of documents, for results
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class TextPlan:
         return [one[self.frame.longest] for one in self.texts.documents.prefix_hashes]
 
     @property
-    def decides(self) -> dict[str, Any]:
+    def decides(self) -> JsonObject:
         """What the numbers follow from."""
         bos = self.texts.bos
         return {"documents": self.hashes, "bos": bos, "short_window": SHORT_WINDOW}
@@ -56,7 +55,9 @@ class TextPlan:
     def regimes(self, label: str) -> dict[str, int]:
         """The pass length of each folder of readings."""
         longest = self.frame.longest
-        return {SHORT: longest} if label == BASE else {f"{WHOLE}-{longest}": longest}
+        if label == BASE:
+            return {SHORT: longest}
+        return {f"{WHOLE}-{longest}": longest}
 
     def units(self, label: str) -> Iterator[tuple[str, Callable[[], TokenNll]]]:
         """The file of each document's reading, and how it is read."""
@@ -70,17 +71,21 @@ class TextPlan:
             return lambda: base.read_short(ids, self.frame.context, self.texts.bos)
         return lambda: self.losses.read(ids)
 
-    def results(self, stores: Mapping[str, Store]) -> dict[str, dict[str, Any]]:
+    def results(self, stores: Mapping[str, Store]) -> dict[str, dict[str, Json]]:
         """The numbers of each row, as results.json has them."""
         readings = dict[str, Reading]()
         for label, store in stores.items():
             readings[label] = store.reading(label, self.regimes(label), self.hashes)
-        rows = dict[str, dict[str, Any]]()
+        rows = dict[str, dict[str, Json]]()
         for label, reading in readings.items():
-            base = None if label == BASE else readings.get(BASE)
+            base: Reading | None = None
+            if label != BASE:
+                base = readings.get(BASE)
             text = ReadText(self.frame, reading, base, self.texts.documents)
             values = text_values(text)
-            says = verdicts(self.frame, values, self.losses.port.model) if base else []
+            says = list[str]()
+            if base is not None:
+                says = verdicts(self.frame, values, self.losses.port.model)
             rows[label] = {
                 "passes": self.regimes(label),
                 "metrics": values_json(values),

@@ -12,7 +12,9 @@ from ropext.errors import InputError, UsageError
 
 Counted = Callable[[str], int]
 TOKENIZER = "tokenizer.json"
-MODEL, TOKENS, MERGES = (f"tokenizer.ggml.{name}" for name in ("model", "tokens", "merges"))
+MODEL = "tokenizer.ggml.model"
+TOKENS = "tokenizer.ggml.tokens"
+MERGES = "tokenizer.ggml.merges"
 
 
 class FileTokenizer:
@@ -30,7 +32,9 @@ class FileTokenizer:
         """What it puts before a text."""
         alone = self.encode("a", add_special_tokens=False)
         whole = self.encode("a", add_special_tokens=True)
-        return None if whole[:1] == alone[:1] else whole[0]
+        if whole[:1] == alone[:1]:
+            return None
+        return whole[0]
 
     def encode(self, text: str, *, add_special_tokens: bool, verbose: bool = False) -> list[int]:
         """Ids of a text."""
@@ -55,7 +59,9 @@ def text_tokenizer(place: Path) -> FileTokenizer:
 def tokenizer_at(place: str) -> Counted:
     """How many tokens a text has for the tokenizer of a directory or of a GGUF file."""
     path = Path(place)
-    file = path / TOKENIZER if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / TOKENIZER
     if not file.is_file():
         raise InputError(
             f"--tokenizer {place} is neither a directory with tokenizer.json nor a file"
@@ -94,8 +100,11 @@ def _of_gguf(file: Path) -> Any:
             "give the directory that it was converted from"
         )
     ranks = {token: number for number, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    known = [pair for pair in pairs if len(pair) == 2 and {*pair, "".join(pair)} <= ranks.keys()]
+    known = list[tuple[str, str]]()
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if space and left in ranks and right in ranks and left + right in ranks:
+            known.append((left, right))
     coder = Tokenizer(models.BPE(vocab=ranks, merges=known))
     coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return coder

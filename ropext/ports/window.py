@@ -29,5 +29,7 @@ def trained_window(context: int | None, against: str | None) -> tuple[int, str] 
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
     sites = model.scaled_sites
-    window = sites[0].rope.original_context if sites else model.context
+    window = model.context
+    if sites:
+        window = sites[0].rope.original_context
     return window, f"the config of {snapshot.name}"

@@ -149,6 +149,7 @@ def test_a_plain_server_without_room_for_a_window_gives_no_gain(stock, capsys) -
         code, told = run("eval", "--endpoint", url, *READ, *words, capsys=capsys)
     assert code == 0, told.err
     assert "takes 256 tokens" in told.out
+    assert "--max-model-len 257 --hf-overrides '{\"max_position_embeddings\": 257}'" in told.out
 
 
 def test_texts_need_a_tokenizer_and_room(stock, capsys) -> None:
