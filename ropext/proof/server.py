@@ -6,13 +6,14 @@ old context, are compared with what transformers computes from the same director
 dequantised weights of the GGUF that is served.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
 from ropext.errors import ProofFailed
+from ropext.jsontext import JsonObject
 from ropext.ports.logprobs import (
     TOP,
     first_told,
@@ -95,7 +96,7 @@ def transformers_reference(directory: Path, **loading: Any) -> Reference:
 def transformers_rows(
     directory: Path,
     *,
-    config: Mapping[str, Any] | None = None,
+    config: JsonObject | None = None,
     dtype: str = "auto",
     device: str = "cpu",
     trust_remote_code: bool = False,
@@ -107,7 +108,9 @@ def transformers_rows(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    other = {} if config is None else {"config": AutoConfig.for_model(**config)}
+    other = dict[str, object]()
+    if config is not None:
+        other["config"] = AutoConfig.for_model(**config)
     model: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, **other
     )
@@ -117,11 +120,16 @@ def transformers_rows(
 
     def rows(ids: Sequence[int], lengths: Sequence[int]) -> list[list[float]]:
         at = torch.tensor(lengths, device=device) - 1
-        some: dict[str, Any] = {"logits_to_keep": 1 if len(at) == 1 else at} if keeps else {}
+        some = dict[str, object]()
+        if keeps:
+            some["logits_to_keep"] = at
+        if keeps and len(at) == 1:
+            some["logits_to_keep"] = 1
         with torch.inference_mode():
             row = torch.tensor([list(ids)], device=device)
             logits = model(row, use_cache=False, **some).logits[0]
-            logits = logits if keeps else logits[at]
+            if not keeps:
+                logits = logits[at]
             values: list[list[float]] = logits.float().log_softmax(-1).tolist()
             return values
 
@@ -130,7 +138,9 @@ def transformers_rows(
 
 def _check_limit(limit: int | None, context: int, target: int) -> None:
     if limit is not None and limit < target:
-        old = ", its context before the extension" if limit == context else ""
+        old = ""
+        if limit == context:
+            old = ", its context before the extension"
         raise ProofFailed(
             f"endpoint: the server takes {limit} tokens{old}; the checkpoint reads {target}: start "
             f"it with that length (vLLM --max-model-len, SGLang --context-length, llama-server -c)"
@@ -157,7 +167,7 @@ def probe(
     context: int,
     target: int,
     tolerance: float = TOLERANCE,
-    before: Mapping[str, Any] | None = None,
+    before: JsonObject | None = None,
     **loading: Any,
 ) -> Probe:
     """Compare a running server with a directory; ProofFailed says which prompt differs.
@@ -188,19 +198,20 @@ def probe(
         lost = max(_apart(plain[tuple(ids)], wanted(ids)) for ids in prompts)
     for number, prompt in enumerate(done, 1):
         if not prompt.difference <= tolerance:
-            where = f"beyond the old {context}" if prompt.beyond else f"inside the old {context}"
-            off = bool(plain) and _answers_alike(server, model, prompts, plain, tolerance)
-            why = (
-                "these are the answers of the model before the extension: the scaling is off"
-                if off
-                else "it does not read the scaling as planned"
-            )
+            where = f"inside the old {context}"
+            if prompt.beyond:
+                where = f"beyond the old {context}"
+            why = "it does not read the scaling as planned"
+            if plain and _answers_alike(server, model, prompts, plain, tolerance):
+                why = "these are the answers of the model before the extension: the scaling is off"
             raise ProofFailed(
                 f"endpoint: after prompt {number} of {len(done)} ({prompt.tokens} tokens, {where}) "
                 f"the server's top log-probabilities differ from transformers' by up to "
                 f"{prompt.difference:.2f} (tolerance {tolerance:g}): {why}"
             )
-    drawn = draws(min(lengths(context, target))) if plain else 0
+    drawn = 0
+    if plain:
+        drawn = draws(min(lengths(context, target)))
     return Probe(model, limit, tolerance, done, lost, drawn)
 
 
@@ -257,7 +268,7 @@ def _answers_alike(
 def probe_gguf(
     url: str,
     directory: Path,
-    before: Mapping[str, Any] | None,
+    before: JsonObject | None,
     *,
     context: int,
     target: int,
@@ -284,9 +295,12 @@ def probe_gguf(
     del read
     for size, text in texts.items():
         heard = [next_token(server, model, text[:length]) for length in at[size]]
-        if 2 * sum(map(bool, heard)) < len(heard):
-            few = f"log-probabilities after {sum(map(bool, heard))} of {len(heard)} prompts alone"
-            raise untold(server, few if any(heard) else "no log-probabilities")
+        answered = sum(map(bool, heard))
+        if not answered:
+            raise untold(server)
+        if 2 * answered < len(heard):
+            few = f"log-probabilities after {answered} of {len(heard)} prompts alone"
+            raise untold(server, few)
         for length, pairs, row in zip(at[size], heard, wanted[size], strict=True):
             if pairs:
                 done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
@@ -299,9 +313,9 @@ def probe_gguf(
     for beyond, where in ((True, "beyond"), (False, "inside")):
         gaps = [prompt.difference for prompt in done if prompt.beyond is beyond]
         if gaps and not mean(gaps) <= tolerance:
-            said = (
-                "" if lost is None else f"; a reading without the extension differs by {lost:.2f}"
-            )
+            said = ""
+            if lost is not None:
+                said = f"; a reading without the extension differs by {lost:.2f}"
             raise ProofFailed(
                 f"endpoint: after {len(gaps)} prompts {where} the old context of {context} tokens "
                 f"the server's top log-probabilities differ from transformers' by {mean(gaps):.2f} "
@@ -313,7 +327,9 @@ def probe_gguf(
 
 def beginnings(length: int, context: int) -> list[int]:
     """Lengths of the prompts from one text: its second half, or what lies beyond the context."""
-    first = context + 1 if length > context else max(length // 2, 1)
+    first = max(length // 2, 1)
+    if length > context:
+        first = context + 1
     steps = min(ASKED, length - first + 1)
     return [length - step * (length - first) // max(steps - 1, 1) for step in range(steps)][::-1]
 
