@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropext.checkpoint.provenance import clean_command, digest, installed
 from ropext.errors import UsageError
-from ropext.jsontext import JsonObject
+from ropext.jsontext import Json, JsonObject
 from ropext.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
@@ -77,7 +77,7 @@ class PortPlan:
         return self.window[0]
 
     @property
-    def decides(self) -> JsonObject:
+    def decides(self) -> dict[str, Json]:
         """What must be equal for a run to go on in its folder."""
         plain = self.plain
         of_texts: JsonObject = {}
