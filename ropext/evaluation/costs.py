@@ -18,8 +18,8 @@ from ropext.evaluation.forward import (
     columns_for,
     slice_for,
 )
+from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.preparing import Evaluation, prepare
-from ropext.evaluation.variants import Lineup
 from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, skeleton, with_attention
 from ropext.models.memory import free_memory

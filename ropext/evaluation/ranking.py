@@ -11,10 +11,11 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import Corpus
 from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Computing, Lineup, Variant, applied
+from ropext.evaluation.variants import Computing, Variant, applied
 from ropext.inputs import read_text
 from ropext.inspecting import plan_of
 from ropext.jsontext import values_json

@@ -10,14 +10,13 @@ named (`Item.references`), teacher forcing gives the beginning, and greedy decod
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from packaging.version import Version  # accelerate needs it
 
-from ropext.errors import UsageError
 from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
 from ropext.results.retrieval import ItemScore
 from ropext.results.windows import short_windows, strided_windows
@@ -192,37 +191,10 @@ def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float
     return total, weight
 
 
-@dataclass(frozen=True)
-class Masking:
-    """A mask, and the special tokens that a tokenizer puts before and after a text."""
-
-    token: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def text_in(self, length: int) -> int:
-        """Tokens of text in a window of a length."""
-        room = length - len(self.before) - len(self.after)
-        if room < 1:
-            raise UsageError(f"--lengths {length} has no room for text beside special tokens")
-        return room
-
-
-def read_pass(
-    scorer: TokenScorer, ids: Ids, length: int, masking: Masking | None = None, tail: int = 0
-) -> TokenNll:
-    """One pass over the first `length` tokens; with a mask the NLL of the last `tail` tokens, each
-    masked once, in a window that ends with them, and NaN before them."""
-    if masking is None:
-        with pinned(scorer.model, length):
-            return scorer.token_nll(ids[:length])
-    text = ids[-masking.text_in(length) :]
-    row = np.concatenate([masking.before, text, masking.after]).astype(np.int32)
-    end = len(row) - len(masking.after)
-    nll = np.full(len(ids), np.nan, np.float32)
+def read_pass(scorer: TokenScorer, ids: Ids, length: int) -> TokenNll:
+    """Read the first `length` tokens in one pass."""
     with pinned(scorer.model, length):
-        nll[-tail:] = scorer.masked_nll(row, range(end - tail, end), masking.token)
-    return nll
+        return scorer.token_nll(ids[:length])
 
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy as np
 from ropext.checkpoint.provenance import digest
 from ropext.corpus import Document
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.masking import Masking, read_masked
 from ropext.evaluation.reading import (
     Decode,
-    Masking,
     hf_stride,
     pinned,
     read_pass,
@@ -158,9 +158,12 @@ class Reads:
                 yield unit(regime, "short window", windows, read)
                 continue
             windows = [Window(0, length, 1)] * (frame.mask_stride or 1)
-            masking = self.masking
-            tail = frame.tail
-            read = partial(read_pass, ids=ids, length=length, masking=masking, tail=tail)
+            if self.masking is None:
+                read = partial(read_pass, ids=ids, length=length)
+            else:
+                read = partial(
+                    read_masked, ids=ids, length=length, masking=self.masking, tail=frame.tail
+                )
             yield unit(regime, "whole", windows, read)
         for size in frame.lengths if self.is_strided and not variant.reads_short else ():
             windows = [*strided_windows(frame.longest, size, hf_stride(size))]

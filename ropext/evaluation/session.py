@@ -13,9 +13,9 @@ from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
+from ropext.evaluation.lineup import Lineup, fetched
 from ropext.evaluation.preparing import Evaluation, prepare
 from ropext.evaluation.reader import Models, Progress, Reader
-from ropext.evaluation.variants import Lineup, fetched
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone

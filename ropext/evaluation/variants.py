@@ -1,7 +1,6 @@
-"""Which models are compared: the base through its short window, and what reads the long one."""
+"""One model that is read: which weights, which config, through which windows."""
 
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,41 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ropext import families
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.adapter import read_lora
-from ropext.checkpoint.digests import Digests
+from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import (
-    READ_FROM,
-    SAVED,
-    Record,
-    growth_of,
-    identity,
     read_record,
-    record_of_config,
-    scaled_by_config,
 )
-from ropext.checkpoint.snapshot import with_weights
-from ropext.errors import RopextError, UnsupportedModel, UsageError
+from ropext.errors import UnsupportedModel
 from ropext.evaluation.reading import LENGTH_DEPENDENT
-from ropext.families.lengths import LENGTH_KEYS
 from ropext.jsontext import read_object
-from ropext.models.masked import fills_in, is_masked
-from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Extend
-from ropext.options.fields import FINETUNE, FIT
-from ropext.planning import ExtensionPlan, plan_config
-from ropext.results import BASE, CONTROL, EXTENDED, FITTED, SHORT, TUNED, UNTOUCHED
+from ropext.options.fields import FIT
+from ropext.results import EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
-from ropext.rope import RopeSite, Spectrum
-from ropext.scaling import self_extend
+from ropext.rope import RopeSite
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
-
-LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
-BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
-# Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
-READ = ("learned", "mixed", "disentangled")
 
 
 @dataclass(frozen=True)
@@ -101,29 +79,6 @@ class Variant:
         return {f"pass-{length}": length for length in self.passes(frame)}
 
 
-@dataclass(frozen=True)
-class Lineup:
-    """All variants, with the trained context that they share and what must be said of them."""
-
-    variants: tuple[Variant, ...]
-    context: int
-    limit: int  # the longest context that any of them was made for
-    most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
-    warnings: tuple[str, ...] = ()
-    masked: bool = False  # they fill in masked tokens, where others predict the next
-
-    def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Any]]:
-        """What tells each variant from others, by its label; a model is hashed once."""
-        models: dict[Path, dict[str, Any]] = {}
-        contents = {}
-        for variant in self.variants:
-            place = variant.snapshot.directory
-            if place not in models:
-                models[place] = identity(variant.snapshot, digests, trust_remote_code)
-            contents[variant.label] = variant.content(models[place])
-        return contents
-
-
 def follows_length(config: dict[str, Any], longest: int) -> bool:
     """Whether stock rotates a text of the longest length by another spectrum than a short one."""
     try:
@@ -172,269 +127,6 @@ def trained_on(variant: Variant) -> Trained | None:
     if not hashes.is_file():
         return both(before, unknown("the adapter"))
     return both(before, from_json(read_object(hashes)))
-
-
-def line_up(model: str, revision: str | None, options: Evaluate, name: str = "") -> Lineup:
-    """The variants of a command; `name` is what a directory made of another file is called."""
-    snapshot = open_snapshot(model, revision=revision)
-    if name:
-        snapshot = replace(snapshot, name=name, hub_id=None)
-    context, limit, masked = context_of(snapshot, options.context)
-    bounded = _is_bounded(snapshot)
-    if options.method:
-        return replace(_in_memory(snapshot, options, context), masked=masked)
-    record = read_record(snapshot.directory)
-    if _has_table(snapshot) and options.context is not None:
-        record = None  # all its rows were trained
-    if record is None and options.context is None:
-        record = _by_config(snapshot, options)
-    if record is not None and options.context is None:
-        context = record.context
-    base, context, warning = _base(snapshot, record, options, context)
-    variants = [] if base is None else [base]
-    if record is not None or limit > context:
-        other = base is not None and (base.config or base.snapshot is not snapshot)
-        if base is not None and other and not _has_table(snapshot):
-            variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
-        # What was done last, as the checkpoints of `ropext run` are called.
-        done = [word for key, word in LATER.items() if record and record.more.get(key)]
-        label = done[-1] if done else EXTENDED
-        variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
-    else:
-        variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
-    variants += _with_adapter(variant, options.adapter)
-    warnings = (warning,) if warning else ()
-    return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
-
-
-def line_up_checkpoints(
-    base: Snapshot,
-    checkpoints: Mapping[str, Snapshot],
-    *,
-    context: int,
-    limit: int,
-    contents: Mapping[str, str],
-    control: Path | None = None,
-) -> Lineup:
-    """A base, the base read beyond its window, where `contents` name it the control, whose adapter
-    lies in `control`, and checkpoints made from the base, by their labels.
-
-    `contents` are digests of all bytes by label (`base` has that of the base): weights that were
-    trained again have the headers of those before.
-    """
-
-    def content(label: str) -> dict[str, Any]:
-        return {"content_sha256": contents[label]}
-
-    variants = [
-        _short(base, **content(BASE)),
-        Variant(UNTOUCHED, UNTOUCHED, base, info=content(BASE)),
-    ]
-    if CONTROL in contents:
-        adapter = None if control is None else str(control)
-        variants.append(Variant(CONTROL, CONTROL, base, adapter=adapter, info=content(CONTROL)))
-    for label, snapshot in checkpoints.items():
-        record = read_record(snapshot.directory)
-        info = _recorded(record) | content(label)
-        target = record.target if record else limit
-        variants.append(Variant(label, EXTENDED, snapshot, target=target, info=info))
-    return Lineup(tuple(variants), context, limit)
-
-
-def fetched(lineup: Lineup) -> Lineup:
-    """The same lineup with every weight file there; those of hub models are fetched."""
-    # By directory: two revisions of one model have the same name.
-    whole = {variant.snapshot.directory: variant.snapshot for variant in lineup.variants}
-    whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
-    variants = (replace(one, snapshot=whole[one.snapshot.directory]) for one in lineup.variants)
-    return replace(lineup, variants=tuple(variants))
-
-
-def _recorded(record: Record | None) -> dict[str, Any]:
-    if record is None:
-        return {}
-    spectra = [site.wanted for site in record.sites]
-    scaled = [site.wanted for site in record.sites if site.scaled]
-    return _info(record.method, record.target / record.context, record.target, spectra, scaled)
-
-
-def _info(
-    method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
-) -> dict[str, Any]:
-    """How a variant was extended, as results hold it."""
-    return {
-        "method": method,
-        "factor": factor,
-        "target": target,
-        "spectrum_sha256": [spectrum.digest() for spectrum in spectra],
-        "inv_freq": list(scaled[0].inv_freq) if scaled else None,
-    }
-
-
-def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
-    if adapter is None:
-        return [variant]
-    read_lora(adapter)  # refused before a model is loaded
-    label = f"{variant.label}+adapter"
-    return [variant, replace(variant, label=label, kind=EXTENDED, adapter=adapter)]
-
-
-def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
-    """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table = _has_table(snapshot)
-    variants = [_short(snapshot)]
-    variants += [] if table else [Variant(UNTOUCHED, UNTOUCHED, snapshot)]
-    warnings = list[str]()
-    plans = list[ExtensionPlan]()
-    for method, far in itertools.product(options.method, options.factor or (None,)):
-        recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
-        fold = options.fold if method == self_extend.NAME else None
-        plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name, fold))
-        named = method.replace(":", ".") if fold is None else fold.name  # it names a folder
-        factor = far or plan.factor
-        wanted = [site.wanted for site in plan.sites]
-        scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
-        info = _info(method, factor, plan.target, wanted, scaled)
-        variant = Variant(
-            f"{named}-{factor:g}x",
-            EXTENDED,
-            snapshot,
-            config=plan.config,
-            growth=plan.growth,
-            fold=plan.fold,
-            target=plan.target,
-            info=info | (plan.knobs if plan.fold is not None else {}),
-        )
-        variants += _with_adapter(variant, options.adapter)
-        warnings += [f"{variant.label}: {text}" for text in plan.warnings]
-    targets = [plan.target for plan in plans]
-    bounded = _is_bounded(snapshot)
-    limit = min(targets) if table else max(context, *targets)
-    if bounded and not table:  # stock reads as far as the config says
-        longest = max(plans, key=lambda plan: plan.target).config
-        variants[1:] = [replace(variant, config=longest) for variant in variants[1:]]
-    said = tuple(dict.fromkeys(warnings))
-    return Lineup(tuple(variants), context, limit, limit * bounded, said)
-
-
-def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
-    """The record of a scaling that the config alone names; one that it leaves open is asked for."""
-    try:
-        model = families.read(snapshot.config)
-    except UnsupportedModel:
-        return None  # no rotary embeddings
-    if model.asks_original and options.base is None:
-        raise UsageError(
-            f"{snapshot.name} has no ropext.json, and its config is scaled without stating the "
-            "original length; name the unextended model with --base MODEL, or the length that it "
-            "was trained on with --context N"
-        )
-    return record_of_config(snapshot)
-
-
-def _base(
-    snapshot: Snapshot, record: Record | None, options: Evaluate, context: int
-) -> tuple[Variant | None, int, str]:
-    """The base, its context, and a warning where there is none."""
-    if options.base is not None:
-        named = open_snapshot(options.base)
-        return _short(named), context_of(named, options.context)[0], ""
-    if record is None:
-        return _short(snapshot), context, ""
-    if record.more.get(READ_FROM):
-        warning = (
-            f"[no-base] {snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so "
-            "the length that its weights were trained on is unknown; compare with the unextended "
-            f"model by --base MODEL, or say by --context {record.target} that it was this one"
-        )
-        return None, context, warning
-    untrained = _untrained(snapshot, record)
-    growth = None
-    if untrained is not None and _has_table(untrained):
-        growth = growth_of(untrained, record).undone()
-        untrained = None if growth is None else untrained
-    if untrained is not None:
-        config = record.base["config"]
-        info = _turning(config)
-        return Variant(BASE, BASE, untrained, config, growth, info=info), context, ""
-    hub_id = record.base.get("hub_id")
-    try:
-        revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
-        named = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
-    except RopextError as error:
-        return None, context, f"no base to compare with ({error}); name it with --base MODEL"
-    return _short(named), context, ""
-
-
-def _short(snapshot: Snapshot, **info: Any) -> Variant:
-    """The base: a model through the short window."""
-    return Variant(BASE, BASE, snapshot, info=info | _turning(snapshot.config))
-
-
-def _turning(config: dict[str, Any]) -> dict[str, Any]:
-    """The frequencies of a base, for the pictures."""
-    try:
-        sites = families.read(config).sites
-    except UnsupportedModel:
-        return {}  # no rotary embeddings
-    first = next(site for site in sites if site.scaled)
-    return {"inv_freq": list(first.rope.spectrum.inv_freq)}
-
-
-def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
-    """The checkpoint whose weights are those of before the extension: itself where nothing was
-    trained (a fit changes no weight), else the one that a fine-tuning leaves beside its result."""
-    if record.more.get(SAVED):
-        return None
-    if not record.more.get(FINETUNE):
-        return snapshot
-    beside = snapshot.directory / BESIDE
-    return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None
-
-
-def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
-    """(trained context, longest length the config is made for, whether it fills in masks)."""
-    try:
-        model = families.read(snapshot.config, context=stated)
-    except UnsupportedModel:
-        # A model without rotary embeddings can be read all the same.
-        scheme = families.read_positions(snapshot.config)
-        if scheme is not None and scheme.carried and scheme.kind not in READ:
-            raise
-        if scheme is not None and scheme.carried:
-            if scheme.tensors and stated is not None and stated > scheme.context:
-                raise UsageError(
-                    f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
-                    "leave the option out"
-                ) from None
-            return stated or scheme.context, scheme.context, is_masked(snapshot)
-        lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
-        stored = next((length for length in lengths if isinstance(length, int)), None)
-        stored = scheme.context or stored if scheme is not None else stored
-        if stated is None and stored is None:
-            if scheme is None or scheme.kind != "alibi":
-                raise
-            raise UsageError(
-                f"the config of {snapshot.name} states no length; give --context N, the tokens it "
-                "was trained on"
-            ) from None
-        context = stated or int(stored or 0)
-        limit = int(stored or context)
-        return context, limit if _is_bounded(snapshot) else max(context, limit), False
-    longest = max(model.context, model.stated_context)
-    return model.context, longest, fills_in(snapshot, model.masked_lm)
-
-
-def _has_table(snapshot: Snapshot) -> bool:
-    """Whether its positions are rows of a learned table, beyond which it reads nothing."""
-    scheme = families.read_positions(snapshot.config)
-    return scheme is not None and bool(scheme.tensors)
-
-
-def _is_bounded(snapshot: Snapshot) -> bool:
-    """Whether it reads no further than its table, or as an MPT than its config says."""
-    scheme = families.read_positions(snapshot.config)
-    return scheme is not None and (bool(scheme.tensors) or scheme.text_type == "mpt")
 
 
 # While it lasts, the model that it yields computes as the variant says.

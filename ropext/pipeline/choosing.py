@@ -25,8 +25,8 @@ from ropext.checkpoint.staging import check_output
 from ropext.corpus import Document, DocumentEncoder, RawDocument
 from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT
 from ropext.errors import InputError, RopextError, UsageError
+from ropext.evaluation.documents import read_corpus
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.preparing import read_corpus
 from ropext.evaluation.ranking import closed_forms, frame_of, preference, readable, rivals
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads

@@ -37,7 +37,7 @@ def evaluate(asked: EvaluationRequest, output: Path | None, call: Call) -> Measu
     with _readable(asked, output, call) as place:
         lineup = None
         if place != asked.model:
-            from ropext.evaluation.variants import line_up
+            from ropext.evaluation.lineup import line_up
 
             lineup = line_up(place, None, Evaluate(**asked.options), asked.model)
         return session.evaluate(

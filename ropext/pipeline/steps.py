@@ -351,7 +351,7 @@ class Work:
 
     def lineup(self) -> Any:
         """Who is evaluated."""
-        from ropext.evaluation.variants import line_up_checkpoints
+        from ropext.evaluation.lineup import line_up_checkpoints
 
         return line_up_checkpoints(
             self._whole_base,

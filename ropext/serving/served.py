@@ -9,7 +9,8 @@ from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
-from ropext.evaluation.variants import context_of, follows_length
+from ropext.evaluation.lineup import context_of
+from ropext.evaluation.variants import follows_length
 from ropext.models.adapter import add_adapter
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors

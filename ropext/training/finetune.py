@@ -13,9 +13,9 @@ from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import READ_FROM
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
-from ropext.evaluation.preparing import masking_of, read_corpus
+from ropext.evaluation.documents import read_corpus
+from ropext.evaluation.masking import Masking, masking_of
 from ropext.evaluation.reader import Models
-from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part

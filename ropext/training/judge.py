@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext import corpus
+from ropext.evaluation.masking import Masking
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reading import Masking
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.lengths import tail_tokens

@@ -16,7 +16,7 @@ import torch
 
 from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
-from ropext.evaluation.reading import Masking
+from ropext.evaluation.masking import Masking
 from ropext.options.evaluate import DEPTHS
 from ropext.options.training import TrainingOptions
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text

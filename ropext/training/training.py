@@ -6,7 +6,7 @@ from functools import cached_property
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.corpus import DocumentEncoder
-from ropext.evaluation.reading import Masking
+from ropext.evaluation.masking import Masking
 from ropext.evaluation.reads import Reads
 from ropext.options.training import TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained, trained_in

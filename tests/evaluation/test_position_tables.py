@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 import ropext
 from ropext import patching
 from ropext.errors import UsageError
-from ropext.evaluation.variants import line_up
+from ropext.evaluation.lineup import line_up
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
 

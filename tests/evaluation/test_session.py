@@ -24,7 +24,8 @@ from ropext.errors import (
     UsageError,
 )
 from ropext.evaluation.costs import count_evaluation
-from ropext.evaluation.variants import Lineup, Variant, fetched, line_up
+from ropext.evaluation.lineup import Lineup, fetched, line_up
+from ropext.evaluation.variants import Variant
 from ropext.models.load import load_model
 from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate

@@ -1,0 +1,137 @@
+"""Which documents an evaluation reads, at which lengths, and what must be said of either."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ropext.corpus import (
+    Corpus,
+    DocumentEncoder,
+    Source,
+    Wanted,
+    choose_documents,
+    read_documents,
+    split_documents,
+    unread_files,
+)
+from ropext.corpus.selection import REMEDY, WINDOWS
+from ropext.errors import InputError, UsageError
+from ropext.evaluation.lineup import Lineup
+from ropext.lengths import doubling_grid, length_text, lengths_text
+from ropext.options.evaluate import Evaluate
+from ropext.results import EXTENDED
+from ropext.results.values import FEWEST_DOCUMENTS
+
+
+def settle_documents(
+    lineup: Lineup, options: Evaluate, encoder: DocumentEncoder, *, stops: bool
+) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
+    """The documents, the lengths at which they are read, and what must be said of either; `stops`
+    where too few documents reach the target of an extension: it is what one asks about."""
+    corpus = None
+    warnings = list[str]()
+    grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
+    if not grid:
+        raise UsageError(
+            f"--context {lineup.context}: even a quarter of it is beyond the {lineup.limit} tokens "
+            "that the config allows; give a shorter --context, or --lengths"
+        )
+    if lineup.most and grid[-1] > lineup.most:
+        raise UsageError(
+            f"--lengths {length_text(grid[-1])}: one of the models reads {lineup.most:,} tokens "
+            "and no more (its position table or max_seq_len ends); extend further, or give shorter "
+            "--lengths"
+        )
+    if options.data is not None:
+        wanted = Wanted(grid, bool(options.lengths), options.max_docs)
+        corpus = read_corpus(options, encoder, wanted)
+        if stops:
+            _check_target(lineup, corpus, grid)
+        warnings += unread_files(source_of(options))
+        warnings += _corpus_warnings(corpus, grid, options.split_documents)
+        grid = corpus.lengths
+    beyond = [length for length in grid if length > lineup.limit]
+    if beyond:
+        warnings.append(
+            f"[beyond-config] {length_text(beyond[0])} is beyond the {length_text(lineup.limit)} "
+            "tokens that the config was made for; `ropext extend` of the base makes a checkpoint "
+            "that reads it"
+        )
+    return corpus, grid, warnings
+
+
+def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
+    """Refuse to leave the target of an extension out without a word from the user."""
+    target = lineup.limit
+    extended = any(variant.kind == EXTENDED for variant in lineup.variants)
+    if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
+        return
+    count = corpus.reaching[target]
+    reaching = f"{count} of {corpus.num_read} documents reach"
+    if count:
+        lengths = lengths_text(grid).replace(" ", "")
+        remedy = f"--lengths {lengths} reads those alone, with numbers but no intervals"
+    else:
+        lengths = lengths_text(corpus.lengths).replace(" ", "")
+        remedy = f"--lengths {lengths} reads no further than they reach"
+    raise InputError(
+        f"{reaching} the target of {length_text(target)} tokens, and an interval takes "
+        f"{FEWEST_DOCUMENTS}: give longer documents; {remedy}"
+    )
+
+
+def source_of(options: Evaluate) -> Source:
+    """Where the documents come from."""
+    return Source(
+        options.data or "",
+        options.column,
+        options.split,
+        options.data_revision,
+        options.max_document_mib,
+    )
+
+
+def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
+    """Read the documents that the options name; InputError where none is long enough."""
+    source = source_of(options)
+    wanted = replace(wanted, streamed=source.is_streamed)
+    longest = wanted.lengths[-1]
+    raw = split_documents(read_documents(source), options.split_documents, encoder, longest)
+    return choose_documents(raw, encoder, wanted)
+
+
+def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
+    """Say what was left out, and what no interval can tell."""
+    lines = []
+    if corpus.num_read == 1:
+        lines.append(
+            "[one-document] one document is read, of which the first "
+            f"{length_text(corpus.lengths[-1])} tokens are read; {REMEDY}"
+        )
+    if split == WINDOWS:
+        lines.append(
+            "[windows] documents were cut into windows (--split-documents): intervals are over "
+            "windows, and those of one text are more alike than documents are"
+        )
+    cut = [length for length in grid if length not in corpus.lengths]
+    if cut:
+        counts = ", ".join(
+            f"{corpus.reaching[length]} reach {length_text(length)}" for length in cut
+        )
+        lines.append(
+            f"[left-out] lengths {lengths_text(cut)} are left out: of {corpus.num_read} documents "
+            f"{counts}; an interval takes {FEWEST_DOCUMENTS} (--lengths asks for them all the same)"
+        )
+    if corpus.num_short:
+        lines.append(
+            f"[left-out] {corpus.num_short} of {corpus.num_read} documents are shorter than "
+            f"{length_text(corpus.lengths[-1])} tokens and are not read"
+        )
+    count = len(corpus.documents)
+    if count < FEWEST_DOCUMENTS:
+        few = f"{count} documents give ranges in place of intervals"
+        if count == 1:
+            few = "one document gives no interval"
+        lines.append(
+            f"[few-documents] {few}, and no verdict ({FEWEST_DOCUMENTS} or more give both)"
+        )
+    return lines
