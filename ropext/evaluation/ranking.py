@@ -1,6 +1,6 @@
 """The closed forms ranked on a user's own documents. The readings are those of `ropext eval`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -51,18 +51,34 @@ def closed_forms(
     """The plan of every method that needs no input of its own, of the one that the recipe names
     with its knobs; and why the others cannot be written as asked. Of a named one that is an error.
     """
+    no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
+    methods = []
+    for method in scaling.beside(recipe.method):
+        needs_input = method in ("abf", "longrope")  # a theta, or a file of factors
+        if method == recipe.method or not needs_input:
+            methods.append(method)
+
+    def plan(method: str) -> Plan:
+        if method == recipe.method:
+            return plan_of(snapshot, recipe, name)
+        return plan_of(snapshot, recipe.changed(method=method, **no_knobs), name)
+
+    return plans_of(methods, plan, recipe.method)
+
+
+def plans_of(
+    methods: Iterable[str], plan: Callable[[str], Plan], asked: str | None = None
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The plan of every method that can be written here, and why the others cannot. Where that is
+    the method `asked` for, or all of them, it is an error: the first one."""
     plans = dict[str, Plan]()
     left_out = dict[str, str]()
     first: RopextError | None = None
-    no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
-    for method in scaling.beside(recipe.method):
-        if method in ("abf", "longrope") and method != recipe.method:
-            continue  # needs a theta or a file of factors
-        wish = recipe if method == recipe.method else recipe.changed(method=method, **no_knobs)
+    for method in methods:
         try:
-            plans[method] = plan_of(snapshot, wish, name)
+            plans[method] = plan(method)
         except (NotExpressible, UsageError) as error:
-            if method == recipe.method:
+            if method == asked:
                 raise
             first = first or error
             left_out[method] = str(error)

@@ -16,6 +16,7 @@ from ropext.checkpoint.provenance import (
     scaled_by_config,
 )
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext.evaluation.ranking import plans_of
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.inspecting import plan_of
@@ -221,15 +222,7 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
                     f"of {', '.join(allowed)}"
                 )
         return {start: plan_with(snapshot, options, start, {}) for start in options.start}
-    forms: dict[str, Plan] = {}
-    refusal: NotExpressible | UsageError | None = None
-    for method in allowed:
-        try:
-            forms[method] = plan_with(snapshot, options, method, {})
-        except (NotExpressible, UsageError) as error:
-            refusal = refusal or error
-    if not forms and refusal is not None:
-        raise refusal
+    forms, _ = plans_of(allowed, lambda method: plan_with(snapshot, options, method, {}))
     return forms
 
 
