@@ -3,10 +3,9 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ropext import bundled, forms
 from ropext.checkpoint.snapshot import Snapshot
@@ -15,7 +14,7 @@ from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import Label, family
 from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader, read_gguf
-from ropext.jsontext import parse_object
+from ropext.jsontext import Json, JsonObject, parse_object
 from ropext.loaders.gguf import (
     STORED,
     Architecture,
@@ -53,22 +52,34 @@ class GgufFile(Snapshot):
         """The quantiser's name for the whole file, or the type of most of its bytes."""
         name = FILE_TYPES.get(self.head.whole("general.file_type", 0) or -1)
         if name is None:
-            sizes = dict[int, int]()
-            for each in (tensor for part in self.parts for tensor in part.tensors):
-                sizes[each.kind] = sizes.get(each.kind, 0) + each.size
-            most = max(sizes, key=lambda kind: sizes[kind], default=-1)
-            name = TYPES[most][0] if most in TYPES else f"type {most}"
+            name = self._commonest_type()
         return f"{name} (GGUF)"
+
+    def _commonest_type(self) -> str:
+        """Return the type of most bytes."""
+        sizes = dict[int, int]()
+        for part in self.parts:
+            for tensor in part.tensors:
+                sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
+        most = max(sizes, key=lambda kind: sizes[kind], default=-1)
+        if most not in TYPES:
+            return f"type {most}"
+        name: str = TYPES[most][0]
+        return name
 
     @property
     def short_name(self) -> str:
-        return self.name if self.name.startswith(bundled.OLLAMA) else self.head.path.name
+        if self.name.startswith(bundled.OLLAMA):
+            return self.name
+        return self.head.path.name
 
     @property
     def file_name(self) -> str:
         """What an extended copy is called in a directory; Ollama names a blob by its hash."""
         name = self.head.path.name
-        return name if name.lower().endswith(".gguf") else "model.gguf"
+        if name.lower().endswith(".gguf"):
+            return name
+        return "model.gguf"
 
     def path(self, name: str) -> Path:
         return self.head.path.parent / name
@@ -88,7 +99,9 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
     row = architecture(name)
     stored = head.text(RECORD)
-    record = parse_object(stored.encode(), f"{RECORD} in {path}") if stored is not None else None
+    record = None
+    if stored is not None:
+        record = parse_object(stored.encode(), f"{RECORD} in {path}")
     return GgufFile(
         name=model,
         directory=path,
@@ -122,7 +135,7 @@ def _parts(path: Path) -> tuple[GgufHeader, ...]:
             raise part.wrong(
                 f"its split.no and split.count do not say part {number + 1} of {count}"
             )
-    total = sum(len(p.tensors) for p in (head, *others))
+    total = len(head.tensors) + sum(len(part.tensors) for part in others)
     stated = head.whole("split.tensors.count")
     if stated not in (None, total):
         raise head.wrong(f"split.tensors.count is {stated}, but the parts hold {total} tensors")
@@ -138,12 +151,13 @@ def _single(head: GgufHeader, key: str) -> int | None:
     return max(set(listed), key=listed.count)
 
 
-def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Any]:
-    """The config that transformers would have, as far as positions go."""
+def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Json]:
+    """Return the config that transformers would have, as far as positions go."""
     head = parts[0]
     key = f"{row.name}.{{}}".format
+    drafting = head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0
     layers = head.whole(key("block_count"), 1, MOST_LAYERS) or 0
-    layers -= (drafting := head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0)
+    layers -= drafting
     hidden = head.whole(key("embedding_length"))
     context = head.whole(key("context_length"))
     heads = _single(head, key("attention.head_count"))
@@ -151,11 +165,16 @@ def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Any]:
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
     dim, head_dim = sizes(head, row)
     window, kinds = _windows(head, row, layers)
-    experts = head.whole(key("expert_count"), 0) and row.experts
-    row = replace(row, type=(window and row.windowed) or experts or row.type)
-    tokens = head.entries.get("tokenizer.ggml.tokens")
+    if window and row.windowed:
+        row = replace(row, type=row.windowed)
+    elif head.whole(key("expert_count"), 0) and row.experts:
+        row = replace(row, type=row.experts)
+    uses_windows = None  # as the class has it
+    if not window:
+        uses_windows = False
+    interval = head.whole(key("full_attention_interval")) or row.interval
     rope = rope_of(parts, row, dim, context)
-    out: dict[str, Any] = {
+    config: dict[str, Json] = {
         "model_type": row.type,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -163,23 +182,30 @@ def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Any]:
         "num_key_value_heads": _single(head, key("attention.head_count_kv")) or heads,
         "head_dim": head_dim,
         "max_position_embeddings": context,
-        "vocab_size": head.whole(key("vocab_size")) or (tokens.items if tokens else None),
+        "vocab_size": head.whole(key("vocab_size")) or _tokens(head),
         "rope_theta": rope.freq_base,
         "rope_scaling": _params(rope, row, dim, context, _original(head, row)),
         "sliding_window": window,
         "layer_types": kinds,
         "max_window_layers": layers,
-        "use_sliding_window": None if window else False,
-        "full_attention_interval": head.whole(key("full_attention_interval"))
-        or row.interval
-        or None,
+        "use_sliding_window": uses_windows,
+        "full_attention_interval": interval or None,
         "num_nextn_predict_layers": drafting or None,
     }
     if row.partial:
-        out[row.partial] = dim / head_dim
+        config[row.partial] = dim / head_dim
     elif dim != head_dim and row.name != "deepseek2":
         raise head.wrong(f"it rotates {dim} of {head_dim} channels, where {row.name} turns all")
-    return {k: v for k, v in (out | _of_family(head, row, dim, out)).items() if v is not None}
+    config |= _of_family(head, row, dim, config)
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _tokens(head: GgufHeader) -> int | None:
+    """Return how many tokens the file lists, if it does."""
+    tokens = head.entries.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return None
+    return tokens.items
 
 
 def sizes(head: GgufHeader, row: Architecture) -> tuple[int, int]:
@@ -187,10 +213,13 @@ def sizes(head: GgufHeader, row: Architecture) -> tuple[int, int]:
     key = f"{row.name}.{{}}".format
     hidden = head.whole(key("embedding_length"))
     heads = _single(head, key("attention.head_count"))
-    derived = hidden // heads if hidden and heads else 0
+    derived = 0
+    if hidden and heads:
+        derived = hidden // heads
     head_dim = head.whole(key("attention.key_length"), 1, 1 << 20) or derived
     dim = head.whole(key("rope.dimension_count"), 2, MOST_ROTARY) or head_dim
-    dim //= 2 if row.halves else 1
+    if row.halves:
+        dim //= 2
     if dim < 2 or dim % 2 or (dim > head_dim and row.name != "deepseek2"):
         raise head.wrong(f"it rotates {dim} of {head_dim} channels, which is not possible")
     return dim, head_dim
@@ -201,70 +230,114 @@ def _windows(
 ) -> tuple[int | None, list[str] | None]:
     """The window and the type of each layer, as llama.cpp's load_swa_pattern has them."""
     key = f"{row.name}.attention.sliding_window"
-    window = head.whole(key, 0) if key in head.entries else row.window
+    window: int | None = row.window
+    if key in head.entries:
+        window = head.whole(key, 0)
     if not row.every or not window:
-        return None, ["full_attention"] * layers if family(row.type).labels else None
-    entry = head.entries.get(f"{key}_pattern")
+        if family(row.type).labels:
+            return None, ["full_attention"] * layers
+        return None, None
+    kinds = list[str]()
+    for is_windowed in _windowed_layers(head, row, layers):
+        if is_windowed:
+            kinds.append("sliding_attention")
+        else:
+            kinds.append("full_attention")
+    return window, kinds
+
+
+def _windowed_layers(head: GgufHeader, row: Architecture, layers: int) -> list[bool]:
+    """Return which layers see a window, by the file's pattern or the architecture's own."""
+    key = f"{row.name}.attention.sliding_window_pattern"
+    entry = head.entries.get(key)
     if entry is not None and entry.value is None:
-        listed = [*(head.numbers(f"{key}_pattern") or ()), *[0] * layers][:layers]
-    else:
-        every = head.whole(f"{key}_pattern", 0) if entry else row.every
-        listed = [
-            not every or int((i if row.dense_first else i + 1) % every != 0) for i in range(layers)
-        ]
-    return window, [f"{'sliding' if is_windowed else 'full'}_attention" for is_windowed in listed]
+        listed = [bool(number) for number in head.numbers(key) or ()]
+        missing = max(0, layers - len(listed))
+        return listed[:layers] + [False] * missing
+    every: int | None = row.every
+    if entry is not None:
+        every = head.whole(key, 0)
+    if not every:
+        return [True] * layers
+    first = 1
+    if row.dense_first:
+        first = 0
+    return [(layer + first) % every != 0 for layer in range(layers)]
 
 
 def _of_family(
-    head: GgufHeader, row: Architecture, dim: int, out: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What single families keep elsewhere."""
+    head: GgufHeader, row: Architecture, dim: int, config: JsonObject
+) -> dict[str, Json]:
+    """Return what single families keep elsewhere."""
     if row.name == "deepseek2":
-        if out["rope_scaling"] != {"rope_type": "default"}:
+        if config["rope_scaling"] != {"rope_type": "default"}:
             raise UnsupportedModel(
                 f"{head.path} is a scaled model of latent attention (deepseek2), for which "
                 "llama.cpp scales the softmax differently; extend the Hugging Face checkpoint"
             )
         latent = head.whole(f"{row.name}.attention.kv_lora_rank")
         return {"qk_rope_head_dim": dim, "kv_lora_rank": latent, "head_dim": None}
-    if labels := family(row.type).labels:
-        return _by_layer_type(head, row, labels, out)
-    if row.name == "mistral3" and (beta := known_key(head, row, "attention.temperature_scale")):
-        original = _original(head, row) or out["max_position_embeddings"]
-        lengths = {"original_max_position_embeddings": original}
-        return {"rope_scaling": out["rope_scaling"] | lengths | {"llama_4_scaling_beta": beta}}
-    return {}
+    labels = family(row.type).labels
+    if labels:
+        return _by_layer_type(head, row, labels, config)
+    beta = None
+    if row.name == "mistral3":
+        beta = known_key(head, row, "attention.temperature_scale")
+    if not beta:
+        return {}
+    scaling = dict(config["rope_scaling"])
+    original = _original(head, row) or config["max_position_embeddings"]
+    scaling["original_max_position_embeddings"] = original
+    scaling["llama_4_scaling_beta"] = beta
+    return {"rope_scaling": scaling}
 
 
 def _by_layer_type(
-    head: GgufHeader, row: Architecture, labels: tuple[Label, ...], out: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The rope dicts of windowed and of other layers, whose heads may differ, too."""
+    head: GgufHeader, row: Architecture, labels: tuple[Label, ...], config: JsonObject
+) -> dict[str, Json]:
+    """Return the rope dicts of windowed and of other layers, whose heads may differ, too. A key
+    with the value None is left out of the config."""
     key = f"{row.name}.{{}}".format
-    whole = out["head_dim"]
+    whole = config["head_dim"]
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or whole
-    counts = (head.whole(key(f"rope.dimension_count{suffix}")) for suffix in ("_swa", ""))
-    turning = next(filter(None, counts), local)
-    theta = known_key(head, row, "rope.freq_base_swa") or row.local or out["rope_theta"]
-    full = {"rope_theta": out["rope_theta"]}
+    theta = known_key(head, row, "rope.freq_base_swa") or row.local or config["rope_theta"]
+    full = {"rope_theta": config["rope_theta"]}
     windowed = {"rope_type": "default", "rope_theta": theta}
+    turning = head.whole(key("rope.dimension_count_swa"))
+    turning = turning or head.whole(key("rope.dimension_count")) or local
     if row.partial:
-        full[row.partial], windowed[row.partial] = out[row.partial], min(1.0, turning / local)
-    full |= out["rope_scaling"]
-    rows = {label.name: windowed if label.windowed else full for label in labels}
-    entry = head.entries.get(heads := key("attention.head_count_kv"))
-    listed = head.numbers(heads) if entry is not None and entry.value is None else None
-    by_kind = dict(zip(out["layer_types"], listed or (), strict=False))
-    return {
-        "num_key_value_heads": by_kind.get("sliding_attention", out["num_key_value_heads"]),
+        full[row.partial] = config[row.partial]
+        windowed[row.partial] = min(1.0, turning / local)
+    full |= config["rope_scaling"]
+    rows = dict[str, Json]()
+    for label in labels:
+        if label.windowed:
+            rows[label.name] = windowed
+        else:
+            rows[label.name] = full
+    by_kind = _kv_heads_by_kind(head, row, config["layer_types"])
+    changed: dict[str, Json] = {
+        "num_key_value_heads": by_kind.get("sliding_attention", config["num_key_value_heads"]),
         "num_global_key_value_heads": by_kind.get("full_attention"),
-        "attention_k_eq_v": True if by_kind else None,  # or stock reads no heads of their own
-        "num_kv_shared_layers": head.whole(key("attention.shared_kv_layers"), 0),
-        "head_dim": local,
-        "global_head_dim": whole,
-        "rope_parameters": rows,
-        **dict.fromkeys(("rope_theta", "rope_scaling", row.partial)),
     }
+    if by_kind:
+        changed["attention_k_eq_v"] = True  # or stock reads no heads of their own
+    changed["num_kv_shared_layers"] = head.whole(key("attention.shared_kv_layers"), 0)
+    changed["head_dim"] = local
+    changed["global_head_dim"] = whole
+    changed["rope_parameters"] = rows
+    for moved in ("rope_theta", "rope_scaling", row.partial):
+        changed[moved] = None
+    return changed
+
+
+def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str]) -> dict[str, int]:
+    """Return the heads of keys and values by type of layer, where the file lists them by layer."""
+    key = f"{row.name}.attention.head_count_kv"
+    entry = head.entries.get(key)
+    if entry is None or entry.value is not None:
+        return {}
+    return dict(zip(kinds, head.numbers(key) or (), strict=False))
 
 
 def _original(head: GgufHeader, row: Architecture) -> int | None:
@@ -275,33 +348,47 @@ def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
     """A number under llama.cpp's name, or under that of Ollama's converter."""
     value = head.decimal(f"{row.name}.{key}")
     older = older_names(row.name).get(key)
-    return head.decimal(f"{row.name}.{older}") if value is None and older else value
+    if value is None and older:
+        return head.decimal(f"{row.name}.{older}")
+    return value
 
 
 def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
     """The part that holds a tensor: of a split model not always the first, which may hold none."""
-    return next((part for part in parts if part.tensor(name) is not None), None)
+    for part in parts:
+        if part.tensor(name) is not None:
+            return part
+    return None
 
 
 def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
     """The rope factors of a name; none where no part has it."""
     part = part_with(parts, name)
-    return () if part is None else part.floats(name)
+    if part is None:
+        return ()
+    return part.floats(name)
 
 
 def rope_of(
     parts: Sequence[GgufHeader], row: Architecture, dim: int, context: int, *, ollama: bool = True
 ) -> GgufRope:
-    """What the file's keys and tensors say of its rotary embedding, as llama.cpp takes them, from
-    `ollama` or as they stand."""
+    """Return what the file's keys and tensors say of its rotary embedding, as llama.cpp takes them,
+    from `ollama` or as they stand."""
     head = parts[0]
-    names = {*head.entries, *(tensor.name for part in parts for tensor in part.tensors)}
-    given = given_by_ollama(row.name, names, context) if ollama else {}
+    names = set(head.entries)
+    for part in parts:
+        names.update(tensor.name for tensor in part.tensors)
+    given: JsonObject = {}
+    if ollama:
+        given = given_by_ollama(row.name, names, context)
 
     def at(key: str, default: float, least: float = 0.0) -> float:
         place = f"{row.name}.rope.{key}"
-        value = known_key(head, row, f"rope.{key}") if ollama else head.decimal(place)
-        value = given.get(key, default) if value is None else value
+        value = head.decimal(place)
+        if ollama:
+            value = known_key(head, row, f"rope.{key}")
+        if value is None:
+            value = given.get(key, default)
         if value != default and not least < value < forms.LARGEST_THETA:
             raise head.wrong(f"{place} is {value:g}, which is out of range")
         return value
@@ -309,14 +396,21 @@ def rope_of(
     scaling = head.text(f"{row.name}.rope.scaling.type") or given.get("scaling.type", "linear")
     if scaling not in ("none", "linear", "yarn", "longrope"):
         raise head.wrong(f"rope.scaling.type is {named(scaling)}, which llama.cpp does not know")
-    stated = "scaling.factor" in given or f"{row.name}.rope.scaling.factor" in names
-    factor = at("scaling.factor" if stated else "scale_linear", 0.0) or 1.0
-    named_sets = (LONG, SHORT) if scaling == "longrope" or row.name == "phi3" else (FREQS, FREQS)
-    divisors, short = (_factors(parts, name) for name in named_sets)
+    factor_key = "scale_linear"
+    if "scaling.factor" in given or f"{row.name}.rope.scaling.factor" in names:
+        factor_key = "scaling.factor"
+    factor = at(factor_key, 0.0) or 1.0
+    if scaling == "longrope" or row.name == "phi3":
+        divisors = _factors(parts, LONG)
+        short = _factors(parts, SHORT)
+    else:
+        divisors = _factors(parts, FREQS)
+        short = divisors
     if row.halves:  # a row for the windowed layers, of which the others read the first half
         divisors = divisors[: dim // 2]
         short = short[: dim // 2]
-    if bool(divisors) != bool(short) or any(len(d) != dim // 2 for d in (divisors, short) if d):
+    sizes_told = {len(divisors), len(short)}
+    if sizes_told not in ({0}, {dim // 2}):
         raise head.wrong(f"its rope factors are not one number for each of {dim // 2} pairs")
     base = at("freq_base", 10000.0, 1.0)
     attention = at("scaling.attn_factor", 1.0)
@@ -334,21 +428,25 @@ def rope_of(
 
 def _params(
     rope: GgufRope, row: Architecture, dim: int, context: int, original: int | None
-) -> dict[str, Any]:
-    """A stock dict of the same spectrum."""
+) -> dict[str, Json]:
+    """Return a stock dict of the same spectrum."""
     allowed = family(row.type).forms
-    plain = not rope.divisors or set(rope.divisors + rope.short) == {1.0}
-    lengths = {"original_max_position_embeddings": original} if original else {}
-    scaled = rope.scaling != "none" and rope.factor != 1
-    if plain and rope.attn_factor == 1 and not scaled:
+    has_no_divisors = not rope.divisors or set(rope.divisors + rope.short) == {1.0}
+    is_scaled = rope.scaling != "none" and rope.factor != 1
+    if has_no_divisors and rope.attn_factor == 1 and not is_scaled:
         return {"rope_type": "default"}
-    if plain and rope.attn_factor == 1 and rope.scaling == "linear" and "linear" in allowed:
-        return {"rope_type": "linear", "factor": rope.factor} | lengths
-    if plain and rope.scaling == "yarn" and "yarn" in allowed:
+    is_linear = rope.scaling == "linear" and rope.attn_factor == 1
+    if has_no_divisors and is_linear and "linear" in allowed:
+        linear: dict[str, Json] = {"rope_type": "linear", "factor": rope.factor}
+        if original:
+            linear["original_max_position_embeddings"] = original
+        return linear
+    if has_no_divisors and rope.scaling == "yarn" and "yarn" in allowed:
         return _yarn(rope, dim)
-    unscaled = rope.scaling == "none" and rope.attn_factor == 1
-    if unscaled and "llama3" in allowed and (known := _llama3(rope, dim)) is not None:
-        return known
+    if rope.scaling == "none" and rope.attn_factor == 1 and "llama3" in allowed:
+        llama3 = _llama3(rope, dim)
+        if llama3 is not None:
+            return llama3
     plain_rope = Rope(dim, rope.freq_base, context, original or context)
     return forms.carry(
         plain_rope,
@@ -358,8 +456,8 @@ def _params(
     )
 
 
-def _yarn(rope: GgufRope, dim: int) -> dict[str, Any]:
-    out: dict[str, Any] = {"rope_type": "yarn", "factor": rope.factor}
+def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:
+    out: dict[str, Json] = {"rope_type": "yarn", "factor": rope.factor}
     out["original_max_position_embeddings"] = rope.original
     if (rope.beta_fast, rope.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):
         out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
@@ -370,17 +468,21 @@ def _yarn(rope: GgufRope, dim: int) -> dict[str, Any]:
     return out
 
 
-def _llama3(rope: GgufRope, dim: int) -> dict[str, Any] | None:
-    """Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the whole
-    factor, and one in its ramp tells the original length (low 1, high 4, as all releases have)."""
+def _llama3(rope: GgufRope, dim: int) -> dict[str, Json] | None:
+    """Return Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the
+    whole factor, and one in its ramp tells the original length (low 1, high 4, as all releases
+    have)."""
     plain = plain_inv_freq(dim, rope.freq_base)
     factor = round(rope.divisors[-1], 4)
-    ramp = [(p, f) for p, f in zip(rope.divisors, plain, strict=True) if 1.01 < p < factor * 0.99]
+    ramp = list[tuple[float, float]]()  # a divisor, and the frequency that it divides
+    for divisor, frequency in zip(rope.divisors, plain, strict=True):
+        if 1.01 < divisor < factor * 0.99:
+            ramp.append((divisor, frequency))
     if not ramp or factor <= 1:
         return None
-    divisor, f = ramp[len(ramp) // 2]
+    divisor, frequency = ramp[len(ramp) // 2]
     gamma = (1 / divisor - 1 / factor) / (1 - 1 / factor)
-    original = round((1 + 3 * gamma) * 2 * math.pi / f)
+    original = round((1 + 3 * gamma) * 2 * math.pi / frequency)
     wanted = forms.llama3_pair_factors(plain, original, factor, 1.0, 4.0)
     # The ramp divides by nearly nothing in float32; a wrong length is off by more than this.
     if any(abs(a / b - 1) > 64 * STORED for a, b in zip(wanted, rope.divisors, strict=True)):

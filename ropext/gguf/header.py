@@ -23,7 +23,9 @@ from ropext.inputs import open_regular
 
 MAGIC = b"GGUF"
 START = 24  # bytes before the first key
-LONGEST_KEY, LONGEST_NAME, LONGEST_TEXT = 0xFFFF, 63, 1 << 24  # bytes; all texts
+LONGEST_KEY = 0xFFFF  # bytes
+LONGEST_NAME = 63  # bytes
+LONGEST_TEXT = 1 << 24  # bytes of all texts together
 MOST_STRINGS = 1 << 24  # of all arrays; the largest vocabularies have some 260,000
 MOST_KEYS = 1 << 16
 MOST_TENSORS = 500_000  # each costs hundreds of bytes here, and few in the file
@@ -99,17 +101,23 @@ class GgufHeader:
         value = self._typed(key, WHOLE, "a whole number")
         if value is not None and not low <= value <= high:
             raise self.wrong(f"{named(key)} is {value}, not a whole number of {low} to {high}")
-        return None if value is None else int(value)
+        if value is None:
+            return None
+        return int(value)
 
     def decimal(self, key: str) -> float | None:
         value = self._typed(key, DECIMAL, "a number with a fraction (float32)")
         if value is not None and not math.isfinite(value):
             raise self.wrong(f"{named(key)} is not a finite number")
-        return None if value is None else float(value)
+        if value is None:
+            return None
+        return float(value)
 
     def text(self, key: str) -> str | None:
         value = self._typed(key, frozenset((STRING,)), "a text")
-        return None if value is None else str(value)
+        if value is None:
+            return None
+        return str(value)
 
     def numbers(self, key: str, most: int = 1 << 14) -> tuple[int, ...] | None:
         """A short array of whole numbers or truth values."""
@@ -149,7 +157,10 @@ class GgufHeader:
         return data
 
     def tensor(self, name: str) -> Description | None:
-        return next((each for each in self.tensors if each.name == name), None)
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        return None
 
     def floats(self, name: str, signed: bool = False) -> tuple[float, ...]:
         """The numbers of a small float32 tensor, above 0 unless `signed`."""
@@ -167,8 +178,10 @@ class GgufHeader:
     @property
     def end(self) -> int:
         """Where the tensors' bytes end, padding aside."""
-        last = self.tensors[-1] if self.tensors else None
-        return self.data + (last.offset + last.size if last else 0)
+        if not self.tensors:
+            return self.data
+        last = self.tensors[-1]
+        return self.data + last.offset + last.size
 
     def digest(self, without: frozenset[str] = frozenset()) -> str:
         """SHA-256 over names, types, shapes, sizes and order of the tensors."""
@@ -180,7 +193,10 @@ class _Reader:
     """A position in a mapped file, which no read passes the end of."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.at, self.end = path, data, START, len(data)
+        self.path = path
+        self.data = data
+        self.at = START
+        self.end = len(data)
         self.text = LONGEST_TEXT
         self.texts = MOST_STRINGS  # what is left for values, and in lists
 
@@ -214,12 +230,14 @@ class _Reader:
             raise self.refuse(f"{what} is not UTF-8") from None
 
     def entry(self, kind: int, start: int, key: str) -> KeyValue:
-        if kind in FORMATS:
-            form = FORMATS[kind]
-            value = self.number("B" if form == "?" else form, key)
-            if form == "?" and value > 1:
+        if kind == BOOL:
+            number = self.number("B", key)
+            if number > 1:
                 raise self.refuse(f"{key} is neither true nor false")
-            return KeyValue(kind, bool(value) if form == "?" else value, start, self.at)
+            return KeyValue(kind, bool(number), start, self.at)
+        if kind in FORMATS:
+            value = self.number(FORMATS[kind], key)
+            return KeyValue(kind, value, start, self.at)
         if kind == STRING:
             raw = self.string(key, self.text)
             self.text -= len(raw)
@@ -275,9 +293,10 @@ def read_gguf(path: Path) -> GgufHeader:
         for number in range(keys):
             start = reader.at
             key = reader.name(f"the name of key {number + 1} of {keys:,}", LONGEST_KEY)
-            if not key or key in entries:
-                why = f"the key {named(key)} stands twice" if key else "a key has no name"
-                raise reader.refuse(why)
+            if not key:
+                raise reader.refuse("a key has no name")
+            if key in entries:
+                raise reader.refuse(f"the key {named(key)} stands twice")
             entries[key] = reader.entry(reader.number("I", named(key)), start, named(key))
         alignment = _alignment(reader, entries.get(ALIGNMENT))
         begin = reader.at
@@ -353,11 +372,16 @@ def _placed(
             )
         if kind in TYPES:
             _, block, bytes_each = TYPES[kind]
-            if (shape[0] if shape else 1) % block:
+            width = 1
+            if shape:
+                width = shape[0]
+            if width % block:
                 raise reader.refuse(f"a row of the tensor {named(name)} is no whole blocks")
             size = math.prod(shape) // block * bytes_each
         else:
-            following = rows[index + 1][3] if index + 1 < len(rows) else reader.end - data
+            following = reader.end - data
+            if index + 1 < len(rows):
+                following = rows[index + 1][3]
             size = max(0, following - offset)
         if data + offset + size > reader.end:
             raise reader.refuse(f"it ends inside the tensor {named(name)} (cut short)")

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from ropext import families, forms, scaling
 from ropext.checkpoint import Snapshot, open_snapshot
@@ -11,6 +10,7 @@ from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
 from ropext.errors import InputError, NotExpressible, UsageError
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
 from ropext.gguf.header import F32, FLOAT32, STRING, TYPES, UINT32, GgufHeader
+from ropext.jsontext import Json
 from ropext.loaders.gguf import (
     STORED,
     GgufRope,
@@ -28,7 +28,7 @@ from ropext.rope import ABSENT, Edit, Rope, compression
 
 METADATA = "metadata"  # what an edit of a key or a tensor calls its file
 
-Values = Mapping[str, tuple[int, Any]]  # of a file's keys: the kind and value of each
+Values = Mapping[str, tuple[int, Json]]  # of a file's keys: the kind and value of each
 KINDS = {int: UINT32, float: FLOAT32, str: STRING}
 ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 
@@ -43,18 +43,19 @@ def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, 
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
     row = architecture(model.container)
     prefix = f"{model.container}.rope"
-    present = {*model.head.entries}
+    present = set(model.head.entries)
     theta_alone = rope.scaling == "none" and not rope.divisors
     if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
         theta_alone = False
-    defaults = {"none", 1.0} | ({rope.original} if theta_alone else set())
+    defaults: set[str | float] = {"none", 1.0}
+    if theta_alone:
+        defaults.add(rope.original)
     if is_given_scaling(model.container):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
-    keys: dict[str, tuple[int, Any]] = {
-        key: (KINDS[type(value)], value)
-        for key, value in keys_of(row.name, rope, plan.target).items()
-        if key in present or value not in defaults or key.endswith(ALWAYS)
-    }
+    keys = dict[str, tuple[int, Json]]()
+    for key, stated in keys_of(row.name, rope, plan.target).items():
+        if key in present or stated not in defaults or key.endswith(ALWAYS):
+            keys[key] = (KINDS[type(stated)], stated)
     local = f"{prefix}.freq_base_swa"
     if site.rope.nested and rope.freq_base != site.rope.theta and not row.local:
         keys[local] = (FLOAT32, model.head.decimal(local) or site.rope.theta)
@@ -78,8 +79,9 @@ def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
     if rope.short:
         return out | {LONG: rope.divisors, SHORT: rope.short}
     if rope.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
-        more = len(rope.divisors) if architecture(model.container).halves else 0
-        out[FREQS] = rope.divisors + (1.0,) * more
+        out[FREQS] = rope.divisors
+        if architecture(model.container).halves:
+            out[FREQS] += (1.0,) * len(rope.divisors)
     return out
 
 
@@ -110,12 +112,16 @@ def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
     edits = []
     for key, (_, value) in keys.items():
         entry = model.head.entries.get(key)
-        before = ABSENT if entry is None else entry.value
+        before: Json = ABSENT
+        if entry is not None:
+            before = entry.value
         if before != value:
             edits.append(Edit(key, before, value, METADATA))
     for name, values in tensors.items():
         known = model.head.floats(name)
-        before = list(known) if known else ABSENT
+        before = ABSENT
+        if known:
+            before = list(known)
         if before != list(values):
             edits.append(Edit(name, before, list(values), METADATA))
     return tuple(edits)
@@ -156,9 +162,10 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
     simpler = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
     if simpler is not None:
         return simpler
-    short = wanted.short_inv_freq and tuple(
-        a / b for a, b in zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
-    )
+    short = None
+    if wanted.short_inv_freq:
+        pairs = zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
+        short = tuple(before / after for before, after in pairs)
     return request.changed(
         method="longrope",
         pair_factors=compression(now[0], wanted),
@@ -177,8 +184,10 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
     made = scaling.scale(
         rope, record.method, record.target, knobs_for(trial, record.method), trial.attention
     )
-    wanted = next(site.wanted for site in record.sites if site.scaled)
-    return trial if forms.same(scaling.compose(rope, made, record.target), wanted) else None
+    scaled = [site for site in record.sites if site.scaled]
+    if not forms.same(scaling.compose(rope, made, record.target), scaled[0].wanted):
+        return None
+    return trial
 
 
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
@@ -205,21 +214,36 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     # An adapter leaves the norms alone; but what is converted from DIR states its new length.
     if any(record.more.get(key) for key in _TRAINED) and length != record.target:
         raise _differs(source, model, "weights")
-    norms = {
-        f"blk.{match[1]}.attn_norm.weight": (name, key)
-        for name in source.weight_files
-        for key in read_header(source.path(name)).tensors
-        if (match := NORM.fullmatch(key))
-    }
+    _check_norms(source, model)
+    for file in source.weight_files:
+        header = read_header(source.path(file))
+        for key in header.tensors:
+            match = MATRIX.fullmatch(key)
+            if match is None:
+                continue
+            name = f"blk.{match[1]}.{MATRICES[match[2]]}.weight"
+            part = part_with(model.parts, name)
+            if part is not None and not _same_rows(part, name, header, key):
+                raise _differs(source, model, f"the numbers of {name}")
+
+
+def _check_norms(source: Snapshot, model: GgufFile) -> None:
+    """Compare every norm that both have in float32; there must be one."""
+    places = dict[str, tuple[str, str]]()  # of two of one number, the last counts
+    for file in source.weight_files:
+        for key in read_header(source.path(file)).tensors:
+            match = NORM.fullmatch(key)
+            if match is not None:
+                places[f"blk.{match[1]}.attn_norm.weight"] = (file, key)
     compared = 0
-    for name, place in norms.items():
-        held = next((p for p in model.parts if (t := p.tensor(name)) and t.kind == F32), None)
-        if held is None:
+    for name, (file, key) in places.items():
+        part = part_with(model.parts, name)
+        if part is None or not _is_float32(part, name):
             continue
-        a = held.floats(name, signed=True)
-        b = _floats(source, *place)
-        # Gemma's converter adds one to each.
-        if not any(_close(a, [value + more for value in b]) for more in (0.0, 1.0)):
+        ours = part.floats(name, signed=True)
+        theirs = _floats(source, file, key)
+        more_by_one = [value + 1.0 for value in theirs]  # Gemma's converter adds one to each
+        if not _close(ours, theirs) and not _close(ours, more_by_one):
             raise _differs(source, model, f"the numbers of {name}")
         compared += 1
     if not compared:
@@ -227,14 +251,11 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
             f"{model.name} has no norm in float32 that could be compared with {source.name}, so "
             "whether both are one model is not known"
         )
-    for file in source.weight_files:
-        header = read_header(source.path(file))
-        for key in header.tensors:
-            if match := MATRIX.fullmatch(key):
-                name = f"blk.{match[1]}.{MATRICES[match[2]]}.weight"
-                part = part_with(model.parts, name)
-                if part and not _same_rows(part, name, header, key):
-                    raise _differs(source, model, f"the numbers of {name}")
+
+
+def _is_float32(part: GgufHeader, name: str) -> bool:
+    tensor = part.tensor(name)
+    return tensor is not None and tensor.kind == F32
 
 
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
@@ -257,8 +278,10 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     step = (end - start) // source.shape[0]
     for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
-        is_float = kind in tables.DECODED
-        a = tables.decoded(raw, kind) if is_float else tables.quantised_row(raw, held.kind)
+        if kind not in tables.DECODED:
+            a = tables.quantised_row(raw, held.kind)
+        else:
+            a = tables.decoded(raw, kind)
         with header.path.open("rb") as stream:
             stream.seek(start + row * step)
             b = tables.decoded(stream.read(step), source.dtype)
@@ -268,9 +291,9 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
 
 
 def _close(a: tuple[float, ...], b: list[float]) -> bool:
-    return len(a) == len(b) and all(
-        abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True)
-    )
+    if len(a) != len(b):
+        return False
+    return all(abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))
 
 
 def _floats(source: Snapshot, file: str, key: str) -> list[float]:
@@ -278,5 +301,7 @@ def _floats(source: Snapshot, file: str, key: str) -> list[float]:
     from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
 
     raw, tensor = tables.read_tensor(source.path(file), key)
-    known = tensor.dtype in tables.DECODED
-    return tables.decoded(raw, tensor.dtype).tolist() if known else []
+    if tensor.dtype not in tables.DECODED:
+        return []
+    numbers: list[float] = tables.decoded(raw, tensor.dtype).tolist()
+    return numbers

@@ -54,7 +54,9 @@ def _why_not(value: str) -> str:
     if any(line.startswith(guard.SIGNATURE) for line in value.split("\n")):
         return "a line of it looks like the mark of ropext"
     kept = re.sub("[ \t\r\n]", "", value)
-    return "" if kept.isprintable() else "it has characters that Ollama drops"
+    if not kept.isprintable():
+        return "it has characters that Ollama drops"
+    return ""
 
 
 def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
@@ -104,7 +106,10 @@ def _add_parameters(made: Modelfile, given: Any) -> None:
         if not NAME.fullmatch(name):
             made.leave_out(f"the parameter {name[:80]!r}", "its name is none")
             continue
-        for one in value if isinstance(value, list) else [value]:
+        values = [value]
+        if isinstance(value, list):
+            values = value
+        for one in values:
             if isinstance(one, bool):
                 made.add(f"PARAMETER {name}", str(one).lower())
             elif isinstance(one, str | int | float):
@@ -114,9 +119,14 @@ def _add_parameters(made: Modelfile, given: Any) -> None:
 
 
 def _add_messages(made: Modelfile, given: Any) -> None:
-    for message in given if isinstance(given, list) else ():
-        role = message.get("role") if isinstance(message, dict) else None
-        content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(given, list):
+        return
+    for message in given:
+        role = None
+        content = None
+        if isinstance(message, dict):
+            role = message.get("role")
+            content = message.get("content")
         if role in ROLES and isinstance(content, str):
             made.add(f"MESSAGE {role}", content)
         else:

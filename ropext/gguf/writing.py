@@ -59,7 +59,9 @@ def _check_source(model: GgufFile, output: Path, link: Link) -> None:
     if link == "symlink" and len(model.parts) == 1:
         raise UsageError("--link symlink: a GGUF of one file is written anew; use --link copy")
     paths = [part.path for part in model.parts]
-    copied = paths if link == "copy" else paths[:1]
+    copied = paths[:1]  # the first is written anew in any case
+    if link == "copy":
+        copied = paths
     check_space(output, TEXT_ROOM + sum(map(bytes_on_disk, copied)))
 
 
@@ -77,13 +79,16 @@ def write_gguf(
 ) -> Written:
     """Write `output`, one file or a directory, as a whole or not at all."""
     _check_source(model, output, link)
-    (keys, tensors), one = changes(model, plan), _is_one(output)
+    keys, tensors = changes(model, plan)
+    one = _is_one(output)
     weights = weigh_parts(model, content=hash_weights, show=show)
     full = replace(record, weights=weights)
     notes: list[str] = []
     paths = [part.path for part in model.parts]
     with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
-        target = stage.directory / (output.name if one else model.file_name)
+        target = stage.directory / model.file_name
+        if one:
+            target = stage.directory / output.name
         modelfile, left_out = modelfile_of(model.name, target.name, plan.target)
         notes += left_out
         beside_name = f"{target.name}.Modelfile"
@@ -91,14 +96,18 @@ def write_gguf(
             digests = dict[str, str]()
             for path in paths[1:]:
                 placed = place(path, stage.directory / path.name, link, show)
-                notes += [f"{path.name}: {placed.note}"] if placed.note else []
-                digests |= {path.name: placed.sha256} if placed.sha256 else {}
+                if placed.note:
+                    notes.append(f"{path.name}: {placed.note}")
+                if placed.sha256:
+                    digests[path.name] = placed.sha256
             if not one:
                 (stage.directory / beside_name).write_bytes(modelfile.encode())
             beside = guard.states(stage.directory, digests)
-            keys = {**keys, **_provenance(full, beside)}
+            keys = dict(keys) | _provenance(full, beside)
             _write(model.head, target, keys, tensors, show)
-        proof = _prove(target, model, plan.main.wanted, plan.target, keys) if prove else None
+        proof = None
+        if prove:
+            proof = _prove(target, model, plan.main.wanted, plan.target, keys)
         if one:
             with os_errors(output):
                 stage.write_beside(beside_name, modelfile)
@@ -108,7 +117,9 @@ def write_gguf(
 def written(place: Path) -> set[str] | None:
     """The files of a GGUF that are as ropext wrote them, by the digest in the first one and its
     list of the others; else what a directory's own record says."""
-    first = min(place.glob("*.gguf"), default=place) if place.is_dir() else place
+    first = place
+    if place.is_dir():
+        first = min(place.glob("*.gguf"), default=place)
     try:
         model = open_gguf(str(first))
         stated = model.head.text(WHOLE)
@@ -116,9 +127,11 @@ def written(place: Path) -> set[str] | None:
             return None
     except RopextError:
         return guard.recorded(place)
+    names = {first.name}
     files = (model.kept_record or {}).get(guard.FILES)
-    others = guard.unchanged(place, files) if isinstance(files, dict) and place.is_dir() else set()
-    return {first.name, *others}
+    if isinstance(files, dict) and place.is_dir():
+        names |= guard.unchanged(place, files)
+    return names
 
 
 def whole_digest(path: Path) -> str:
@@ -131,7 +144,9 @@ def whole_digest(path: Path) -> str:
 def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:
     """The keys that say what was done; `beside` are the states of the files that belong to it."""
     site = next(site for site in record.sites if site.scaled)
-    kept = provenance.to_json(record) | ({guard.FILES: dict(beside)} if beside else {})
+    kept = provenance.to_json(record)
+    if beside:
+        kept[guard.FILES] = dict(beside)
     return {
         "ropext.method": (STRING, record.method),
         "ropext.context": (UINT32, record.context),
@@ -148,7 +163,10 @@ def _text(value: str) -> bytes:
 
 
 def _key(key: str, kind: int, value: Any) -> bytes:
-    body = _text(value) if kind == STRING else struct.pack(f"<{FORMATS[kind]}", value)
+    if kind == STRING:
+        body = _text(value)
+    else:
+        body = struct.pack(f"<{FORMATS[kind]}", value)
     return _text(key) + struct.pack("<I", kind) + body
 
 
@@ -187,7 +205,10 @@ def _write(
         return out.ljust(_padded(len(out), head.alignment), b"\0")
 
     begin = header(0)
-    begin = header((head.data - len(begin)) % PAGE if head.alignment <= PAGE else 0)
+    filler = 0
+    if head.alignment <= PAGE:
+        filler = (head.data - len(begin)) % PAGE
+    begin = header(filler)
     rewritten = {}
     for name in tensors.keys() - new.keys():
         tensor = head.tensor(name)
@@ -245,14 +266,17 @@ def weigh_parts(
     model: GgufFile, *, content: bool = False, show: Show = unseen
 ) -> dict[str, WeightFile]:
     """What identifies the tensors of each part, rope factors aside."""
-    return {
-        f"tensors-{number:05}": WeightFile(
-            sum(tensor.size for tensor in part.tensors if tensor.name not in DIVISORS),
-            part.digest(DIVISORS),
-            _content(part, show) if content else None,
-        )
-        for number, part in enumerate(model.parts, 1)
-    }
+    weights = dict[str, WeightFile]()
+    for number, part in enumerate(model.parts, 1):
+        size = 0
+        for tensor in part.tensors:
+            if tensor.name not in DIVISORS:
+                size += tensor.size
+        digest = None
+        if content:
+            digest = _content(part, show)
+        weights[f"tensors-{number:05}"] = WeightFile(size, part.digest(DIVISORS), digest)
+    return weights
 
 
 def _content(part: GgufHeader, show: Show) -> str:
@@ -265,7 +289,10 @@ def _content(part: GgufHeader, show: Show) -> str:
                 continue
             file.seek(part.data + tensor.offset)
             left = tensor.size
-            while left and (piece := file.read(min(left, PIECE))):
+            while left:
+                piece = file.read(min(left, PIECE))
+                if not piece:
+                    break
                 digest.update(piece)
                 left = left - len(piece)
                 done = done + len(piece)
@@ -289,10 +316,13 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     row = architecture(model.container)
     context = model.config["max_position_embeddings"]
     dim, _ = sizes(model.head, row)
-    readers = (True,) if row.only else (False, True)
-    return [
-        ggml_read(rope_of(model.parts, row, dim, context, ollama=each), dim) for each in readers
-    ]
+    spectra = list[Spectrum]()
+    if not row.only:
+        as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
+        spectra.append(ggml_read(as_it_stands, dim))
+    in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
+    spectra.append(ggml_read(in_ollama, dim))
+    return spectra
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
@@ -301,15 +331,23 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     stated = model.config["max_position_embeddings"]
     if stated != target:
         raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
-    read = [replace(each, softmax_factor=wanted.softmax_factor) for each in spectra]
-    error = max(farthest(each, wanted) for each in read)
+    errors = list[float]()
+    for spectrum in spectra:
+        # No key says what the softmax is scaled by.
+        comparable = replace(spectrum, softmax_factor=wanted.softmax_factor)
+        errors.append(farthest(comparable, wanted))
+    error = max(errors)
     if not error <= STORED:
         raise ProofFailed(
             f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
             f"{error:.1e} (bound {STORED:.0e})"
         )
-    tensors = [tensor for part in model.parts for tensor in part.tensors]
-    return ReadBack(error, len(wanted.inv_freq), len(tensors), sum(t.size for t in tensors))
+    tensors = 0
+    size = 0
+    for part in model.parts:
+        tensors += len(part.tensors)
+        size += sum(tensor.size for tensor in part.tensors)
+    return ReadBack(error, len(wanted.inv_freq), tensors, size)
 
 
 def _prove(
@@ -323,10 +361,17 @@ def _prove(
     done = compare(written, wanted, length)
     if weigh_parts(written) != weigh_parts(base):
         raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
-    heads = base.head, written.head
-    for name in {*base.head.entries} - {*changed, FILLER, PARTS}:
-        rows = [(head, head.entries.get(name)) for head in heads]
-        old, new = (row and head.read(row.start, row.end - row.start) for head, row in rows)
-        if old != new:
+    for name in base.head.entries:
+        if name in changed or name in (FILLER, PARTS):
+            continue
+        if _entry(base.head, name) != _entry(written.head, name):
             raise ProofFailed(f"proof: {target} has another {name} than {base.name}")
     return {"ggml": architecture(base.container).name} | asdict(done)
+
+
+def _entry(head: GgufHeader, name: str) -> bytes | None:
+    """Return a key and its value as they stand in the file."""
+    row = head.entries.get(name)
+    if row is None:
+        return None
+    return head.read(row.start, row.end - row.start)

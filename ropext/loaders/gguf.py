@@ -8,7 +8,7 @@ written here: that is ropext.gguf.
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -66,10 +66,13 @@ def architecture(name: str) -> Architecture:
     """The row of an architecture; one that is unknown or cannot be extended is refused by name."""
     row = _table()["architectures"].get(name)
     if row is not None:
-        lists = {key: tuple(row[key]) for key in ("adds", "lacks", "also") if key in row}
-        if experts := _table()["experts"].get(name, ""):  # another type, of the same positions
-            lists["also"] = (*lists.get("also", ()), experts)
-        return Architecture(name, **row | lists, experts=experts)
+        experts = _table()["experts"].get(name, "")  # another type, of the same positions
+        values = {"name": name, "experts": experts} | row
+        for key in ("adds", "lacks", "also"):
+            values[key] = tuple(row.get(key, ()))
+        if experts:
+            values["also"] += (experts,)
+        return Architecture(**values)
     for reason, names in _table()["refused"].items():
         if name in names:
             raise UnsupportedModel(f"the GGUF architecture {name} {reason}")
@@ -92,13 +95,15 @@ _CHECKPOINTS = {
 def alike(name: str, text_type: str) -> bool:
     """Whether a model type in transformers may be what this architecture was converted from."""
     row = architecture(name)
-    return text_type in (row.type, *row.also)
+    return text_type == row.type or text_type in row.also
 
 
 def converted_to(text_type: str) -> Architecture | None:
-    """What a model type in transformers becomes as a GGUF."""
-    rows = (architecture(name) for name in _table()["architectures"])
-    return next((row for row in rows if text_type in (row.type, *row.also)), None)
+    """Return what a model type in transformers becomes as a GGUF."""
+    for name in _table()["architectures"]:
+        if alike(name, text_type):
+            return architecture(name)
+    return None
 
 
 def takes_divisors(text_type: str) -> bool:
@@ -124,12 +129,14 @@ class GgufRope:
 
 
 def _mscale(scale: float, m: float) -> float:
-    """get_mscale of llama-context.cpp."""
-    return 1.0 if scale <= 1 else 0.1 * m * math.log(scale) + 1.0
+    """Return get_mscale of llama-context.cpp."""
+    if scale <= 1:
+        return 1.0
+    return 0.1 * m * math.log(scale) + 1.0
 
 
 def _corrections(rope: GgufRope, dim: int) -> tuple[float, float]:
-    """ggml_rope_yarn_corr_dims of ggml.c."""
+    """Return ggml_rope_yarn_corr_dims of ggml.c."""
 
     def index(turns: float) -> float:
         return dim * math.log(rope.original / (turns * math.tau)) / (2 * math.log(rope.freq_base))
@@ -143,92 +150,145 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
 
     In float64; ggml itself multiplies up float32 powers of the base, which drift by some 1e-6.
     """
-    freq_scale = 1.0 if rope.scaling == "none" else 1.0 / rope.factor
+    freq_scale = 1.0
+    if rope.scaling != "none":
+        freq_scale = 1.0 / rope.factor
     mscale = 1.0  # yarn_attn_factor
     if rope.scaling == "yarn":
         factor = 1.0 / freq_scale
         mscale = _mscale(factor, 1.0)
-        mscale /= _mscale(factor, rope.log_multiplier) if rope.log_multiplier else 1.0
+        if rope.log_multiplier:
+            mscale /= _mscale(factor, rope.log_multiplier)
         mscale *= 1.0 / (1.0 + 0.1 * math.log(factor))
     mscale *= rope.attn_factor
-
-    def turned(divisors: tuple[float, ...]) -> tuple[float, ...]:
-        low, high = _corrections(rope, dim) if rope.scaling == "yarn" else (0.0, 0.0)
-        out = []
-        for i in range(dim // 2):
-            divisor = divisors[i] if divisors else 1.0
-            extrapolated = rope.freq_base ** (-2 * i / dim) / divisor if divisor < STILL else 0.0
-            theta = interpolated = freq_scale * extrapolated
-            if rope.scaling == "yarn":
-                y = (i - low) / max(0.001, high - low)
-                mix = 1 - min(1.0, max(0.0, y))
-                theta = interpolated * (1 - mix) + extrapolated * mix
-            out.append(theta)
-        return tuple(out)
-
     if rope.scaling == "yarn":
         mscale *= 1.0 + 0.1 * math.log(1.0 / freq_scale)
-    short = turned(rope.short) if rope.short and rope.short != rope.divisors else None
-    original = rope.original if short else 0
-    return Spectrum(turned(rope.divisors), mscale, 1.0, short, original)
+    inv_freq = _turned(rope, dim, freq_scale, rope.divisors)
+    if not rope.short or rope.short == rope.divisors:
+        return Spectrum(inv_freq, mscale)
+    short = _turned(rope, dim, freq_scale, rope.short)
+    return Spectrum(inv_freq, mscale, 1.0, short, rope.original)
+
+
+def _turned(
+    rope: GgufRope, dim: int, freq_scale: float, divisors: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Return the angle of each pair at position 1 with these divisors."""
+    is_yarn = rope.scaling == "yarn"
+    low = 0.0
+    high = 0.0
+    if is_yarn:
+        low, high = _corrections(rope, dim)
+    angles = list[float]()
+    for i in range(dim // 2):
+        divisor = 1.0
+        if divisors:
+            divisor = divisors[i]
+        extrapolated = 0.0
+        if divisor < STILL:
+            extrapolated = rope.freq_base ** (-2 * i / dim) / divisor
+        interpolated = freq_scale * extrapolated
+        theta = interpolated
+        if is_yarn:
+            y = (i - low) / max(0.001, high - low)
+            mix = 1 - min(1.0, max(0.0, y))
+            theta = interpolated * (1 - mix) + extrapolated * mix
+        angles.append(theta)
+    return tuple(angles)
 
 
 def farthest(one: Spectrum, other: Spectrum) -> float:
-    """The largest relative difference between two spectra; infinite where they are of two kinds."""
-    alike = (one.short_inv_freq is None) == (other.short_inv_freq is None)
-    alike = alike and len(one.inv_freq) == len(other.inv_freq)
-    if not alike or one.short_context != other.short_context:
+    """Return the largest relative difference between two spectra; infinite where they are of two
+    kinds."""
+    if (one.short_inv_freq is None) != (other.short_inv_freq is None):
         return math.inf
-    pairs = [
-        *zip(one.inv_freq, other.inv_freq, strict=True),
-        *zip(one.short_inv_freq or (), other.short_inv_freq or (), strict=True),
-        (one.attention_factor, other.attention_factor),
-        (one.softmax_factor, other.softmax_factor),
-    ]
-    return max(abs(a / b - 1) if b else (0.0 if a == b else math.inf) for a, b in pairs)
+    if len(one.inv_freq) != len(other.inv_freq) or one.short_context != other.short_context:
+        return math.inf
+    pairs = list(zip(one.inv_freq, other.inv_freq, strict=True))
+    pairs += zip(one.short_inv_freq or (), other.short_inv_freq or (), strict=True)
+    pairs.append((one.attention_factor, other.attention_factor))
+    pairs.append((one.softmax_factor, other.softmax_factor))
+    return max(_relative(a, b) for a, b in pairs)
+
+
+def _relative(a: float, b: float) -> float:
+    """Return how far a number is off another, as a share of that."""
+    if b:
+        return abs(a / b - 1)
+    if a == b:
+        return 0.0
+    return math.inf
 
 
 def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
-    """What this architecture could be given, the most widely read first."""
+    """Yield what this architecture could be given, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = tuple(p / w if w else math.inf for p, w in zip(plain, wanted.inv_freq, strict=True))
-    held = tuple(STANDS if p == math.inf else p for p in factors)  # a float32 that a file can hold
-    if (theta := forms.theta_form(rope, factors, wanted, 0)) is not None:
+    factors = _divisors_of(plain, wanted.inv_freq)
+    held = _held(factors)
+    theta = forms.theta_form(rope, factors, wanted, 0)
+    if theta is not None:
         yield GgufRope(theta["rope_theta"], original=original)
-    if (linear := forms.linear_form(rope, factors, wanted, 0)) is not None:
+    linear = forms.linear_form(rope, factors, wanted, 0)
+    if linear is not None:
         yield GgufRope(linear["rope_theta"], "linear", linear["factor"], original)
     if params["rope_type"] in ("linear", "proportional"):
-        scaling = "none" if params["factor"] == 1 else "linear"
+        scaling = "linear"
+        if params["factor"] == 1:
+            scaling = "none"
         yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
     # A yarn over pairs that stand still has the form of a longrope.
     if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
-        betas = {key: params[key] for key in ("beta_fast", "beta_slow") if params.get(key)}
-        log = rope.mscale_all_dim if "log" in row.adds else 0.0
-        one = GgufRope(params["rope_theta"], "yarn", params["factor"], original, log_multiplier=log)
-        yield replace(one, **betas) if "betas" in row.adds else one
+        yield _yarn_offer(row, rope, params, original)
     if "freqs" in row.adds:
         yield GgufRope(rope.theta, original=original, divisors=held)
     if "factors" in row.adds:
         short = factors
         if wanted.short_inv_freq is not None:
-            short = tuple(p / w for p, w in zip(plain, wanted.short_inv_freq, strict=True))
+            short = _divisors_of(plain, wanted.short_inv_freq)
             original = wanted.short_context
         yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
 
 
+def _divisors_of(plain: Sequence[float], wanted: Sequence[float]) -> tuple[float, ...]:
+    """Return what divides each plain frequency; infinity where the pair stands still."""
+    divisors = list[float]()
+    for frequency, slower in zip(plain, wanted, strict=True):
+        if slower:
+            divisors.append(frequency / slower)
+        else:
+            divisors.append(math.inf)
+    return tuple(divisors)
+
+
+def _held(divisors: Iterable[float]) -> tuple[float, ...]:
+    """Return divisors as float32 numbers that a file can hold."""
+    return tuple(min(divisor, STANDS) for divisor in divisors)
+
+
+def _yarn_offer(row: Architecture, rope: Rope, params: Params, original: int) -> GgufRope:
+    offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
+    if "log" in row.adds:
+        offer = replace(offer, log_multiplier=rope.mscale_all_dim)
+    if "betas" in row.adds and params.get("beta_fast"):
+        offer = replace(offer, beta_fast=params["beta_fast"])
+    if "betas" in row.adds and params.get("beta_slow"):
+        offer = replace(offer, beta_slow=params["beta_slow"])
+    return offer
+
+
 def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope | None:
-    """The keys and divisors that make llama.cpp compute `wanted` in this architecture, if any do;
-    `params` is a stock rope dict of that spectrum."""
+    """Return the keys and divisors that make llama.cpp compute `wanted` in this architecture, if
+    any do; `params` is a stock rope dict of that spectrum."""
     row = architecture(name)
-    standing = tuple(STANDS if p == math.inf else 1.0 for p in rope.pair_factors)
-    fixed = "theta" in row.lacks and rope.nested  # its windowed layers would follow
+    fixed_theta = "theta" in row.lacks and rope.nested  # its windowed layers would follow
     for offer in _offers(row, rope, wanted, params):
-        if offer.scaling in row.lacks or (
-            fixed and abs(offer.freq_base / rope.theta - 1) > forms.EXACT
-        ):
+        if offer.scaling in row.lacks:
             continue
-        offer = replace(offer, divisors=standing) if rope.stands and not offer.divisors else offer
+        if fixed_theta and abs(offer.freq_base / rope.theta - 1) > forms.EXACT:
+            continue
+        if rope.stands and not offer.divisors:
+            offer = replace(offer, divisors=_standing(rope))
         ratio = wanted.attention_factor / read(offer, rope.dim).attention_factor
         if not math.isclose(ratio, 1, rel_tol=forms.EXACT):
             offer = replace(offer, attn_factor=ratio)
@@ -239,29 +299,38 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
     return None
 
 
+def _standing(rope: Rope) -> tuple[float, ...]:
+    """Return divisors that keep still what stands still in the base, and leave the rest."""
+    divisors = list[float]()
+    for factor in rope.pair_factors:
+        if factor == math.inf:
+            divisors.append(STANDS)
+        else:
+            divisors.append(1.0)
+    return tuple(divisors)
+
+
 def keys_of(name: str, rope: GgufRope, target: int) -> dict[str, int | float | str]:
-    """All keys by which a file of this architecture says a rotary embedding and its length."""
-    scaling: dict[str, int | float | str] = {
-        "type": rope.scaling,
-        "factor": float(rope.factor),
-        "original_context_length": rope.original,
-        "attn_factor": float(rope.attn_factor),
-    }
-    if rope.scaling == "yarn" and "betas" in architecture(name).adds:
-        scaling |= {
-            "yarn_beta_fast": float(rope.beta_fast),
-            "yarn_beta_slow": float(rope.beta_slow),
-        }
-    return {
+    """Return all keys by which a file of this architecture says a rotary embedding and its
+    length."""
+    scaling = f"{name}.rope.scaling"
+    keys: dict[str, int | float | str] = {
         f"{name}.context_length": target,
         f"{name}.rope.freq_base": float(rope.freq_base),
-        **{f"{name}.rope.scaling.{key}": value for key, value in scaling.items()},
+        f"{scaling}.type": rope.scaling,
+        f"{scaling}.factor": float(rope.factor),
+        f"{scaling}.original_context_length": rope.original,
+        f"{scaling}.attn_factor": float(rope.attn_factor),
     }
+    if rope.scaling == "yarn" and "betas" in architecture(name).adds:
+        keys[f"{scaling}.yarn_beta_fast"] = float(rope.beta_fast)
+        keys[f"{scaling}.yarn_beta_slow"] = float(rope.beta_slow)
+    return keys
 
 
-def flags(name: str, rope: GgufRope, keys: Mapping[str, Any]) -> str:
-    """What makes llama-server read `keys` in the place of a file's own. A yarn's options raise its
-    limit too, as no other's do; windowed layers do not follow them."""
+def flags(name: str, rope: GgufRope, keys: Mapping[str, int | float | str]) -> str:
+    """Return what makes llama-server read `keys` in the place of a file's own. A yarn's options
+    raise its limit too, as no other's do; windowed layers do not follow them."""
     last = {key.rpartition(".")[2] for key in keys}
     if rope.scaling == "yarn" and last <= _YARN and not architecture(name).every:
         return f"--rope-scaling yarn --rope-scale {rope.factor:.9g} --yarn-orig-ctx {rope.original}"
@@ -276,17 +345,24 @@ def is_given_scaling(name: str) -> bool:
 
 def older_names(name: str) -> Mapping[str, str]:
     """llama.cpp's keys by what Ollama's converter called them, which Ollama alone reads."""
-    return dict(_table()["older"].get(name, {}))
+    older: Mapping[str, str] = _table()["older"].get(name, {})
+    return older
 
 
 def given_by_ollama(name: str, names: Collection[str], context: int) -> dict[str, Any]:
-    """The rope keys that Ollama adds to a file of its own; `names` are all its keys and tensors."""
+    """Return the rope keys that Ollama adds to a file of its own; `names` are all its keys and
+    tensors."""
     rule: dict[str, Any] = _table()["ollama"].get(name, {})
+    if not rule:
+        return {}
     marks = tuple(rule.get("marks", ()))
     lacks = rule.get("lacks")
-    applies = not marks or lacks not in names or any(one.startswith(marks) for one in names)
-    long = rule["long"] if rule and context >= rule["from"] else {}
-    return {**rule["keys"], **long} if rule and applies else {}
+    if marks and lacks in names and not any(one.startswith(marks) for one in names):
+        return {}
+    given = dict(rule["keys"])
+    if context >= rule["from"]:
+        given |= rule["long"]
+    return given
 
 
 def _kind(rope: GgufRope | None) -> str:
@@ -295,21 +371,26 @@ def _kind(rope: GgufRope | None) -> str:
         return "theta"
     if rope.scaling in ("linear", "yarn"):
         return rope.scaling
-    return "factors" if rope.short else "freqs"
+    if rope.short:
+        return "factors"
+    return "freqs"
 
 
 def environment(params: Params, target: int) -> str:
-    """The way without an extension: the length alone raised, and the scaling in the environment of
-    a program that starts llama-server, where its flags say it exactly."""
+    """Return the way without an extension: the length alone raised, and the scaling in the
+    environment of a program that starts llama-server, where its flags say it exactly."""
     names = _table()["environment"].get(params.get("rope_type"), {})
-    line = "setx LLAMA_ARG_{} {}" if sys.platform == "win32" else "export LLAMA_ARG_{}={}"
-    said = [line.format(name, params[key]) for name, key in names.items() if params.get(key)]
-    if not said or params.get("attention_factor") or params.get("mscale"):
+    line = "export LLAMA_ARG_{}={}"
+    anew = "restarted"
+    if sys.platform == "win32":
+        line = "setx LLAMA_ARG_{} {}"
+        anew = "in a new terminal"
+    assignments = [line.format(name, params[key]) for name, key in names.items() if params.get(key)]
+    if not assignments or params.get("attention_factor") or params.get("mscale"):
         return ""
-    make = f"ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf"
-    anew = "in a new terminal" if sys.platform == "win32" else "restarted"
     why = f"(or raise the length alone, and scale every file by Ollama's environment, {anew}:)"
-    return "\n".join(("", why, make, *said))
+    make = f"ropext extend MODEL.gguf --length-only --target {target} -o OUT.gguf"
+    return "\n".join(["", why, make, *assignments])
 
 
 def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderReading, ...]:
