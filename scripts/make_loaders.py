@@ -320,10 +320,32 @@ def merge(data: Json, measured: Json) -> Json:
     if contradictions:
         raise Refused("\n".join(dict.fromkeys(contradictions)))
     files = json.loads(GGUF.read_text("utf-8"))
+    _check_programs(data, files)
     table = {key: data[key] for key in COPIED}
     table["readers"] = [_reader_json(reader) for reader in readers]
     table["gguf_readers"] = [_reader_json(_of_files(row, files)) for row in data["programs"]]
     return table | {key: data[key] for key in SERVE}
+
+
+def _check_programs(data: Json, files: Json) -> None:
+    """Check what is known of programs that run files; a mistake is said with the program."""
+    names = {"*", *files["architectures"], *files["experts"].values()}
+    for row in files["architectures"].values():
+        names |= {row["type"], row.get("windowed", row["type"]), *row.get("also", ())}
+    kinds = {"*", "attn", *CARRIERS}
+    for program in data["programs"]:
+        for fact in program.get("facts", ()):
+            unknown = {*fact["families"]} - names
+            if fact.keys() != {"families", "cells"} or unknown or fact["cells"].keys() - kinds:
+                raise Refused(
+                    f"a fact of {program['loader']} ({', '.join(fact['families'])}): of a program "
+                    "that runs files a fact has families (architectures of gguf.json, their types, "
+                    f'or "*") and cells by what carries the spectrum ({", ".join(sorted(kinds))})'
+                )
+            for kind, cell in fact["cells"].items():
+                said = _measured_cell(cell, "source")
+                if said.verdict not in VERDICTS or (said.verdict != "same" and not said.why):
+                    raise Refused(f"a fact of {program['loader']}: {kind} is no verdict with a why")
 
 
 def _of_files(program: Json, files: Json) -> Reader:

@@ -20,7 +20,7 @@ from ropext.scaling import METHODS, Method
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
-_MARKS = {"engine": "", "source": "†", "function": "‡"}
+_MARKS = {"engine": "", "source": "†", "function": "‡", "thread": "§"}
 
 # Kinds of dict that ropext writes or that are common on the hub; the rest is in the lists.
 _MAIN = (
@@ -170,6 +170,8 @@ def _title(reader: LoaderVersions) -> str:
 def _table(family: str) -> str:
     lines = ["| loader | " + " | ".join(_MAIN) + " |", "|---" * (len(_MAIN) + 1) + "|"]
     for reader in readers():
+        if reader.narrow and family not in reader.families:
+            continue
         cells = reader.families.get(family, {})
         words = [_word(cells.get(kind)) for kind in _MAIN]
         lines.append(f"| {_title(reader)} | " + " | ".join(words) + " |")

@@ -20,8 +20,8 @@ MISREAD = {"is": "different", "why": "a ramp of its own"}
 
 
 def fact(**more):
-    """What someone read of MLX-LM: how it reads a yarn in Qwen 3."""
-    known = {"loader": "mlx", "versions": "0.30-", "evidence": "source", "families": ["qwen3"]}
+    """What someone read of MLX-LM: how it reads a yarn in SmolLM 3."""
+    known = {"loader": "mlx", "versions": "0.30-", "evidence": "source", "families": ["smollm3"]}
     return known | {"origin": "mlx_lm/models/rope_utils.py", "cells": {"yarn": MISREAD}} | more
 
 
@@ -68,10 +68,10 @@ def test_the_table_is_what_the_builder_makes_of_its_two_files():
 def test_a_fact_where_an_engine_was_measured_is_heard(with_facts):
     """It had no effect, and every test passed."""
     said = refusal(fact())
-    assert "mlx MLX-LM 0.32.2, qwen3, yarn: a fact says different (a ramp of its own)" in said
+    assert "mlx MLX-LM 0.32.2, smollm3, yarn: a fact says different (a ramp of its own)" in said
     assert "MLX-LM 0.32.2 was measured to be same" in said
     with_facts(fact(cells={"yarn": MISREAD | {"over": "same"}}))
-    (found,) = reading("qwen3", "mlx")
+    (found,) = reading("smollm3", "mlx")
     assert (found.verdict, found.evidence) == ("different", "source")
     assert found.why == "a ramp of its own (read in its source, not run)"
 
@@ -102,12 +102,12 @@ def test_a_fact_outlives_a_measurement_until_that_contradicts_it():
 
 def test_a_fact_of_versions_that_no_column_has(with_facts):
     """A row for it ended the pages half-way, and stood in the plans of every other family."""
-    with_facts(fact(versions="0.30-0.32.1"))
+    with_facts(fact(versions="0.30-0.32.1", evidence="thread"))
     for page in make_tables.TABLES:
         assert make_tables.renewed(page)
-    (old,) = reading("qwen3", "mlx==0.31")
+    (old,) = reading("smollm3", "mlx==0.31")
     assert (old.versions, old.verdict) == ("0.30-0.32.1", "different")
-    (new,) = reading("qwen3", "mlx")
+    (new,) = reading("smollm3", "mlx")
     assert (new.versions, new.verdict) == ("MLX-LM 0.32.2", "same")
     assert "0.30-0.32.1" not in [row.versions for row in loaders.readings("llama", YARN)]
     assert reading("llama", "mlx==0.31") == []
@@ -122,11 +122,11 @@ def test_a_fact_of_some_versions_of_a_column_cuts_it(with_facts):
     """Of vLLM 0.32-0.33 the first was measured, which a fact about 0.33 does not contradict."""
     known = fact(loader="vllm", versions="0.33-")
     with_facts(known)
-    assert [row.verdict for row in reading("qwen3", "vllm")] == ["different"]
-    assert [row.verdict for row in reading("qwen3", "vllm==0.32")] == ["same"]
+    assert [row.verdict for row in reading("smollm3", "vllm")] == ["different"]
+    assert [row.verdict for row in reading("smollm3", "vllm==0.32")] == ["same"]
     labels = [reader.versions for reader in lookup.readers() if reader.loader == "vllm"]
     assert labels == ["0.33", "0.32", "0.8 and 0.11"]
-    assert "vllm 0.32-0.33, qwen3, yarn" in refusal(fact(loader="vllm", versions="0.32-"))
+    assert "vllm 0.32-0.33, smollm3, yarn" in refusal(fact(loader="vllm", versions="0.32-"))
 
 
 def test_a_program_that_runs_files_is_a_reader_of_the_same_table():
@@ -167,8 +167,24 @@ def test_two_facts_that_contradict_each_other_are_refused():
 )
 def test_a_mistake_in_a_fact_is_one_sentence(more, said):
     told = refusal(fact(**more))
-    assert told.startswith(f"a fact of {more.get('loader', 'mlx')} (qwen3): ")
+    assert told.startswith(f"a fact of {more.get('loader', 'mlx')} (smollm3): ")
     assert said in told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"families": ["qwen3"], "cells": {"yarn": MISREAD}, "loader": "mlx"},
+        {"families": ["qwen33"], "cells": {"yarn": MISREAD}},
+        {"families": ["qwen3"], "cells": {"yarn-custom": MISREAD}},
+        {"families": ["qwen3"], "cells": {"yarn": "different"}},
+    ],
+)
+def test_a_mistake_in_a_fact_of_a_program_is_refused(wrong):
+    data = copy.deepcopy(FACTS)
+    data["programs"][-1]["facts"].append(wrong)
+    with pytest.raises(make_loaders.Refused, match=r"^a fact of jan"):
+        make_loaders.merge(data, MEASURED)
 
 
 def test_ranges_of_versions():
