@@ -6,13 +6,13 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 7.9,
-    "comprehensions": 47.5,
-    "conditional expressions": 36.5,
-    "starred": 15.5,
-    "packed assignments": 0.9,
-    "Any": 36.5,
-    "functions of more than six parameters": 32.0,
+    "nodes a statement": 7.8,
+    "comprehensions": 45.0,
+    "conditional expressions": 32.5,
+    "starred": 14.5,
+    "packed assignments": 0.6,
+    "Any": 34.5,
+    "functions of more than six parameters": 30.0,
     "files that import more than twenty others": 9.0,
 }
 
