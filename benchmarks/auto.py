@@ -35,14 +35,15 @@ import transformers
 import ropext
 from ropext.bundled import DATA, MODELS
 from ropext.narration import NOBODY
-from ropext.options.extend import TRAINED_COST
 from ropext.pipeline import job
-from ropext.pipeline.choosing import prospect
+from ropext.pipeline.prospect import prospect
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
 from ropext.training import count_training
 
 STARTS = ("yarn", "llama3", "dynamic")
+# A token that is trained on costs its forward pass and two more backward.
+TRAINED_COST = 3
 CLOSED = "pi,ntk,dynamic,by-parts,llama3,yarn"
 # Of the counting model: how far it looks, tokens at the end that are of another mixture.
 CELLS = {"pays": ("window", 0), "reads-on": ("any", 0), "harms": ("any", 48)}
@@ -65,7 +66,7 @@ def chosen(model: str, data: str, factor: float, steps: int, folder: Path) -> di
     }
     ropext.run(recipe, folder / "out", say=told).raise_if_failed()
     run = json.loads((folder / "out/ropext.json").read_text(encoding="utf-8"))["run"]
-    verdict = prospect(job.read(recipe), NOBODY).verdict
+    verdict = prospect(job.read(recipe), NOBODY).verdict_tokens
     return {
         **run["choice"],
         "variants": run["evaluation"]["variants"],

@@ -127,7 +127,7 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
 # --- every option of every command ---
 
 # Options and arguments whose value is a text that is no place on this machine.
-WORDS = """action attn_implementation base_model begin budget chat_args column data_revision depths
+WORDS = """action attn_implementation base_model begin chat_args column data_revision depths
 device device_map dtype endpoint factor family for_loaders keys lengths license lm_eval method
 name only plain push_to_hub report_to repository revision split split_documents start targets tasks
 words"""

@@ -1,10 +1,8 @@
 """How to extend: how far, by which method, for whom."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 
 from pydantic import BeforeValidator, create_model, model_validator
@@ -37,9 +35,6 @@ from ropext.scaling.longrope import parse_pair_factors
 # Twelve doublings: beyond, no model was ever extended.
 LARGEST_FACTOR = 4096.0
 AUTO = "auto"
-# A token that is trained on costs its forward pass and two more backward.
-TRAINED_COST = 3
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _loaders(value: object) -> object:
@@ -324,26 +319,6 @@ def parse_extend(
     return Extend(**with_pair_factors(values, read_file))
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What may be spent: tokens read forward, or seconds."""
-
-    amount: float
-    is_time: bool
-
-
-def parse_budget(text: str) -> Budget:
-    """Read 30m, 2h, or 20000000 (tokens)."""
-    parts = re.fullmatch(r"([\d.]+(?:e\d+)?) *(s|m|h|tokens)?", text.strip().lower())
-    amount = 0.0
-    if parts:
-        with suppress(ValueError):  # 1.2.3
-            amount = float(parts[1])
-    if not parts or not amount > 0:
-        raise UsageError(f"--budget {text[:40]}: write a time (30m, 2h) or tokens (20000000)")
-    return Budget(amount * _UNITS.get(parts[2], 1), parts[2] in _UNITS)
-
-
 class Writing(Options):
     """How an extension is written."""
 
@@ -366,7 +341,7 @@ class Writing(Options):
 
 
 class Choosing(Options):
-    """By what documents, and for how much work, a method is chosen."""
+    """By what documents a method is chosen."""
 
     data: Content[DocumentsPlace | None] = wanted(
         None,
@@ -375,22 +350,11 @@ class Choosing(Options):
         panel=Panel.DATA,
         basic=True,
     )
-    budget: str | None = wanted(
-        None,
-        "--method auto: its budget, as time (30m, 2h) or tokens read (20000000)",
-        panel=Panel.METHOD,
-    )
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None,
         "--method auto: what its fit may change [the most that --for reads exactly]",
         panel=Panel.METHOD,
     )
-
-    @model_validator(mode="after")
-    def _budget(self) -> Self:
-        if self.budget is not None:
-            parse_budget(self.budget)
-        return self
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:

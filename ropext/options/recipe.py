@@ -229,8 +229,8 @@ class Recipe(Options):
         entries = dict(self.source.entries) | {
             tuple(key.split(".")): Entry(value, CHOSEN) for key, value in chosen.items()
         }
-        left = {FIT, FINETUNE} & choice.get("left_out", {}).keys()
-        entries = {loc: entry for loc, entry in entries.items() if loc[0] not in left}
+        if not choice["fits"]:
+            entries = {loc: entry for loc, entry in entries.items() if loc[0] != FIT}
         return make(replace(self.source, entries=entries, choice=choice))
 
     @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
-from ropext.checkpoint.card import README
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
@@ -37,7 +36,7 @@ PLOTS = {
     "nll-by-position": "Loss by position",
     "gain": "Context gain by position",
 }
-PUSHED = (README, provenance.NAME)  # a push alters them
+PUSHED = (card.README, provenance.NAME)  # a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -149,7 +148,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
             command=provenance.clean_command(work.call.command) if work.call.command else (),
             more=dict(record.more) | {SECTION: section(work, evidence)},
         )
-        text = (source / README).read_text(encoding="utf-8")
+        text = (source / card.README).read_text(encoding="utf-8")
         sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
         numbers = with_rows([gate_table(evidence.gates)])
         if (measured := evidence.measured) is not None:
@@ -162,7 +161,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
         with os_errors(work.output):
             if sentences or numbers:
                 text = card.with_evidence(text, sentences, numbers)
-            (stage.directory / README).write_text(text, encoding="utf-8")
+            (stage.directory / card.README).write_text(text, encoding="utf-8")
             provenance.write(record, stage.directory, digests)
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
@@ -179,7 +178,7 @@ def _carry(source: Path, target: Path) -> dict[str, str]:
             file = Path(folder, name)
             copy = target / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            if name in (README, provenance.NAME) and folder == str(source):
+            if name in (card.README, provenance.NAME) and folder == str(source):
                 continue
             if file.is_symlink():
                 os.symlink(os.readlink(file), copy)

@@ -2,7 +2,6 @@
 next round, who is taken, and what `--method auto` says in the end; which step of a fit is kept; and
 what `compare` shows."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +16,6 @@ from ropext.results.overlap import marked
 from ropext.results.perplexity import Frame, Reading, Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
-# Documents read after each round, as far as there are so many.
-ROUNDS = (4, 8, 16, 32)
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;
 # so small a difference is none, however sure it is.
 TIE = 0.005
@@ -52,24 +49,15 @@ class Standing:
         return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
-    def stay(self) -> tuple[str, ...]:
-        """Who goes into the next round: of few documents the better half, two at the least; where
-        there is an interval, all that are not surely behind; and whoever is as good as equal."""
-        order = tuple(self.behind)
-        going_on = self.tied
-        if self.documents < FEWEST_DOCUMENTS:
-            half = math.ceil(len(order) / 2)
-            going_on = order[: max(2, half)]
-        staying = list[str]()
-        for label, distance in self.behind.items():
-            if label in going_on or distance.value <= NEGLIGIBLE * self.loss:
-                staying.append(label)
-        return tuple(staying)
-
-    @property
     def alike(self) -> tuple[str, ...]:
-        """Of those who stay, who is as good as the lowest for all that matters."""
-        return tuple(label for label in self.stay if self.behind[label].value <= TIE * self.loss)
+        """Who is as good as the lowest for all that matters: not surely behind it and close to it,
+        or so close that the difference is none."""
+        labels = list[str]()
+        for label, distance in self.behind.items():
+            share = distance.value / self.loss
+            if share <= NEGLIGIBLE or (share <= TIE and not distance.sign):
+                labels.append(label)
+        return tuple(labels)
 
     def take(self, among: Collection[str], preference: Sequence[str]) -> str:
         """Take the first in `preference` of those `among` which none is surely better: what is used
@@ -86,7 +74,7 @@ class Standing:
         return {
             "documents": self.documents,
             "behind": values_json(self.behind),
-            "stay": list(self.stay),
+            "alike": list(self.alike),
         }
 
 

@@ -346,7 +346,7 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
     wanted -= {("extend", "original_context")}
     wanted -= {("finetune", "train")}  # of a position table, which no run takes
     # What a choice of the method reads: tests/pipeline/test_choosing.py.
-    wanted -= {("extend", "budget"), ("extend", "within")}
+    wanted -= {("extend", "within")}
     assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
 
 

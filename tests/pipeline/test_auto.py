@@ -3,7 +3,6 @@ documents that took no part."""
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from command_line import run
@@ -13,12 +12,12 @@ from benchmarks import counting_model
 from ropext import training
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, NotExpressible, UsageError
+from ropext.errors import InputError, UsageError
 from ropext.narration import NOBODY
-from ropext.options.extend import Budget, parse_budget
 from ropext.pipeline import job
-from ropext.pipeline.choosing import AutoChoice, _inputs, prospect
+from ropext.pipeline.choosing import AutoChoice, _inputs
 from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.prospect import prospect
 from ropext.results.model_index import figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
@@ -39,35 +38,13 @@ def texts_of(path):
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"),
-    [
-        ("30m", Budget(1800, True)),
-        ("2h", Budget(7200, True)),
-        ("1.5h", Budget(5400, True)),
-        ("45 s", Budget(45, True)),
-        ("20000000", Budget(20e6, False)),
-        ("20e6 tokens", Budget(20e6, False)),
-    ],
-)
-def test_a_budget_is_time_or_tokens(text, budget):
-    assert parse_budget(text) == budget
-
-
-@pytest.mark.parametrize("text", ["", "m", "3e15flops", "-3m", "0", "30x", "1.2.3h", "nan", "inf"])
-def test_a_budget_that_is_none_is_refused(text):
-    with pytest.raises(UsageError, match="write a time"):
-        parse_budget(text)
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "give --data TEXTS"),
         (("--data", "ropext://held-out", "--no-verify"), "leave --no-verify out"),
         (("--data", "ropext://held-out", "--fit", "x.jsonl"), "leave fit.data out"),
         (("--data", "ropext://held-out", "--beta-fast", "16"), "is a knob of one method"),
-        (("--data", "ropext://held-out", "--budget", "soon"), "write a time"),
-        (("--data", "ropext://held-out", "--budget", "1000"), "so give at least that"),
+        (("--data", "ropext://held-out", "extend.budget=30m"), "extend has no key 'budget'"),
         (("--data", "missing.jsonl"), "no such file"),
         (("--data", "ropext://held-out", "--target", "9000"), "none of its documents reaches"),
         (("--data", "ropext://held-out", "--for", "nobody"), "nobody"),
@@ -96,7 +73,7 @@ def test_an_output_that_is_there_is_told_before_anything_is_read(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("words", [("--budget", "30m"), ("--data", "x"), ("--within", "yarn")])
+@pytest.mark.parametrize("words", [("--data", "x"), ("--within", "yarn")])
 def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     code, heard = run("extend", "ropext://demo", "--factor", "2", *words, "-o", "o", capsys=capsys)
@@ -115,7 +92,7 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
             {"method": "auto", "data": HELD_OUT, "facto": 2},
             "has no key 'facto'; did you mean factor",
         ),
-        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "so give at least that"),
+        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "has no key 'budget'"),
     ],
 )
 def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):
@@ -131,15 +108,16 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
     assert (code, list(tmp_path.iterdir())) == (0, []), heard.err
     told = json.loads(heard.out)
     forms = "untouched, pi, ntk, dynamic, by-parts, llama3, yarn"
-    # Seven forms and Self-Extend on four documents of 512 tokens, at the least.
-    assert told["stages"]["choose"].startswith(f"{forms}, self-extend: {8 * 4 * 512:,} to ")
-    told = json.loads(run(*words, "--budget", "10m", capsys=capsys)[1].out)
-    assert told["stages"]["choose"].startswith(f"{forms}: {7 * 4 * 512:,} to ")
+    # Seven forms and Self-Extend, each on 32 documents of 512 tokens, or on as many as are asked.
+    for count, more in ((32, ()), (3, ("evaluate.max_docs=3",))):
+        told = json.loads(run(*words, *more, capsys=capsys)[1].out)
+        said = f"{forms}, self-extend: {8 * count * 512:,} tokens, on {count} documents"
+        assert told["stages"]["choose"] == said
 
 
 @pytest.mark.parametrize(
     "word",
-    ["extend.budget=20m", "extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1",
+    ["extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1",
      "evaluate.data=ropext://tuning", "finetune.data=ropext://tuning"],
 )  # fmt: skip
 def test_another_value_chooses_again(tmp_path, word):
@@ -180,40 +158,46 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
         divided([judged[0], f"{judged[0]} And so it ended."])
 
 
+def choice_of(tmp_path, extend, **changes):
+    """A choice whose forms were not read."""
+    recipe = job.read({"model": "ropext://demo", "extend": extend}, [])
+    found = prospect(recipe, NOBODY)
+    recipe = found.recipe.model_copy(update=changes)
+    write(tmp_path / "choosing.jsonl", [document.content for document in found.to_choose])
+    return AutoChoice(replace(found, recipe=recipe), tmp_path, NOBODY)
+
+
+ORDER = Standing(8, 1.0, {
+    name: Value(0, None, None, 8) for name in ("untouched", "yarn", "ntk", "llama3", "pi")
+}, {})  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "starts"),
     [({}, "yarn,ntk,llama3"), ({"within": "yarn"}, "yarn")],
 )
 def test_a_fit_is_tried_from_the_three_lowest_that_it_may_begin_at(tmp_path, options, starts):
-    """Whoever came into a later round is lower than who did not."""
     data = write(tmp_path / "data.jsonl", HELD_OUT)
-    extend = {"method": "auto", "factor": 4, "data": data} | options
-    asked = job.read({"model": "ropext://demo", "extend": extend}, [])
-    own = AutoChoice(prospect(asked, NOBODY), tmp_path, NOBODY)
-    write(tmp_path / "choosing.jsonl", [document.content for document in own.prospect.to_choose])
-    behind = [["llama3", "untouched", "ntk", "pi", "yarn"], ["untouched", "yarn", "ntk"]]
-    own.rounds = [
-        Standing(8, 1.0, dict.fromkeys(names, Value(0, None, None, 8)), {}) for names in behind
-    ]
-    assert own._fitting("yarn")["fit.start"] == starts
-    assert "fit" not in own.left_out
+    own = choice_of(tmp_path, {"method": "auto", "factor": 4, "data": data} | options)
+    fit = own.fit_of("yarn", ORDER)
+    assert fit.keys["fit.start"] == starts
+    assert fit.why_not == ""
+    assert own.fit_of("untouched", ORDER).keys == {}
 
 
-def test_a_fit_is_priced_on_the_revision_that_was_named(tmp_path, monkeypatch):
+def test_a_fit_is_counted_on_the_revision_that_was_named(tmp_path, monkeypatch):
     data = write(tmp_path / "data.jsonl", HELD_OUT)
-    extend = {"method": "auto", "factor": 4, "data": data}
-    found = prospect(job.read({"model": "ropext://demo", "extend": extend}, []), NOBODY)
-    recipe = found.recipe.model_copy(update={"revision": "v1"})
-    own = AutoChoice(replace(found, recipe=recipe), tmp_path, NOBODY)
+    own = choice_of(tmp_path, {"method": "auto", "factor": 4, "data": data}, revision="v1")
     opened = []
 
     def count_training(kind, model, data, revision=None, **options):
         opened.append(revision)
-        raise InputError("the price is of no interest here")
+        raise InputError("this fit cannot be done")
 
     monkeypatch.setattr(training, "count_training", count_training)
-    own._fitting("yarn")
-    assert opened == ["v1"]
+    fit = own.fit_of("yarn", ORDER)
+    assert opened == ["v1", "v1"]  # from three forms, then from the one that is taken
+    assert (fit.keys, fit.why_not) == ({}, "this fit cannot be done")
 
 
 @pytest.fixture(scope="module")
@@ -249,19 +233,15 @@ def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
     ranking = measure("ropext://demo", str(choice / "choosing.jsonl"), factor=2.0).ranking
     assert told["taken"] in ranking.standing.tied
     assert told["forward_tokens"] > 0
-    last = told["rounds"][-1]
-    again = {"max_docs": last["documents"]}
-    few = measure(
-        "ropext://demo", str(choice / "choosing.jsonl"), factor=2.0, reading=again
-    ).ranking
-    tails = {row.method: row.tail_nll.value for row in (*few.rows, *few.beside)}
-    far = tails["self-extend"] - tails[next(iter(last["behind"]))]
+    behind = {name: above["value"] for name, above in told["standing"]["behind"].items()}
+    assert told["standing"]["documents"] == ranking.standing.documents
+    for method, above in ranking.standing.behind.items():
+        assert behind[method] - behind[ranking.best] == pytest.approx(above.value, abs=1e-5)
+    far = ranking.beside["self-extend"].value + behind[ranking.best]
     assert f"self-extend, in memory alone: {far:+.4f} nats a token" in told["in_memory"][0]
     record = json.loads((made / "out/ropext.json").read_text())
     assert told["in_memory"][0] in record["run"]["choice"]["verdict"]["sentence"]
-    counts = [len(own["behind"]) for own in told["rounds"]]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] == 7 > counts[-1]
+    assert told["fits"]
 
 
 @pytest.mark.slow
@@ -327,6 +307,7 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
     assert code == 0, heard.err
     told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
     assert told["taken"] == "untouched"
+    assert not told["fits"]
     assert "untouched" in told["left_out"]["fit"]
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["max_position_embeddings"] == 512
@@ -399,19 +380,6 @@ def test_a_model_that_extending_helps_with_one_file_for_all(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_budget_leaves_out_what_it_does_not_hold(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = (*AUTO, "--data", "ropext://held-out", "-o", "out", "--budget", "200000")
-    code, heard = run(*words, "evaluate.items=1", "--finetune", "ropext://tuning", capsys=capsys)
-    assert code == 0, heard.err
-    told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
-    assert "more than the budget leaves" in told["left_out"]["fit"]
-    assert "more than the budget leaves" in told["left_out"]["finetune"]
-    assert told["forward_tokens"] <= 200_000
-    assert not (tmp_path / "out.run/fitted").exists()
-
-
-@pytest.mark.slow
 def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     long = [text for text in HELD_OUT if len(text) > 3000][:7]
@@ -422,20 +390,3 @@ def test_few_documents_go_on_and_say_what_they_cannot_know(tmp_path, monkeypatch
     assert "not known whether extending gains anything over truncation" in heard.out
     told = json.loads((tmp_path / "out.run/choice/choice.json").read_text())
     assert "give no interval, so that the start is written" in told["left_out"]["fit"]
-
-
-def test_a_time_is_measured_where_no_form_leaves_the_model_as_it_is(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise NotExpressible("no theta says this")
-
-    monkeypatch.setattr("ropext.pipeline.choosing.make_plan", refuse)
-    words = ["extend.budget=3h", "evaluate.max_docs=2"]
-    extend = {"method": "auto", "factor": 2, "data": "ropext://held-out"}
-    recipe = job.read({"model": "ropext://demo", "extend": extend}, words)
-    choice = AutoChoice(prospect(recipe, NOBODY), tmp_path, NOBODY)
-    assert "untouched" not in choice.variants
-    read = []
-    reader = SimpleNamespace(measure=lambda variants, *_: read.extend(v.label for v in variants))
-    choice._set_budget(reader, SimpleNamespace(of=lambda *_: None))
-    assert read == [next(iter(choice.variants))]
-    assert choice.budget > 0

@@ -1,0 +1,133 @@
+"""What `--method auto` would read, known before a weight is: the forms, and the documents that
+choose and those that give the verdict."""
+
+from dataclasses import dataclass
+
+from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.corpus import DocumentEncoder, RawDocument
+from ropext.errors import RopextError, UsageError
+from ropext.evaluation.ranking import closed_forms, frame_of, rivals
+from ropext.evaluation.variants import Variant
+from ropext.inputs import read_text
+from ropext.jsontext import JsonObject
+from ropext.narration import Call
+from ropext.options.evaluate import DEPTHS, Evaluate
+from ropext.options.extend import parse_extend
+from ropext.options.fields import EVALUATE, FIT
+from ropext.options.recipe import Recipe
+from ropext.pipeline.dividing import Coded, divide, encoder_of
+from ropext.pipeline.job import gates_of
+from ropext.pipeline.steps import LABELS, READ_ALWAYS
+from ropext.planning import Plan, make_plan
+from ropext.results import CONTROL, UNTOUCHED
+from ropext.results.gates import Metrics
+from ropext.results.perplexity import Frame
+from ropext.results.windows import forward_tokens, short_windows
+
+# What the verdict asks where the recipe names no task.
+TASK = "passkey"
+PLACES = DEPTHS[:4]
+STAYS = ("method", "theta", "even_so")  # options that leave a model as it is: its own theta
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a choice would try, known before a weight is read."""
+
+    recipe: Recipe
+    snapshot: Snapshot
+    plans: dict[str, Plan]  # the model untouched, where that can be written, and the closed forms
+    left_out: dict[str, str]  # method -> why it cannot be written
+    beside: list[Variant]  # what no checkpoint says
+    reading: Evaluate
+    encoder: DocumentEncoder
+    to_choose: list[RawDocument]
+    to_judge: list[Coded]  # none where the recipe names other documents for the verdict
+    able: int  # of those that choose, how many reach the target
+    frame: Frame
+
+    @property
+    def target(self) -> int:
+        return self.frame.longest
+
+    @property
+    def documents(self) -> int:
+        """How many each form is read on."""
+        return min(self.able, self.reading.max_docs)
+
+    @property
+    def tokens(self) -> int:
+        """Forward tokens of the choice: every form reads every document once."""
+        forms = len(self.plans) + len(self.beside)
+        return forms * self.documents * self.target
+
+    @property
+    def verdict_tokens(self) -> int:
+        """Forward tokens of the evaluation at the end: the base, it untouched, the extension, and
+        what was fitted or trained."""
+        documents = len(self.to_judge) or self.documents
+        models = 3 if self.recipe.finetune is None else 4
+        questions = len(PLACES) * self.reading.items
+        base = documents * forward_tokens(short_windows(self.target, self.frame.context))
+        return base + models * (documents + questions) * self.target
+
+    def check_gates(self) -> None:
+        """A gate about what the verdict will not measure is told before anything is read."""
+        options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation)
+        labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
+        gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
+        with self.recipe.told(EVALUATE):
+            Metrics(options, labels, options.lengths or (self.target,)).check(gates)
+
+    def to_json(self) -> JsonObject:
+        """What --dry-run tells."""
+        forms = [*self.plans, *(variant.label for variant in self.beside)]
+        judges = "evaluate.data"
+        if self.to_judge:
+            judges = f"{len(self.to_judge)} documents that take no part in choosing"
+        stages = {
+            "choose": f"{', '.join(forms)}: {self.tokens:,} tokens, on {self.documents} documents",
+            FIT: "from the closed form that is taken, if it can be written",
+            EVALUATE: f"about {self.verdict_tokens:,} tokens, on {judges}",
+        }
+        return {
+            "stages": stages,
+            "left_out": self.left_out,
+            "forward_tokens": self.tokens + self.verdict_tokens,
+        }
+
+
+def prospect(recipe: Recipe, call: Call) -> Prospect:
+    """Read the config and the documents; whatever a choice would refuse is refused."""
+    snapshot = open_snapshot(recipe.model, revision=recipe.revision)
+    request = parse_extend(recipe.request, read_text)
+    closed, left_out = closed_forms(snapshot, request, recipe.model)
+    example = next(iter(closed.values()))
+    if example.model.masked_lm:
+        raise UsageError("--method auto measures causal language models; name a method")
+    example.require_help()
+    stays = dict(zip(STAYS, ("abf", example.main.rope.theta, True), strict=True))
+    try:
+        plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), recipe.model)}
+    except RopextError:
+        plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
+    place = str(recipe.extend.data)
+    reading = Evaluate(**recipe.evaluation | {"data": place, "lengths": (example.target,)})
+    encoder = encoder_of(snapshot, example.model.vocab_size, reading.seed, call)
+    has_judges = recipe.evaluate is not None and bool(recipe.evaluate.data)
+    documents = divide(reading, encoder, example.target, has_judges)
+    made = Prospect(
+        recipe=recipe,
+        snapshot=snapshot,
+        plans=plans | closed,
+        left_out=left_out,
+        beside=rivals(snapshot, request),
+        reading=reading,
+        encoder=encoder,
+        to_choose=[document for document, _ in (*documents.chosen, *documents.short)],
+        to_judge=documents.judged,
+        able=len(documents.chosen),
+        frame=frame_of(example.context, example.target, reading.seed),
+    )
+    made.check_gates()
+    return made

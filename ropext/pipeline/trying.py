@@ -1,0 +1,116 @@
+"""Every form of `--method auto` reads the same documents, once."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ropext import corpus
+from ropext.checkpoint import with_weights
+from ropext.errors import InputError
+from ropext.evaluation.documents import read_corpus
+from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.ranking import readable
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reads import Reads
+from ropext.evaluation.variants import Variant, applied
+from ropext.lengths import length_text
+from ropext.models.load import load_model, loading_of, silenced
+from ropext.models.memory import memory_errors, out_of_memory
+from ropext.narration import Call
+from ropext.pipeline.prospect import Prospect
+from ropext.results import EXTENDED
+from ropext.results.measurement import Store
+from ropext.results.overlap import Trained, trained
+from ropext.results.rules import Standing, in_memory, standing, tail_above
+from ropext.results.values import FEWEST_DOCUMENTS
+
+# The divided documents are plain: what it took to read the user's is not asked again.
+PLAIN: dict[str, Any] = dict.fromkeys(("column", "split", "split_documents", "data_revision"))
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the forms read."""
+
+    order: Standing
+    chose: Trained  # the documents
+    in_memory: tuple[str, ...]  # a sentence for each form that no checkpoint holds
+    not_finite: Mapping[str, str]  # form -> why its logits count for nothing
+    tokens: int  # read forward
+
+
+def choosing_file(folder: Path) -> Path:
+    """Where the documents that choose are."""
+    return folder / "choosing.jsonl"
+
+
+def read_forms(prospect: Prospect, folder: Path, call: Call) -> Tried:
+    """Read every form on the documents that choose; an interrupted choice reads nothing twice."""
+    say = call.hooks.say
+    say(
+        f"choosing among {', '.join(prospect.plans)} at {length_text(prospect.target)} on "
+        f"{prospect.documents} documents"
+    )
+    if prospect.documents < FEWEST_DOCUMENTS:
+        say(
+            f"warning: [few-documents] only {prospect.documents} documents to choose by: "
+            "nothing is sure (eight or more give intervals), and the lowest is taken as it stands"
+        )
+    said = out_of_memory(prospect.recipe.model, "what was read is kept")
+    with silenced(), memory_errors(said):
+        return FormReader(prospect, folder, call).read()
+
+
+class FormReader:
+    """One model that reads by every form in turn."""
+
+    def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
+        self.prospect = prospect
+        self.call = call
+        self.folder = folder
+        self.forms = list[Variant]()
+        for label, plan in prospect.plans.items():
+            self.forms.append(Variant(label, EXTENDED, prospect.snapshot, plan.config))
+        everyone = [*self.forms, *prospect.beside]
+        self.stores = {v.label: Store(folder / "readings" / v.label) for v in everyone}
+        self.not_finite = dict[str, str]()
+        self.tokens = 0
+
+    def read(self) -> Tried:
+        """Read those that a checkpoint can hold, then the others beside the lowest of them."""
+        prospect = self.prospect
+        files = prospect.reading.changed(data=str(choosing_file(self.folder)), **PLAIN)
+        wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
+        documents = read_corpus(files, prospect.encoder, wanted).documents
+        loading = loading_of(files, self.call.trust_remote_code)
+        model = load_model(with_weights(prospect.snapshot), loading)
+        reader = Reader(partial(applied, model), files)
+        reads = Reads(prospect.frame, documents)
+        finite = self._read(reader, self.forms, reads)
+        if not finite:
+            raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
+        order = standing(reads.measured(finite, self.stores))
+        (lowest,) = (variant for variant in finite if variant.label == order.lowest)
+        sentences = list[str]()
+        for variant in self._read(reader, readable(reader.computing, prospect.beside), reads):
+            both = reads.measured([lowest, variant], self.stores)
+            above = tail_above(both, variant.label, lowest.label)
+            sentences.append(in_memory(variant.label, above, lowest.label))
+        chose = trained(document.known_by[1:] for document in documents)
+        return Tried(order, chose, tuple(sentences), self.not_finite, self.tokens)
+
+    def _read(self, reader: Reader, variants: Iterable[Variant], reads: Reads) -> list[Variant]:
+        """Read what was not read before; those whose logits are finite."""
+        finite = list[Variant]()
+        for variant in variants:
+            self.tokens += reads.tokens(variant)
+            progress = Progress(hooks=self.call.hooks, kept_in=self.folder)
+            try:
+                reader.measure([variant], reads, self.stores, progress)
+            except NanInLogits as error:
+                self.not_finite[variant.label] = str(error)
+            else:
+                finite.append(variant)
+        return finite
