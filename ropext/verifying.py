@@ -471,6 +471,8 @@ def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
         numbers += [*each.wanted.inv_freq, *(each.wanted.short_inv_freq or ())]
         if not all(map(math.isfinite, numbers)):
             raise ValueError("its numbers are to be finite")
+        if not isinstance(each.params.get("rope_type"), str):
+            raise ValueError("its rope_type is to be a text")
         forms.steepness(each.params)  # refuses a dict that no plan has
     return sites
 
@@ -493,6 +495,8 @@ def _planned(path: Path, flag: str = "--against ") -> Claim:
         raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
     try:
         sites = _saved_sites(plan)
+        if plan["factor"] != target / context:
+            raise ValueError("its factor is not its target over its context")
         edits = provenance.edits_of(plan)
         base = provenance.undone(plan["config"], edits)
         edited = tuple(edit.key for edit in edits)
