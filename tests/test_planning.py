@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import Counter
+from contextlib import suppress
 
 import configs
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from ropext import families
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.planning import make_plan, make_table_plan
+from ropext.planning import attempts, make_plan, make_table_plan
 from ropext.report import text
 
 
@@ -487,3 +489,36 @@ def test_an_infinite_factor_stops_a_pair():
     for wrong in (0.0, -1.0, math.nan, -math.inf):
         with pytest.raises(UsageError):
             plan(configs.LLAMA, method="longrope", pair_factors=(wrong,) * 64)
+
+
+def counted(monkeypatch, **options):
+    """How often a plan for Llama 3.1 runs a method, looks for a form and asks the loaders."""
+    counts = Counter()
+
+    def count(module, name):
+        function = getattr(module, name)
+
+        def counting(*given, **named):
+            counts[name] += 1
+            return function(*given, **named)
+
+        monkeypatch.setattr(module, name, counting)
+
+    count(attempts.scaling, "scale")
+    count(attempts.forms, "carry")
+    count(attempts, "readings_of")
+    with suppress(NotExpressible):
+        make_plan(configs.LLAMA31, Extend(target=262144, **options))
+    return counts
+
+
+def test_each_method_is_run_once_for_a_plan(monkeypatch):
+    """Six methods need no input; the seventh count is the way from before Llama 3.1's scaling."""
+    assert counted(monkeypatch) == {"scale": 7, "carry": 7, "readings_of": 7}
+
+
+def test_each_method_is_run_once_for_a_refusal(monkeypatch):
+    """Six methods from the scaled model and six from before; the one that was named is tried twice
+    more, for any loader and for those that were not measured."""
+    counts = counted(monkeypatch, method="llama3", for_loaders=("llama.cpp",))
+    assert counts == {"scale": 12, "carry": 14, "readings_of": 6}

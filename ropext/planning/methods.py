@@ -2,73 +2,36 @@
 where none is named."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ropext import families, forms, loaders, scaling
-from ropext.errors import NotExpressible, UsageError, listed
+from ropext.errors import NotExpressible, listed
 from ropext.families import Model
-from ropext.options.extend import KNOBS, Extend, knobs_for
+from ropext.options.extend import KNOBS, Extend
 from ropext.options.fields import flag
+from ropext.planning.attempts import Attempt, Attempts
 from ropext.planning.plan import (
     LENGTH_ONLY,
-    WRONG,
     MethodRow,
     Recommendation,
     Way,
     by_options,
     nearest_form,
-    newest,
-    readings_of,
 )
-from ropext.rope import Rope, RopeSite, Spectrum, explain, turns
+from ropext.rope import RopeSite, turns
 
 
-def _extended(site: RopeSite, recipe: Extend) -> Rope:
-    return site.rope.original() if recipe.from_original else site.rope
-
-
-def plan_site(
-    model: Model, site: RopeSite, method: str, target: int, knobs: object, recipe: Extend
-) -> RopeSite:
+def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> RopeSite:
+    """The site as an attempt leaves it; NotExpressible where nothing carries that."""
     if not site.scaled:
         return site
-    rope = _extended(site, recipe)
-    wanted: Spectrum = rope.spectrum
-    native: forms.Params | None
-    if recipe.length_only:
-        native = _stated_anew(site, target)
-    else:
-        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-        wanted = scaling.compose(rope, scaled, target)
-        native = scaling.native(rope, scaled)
-    try:
-        params = _carry(model, site, rope, wanted, target, native, recipe)
-    except NotExpressible:
-
-        def carried(request: Extend) -> forms.Params | None:
-            try:
-                return _carry(model, site, rope, wanted, target, native, request)
-            except NotExpressible:
-                return None
-
-        exact = partial(_exact_in, model, rope, wanted)
-        raise NotExpressible(_why_not(model, method, target, recipe, carried, exact)) from None
-    return replace(site, rope=rope, wanted=wanted, params=params)
-
-
-def _stated_anew(site: RopeSite, target: int) -> forms.Params:
-    """The rope dict as it stands, beside a stated length of `target`.
-
-    Of a longrope vLLM and Phi-3's own class derive the attention factor from the two lengths, so
-    that the dict has their ratio, and an attention factor that is another has to be written.
-    """
-    params = site.params
-    if params["rope_type"] != "longrope" or params.get("mscale_all_dim"):
-        return params  # DeepSeek's softmax reads the factor itself
-    return params | {"factor": target / params["original_max_position_embeddings"]}
+    params = attempts.params(site, attempt)
+    if params is None:
+        raise NotExpressible(_why_not(attempts, site, attempt, recipe))
+    wish = attempts.wish(site, attempt)
+    return replace(site, rope=wish.rope, wanted=wish.wanted, params=params)
 
 
 def needs_no_scaling(model: Model) -> bool:
@@ -106,27 +69,23 @@ def require_lasting(model: Model, target: int) -> None:
         )
 
 
-def _moves(rope: Rope, wanted: Spectrum) -> bool:
-    return wanted.inv_freq != rope.spectrum.inv_freq
-
-
-def require_motion(model: Model, method: str, target: int, knobs: object, recipe: Extend) -> None:
+def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None:
     """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
-    ropes = [_extended(site, recipe) for site in model.scaled_sites]
-    made = [scaling.scale(rope, method, target, knobs, recipe.attention) for rope in ropes]
-    pairs = zip(ropes, made, strict=True)
-    moved = any(_moves(rope, scaling.compose(rope, spectrum, target)) for rope, spectrum in pairs)
+    model = attempts.model
+    method = attempt.method
+    wishes = [attempts.wish(site, attempt) for site in model.scaled_sites]
+    moved = any(wish.moves for wish in wishes)
     if moved or recipe.attention is not None or recipe.even_so:
         return
+    ropes = [wish.rope for wish in wishes]
     turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
     if not turning:
         raise NotExpressible(f"--method {method}: every pair of this model stands still already")
     fewest = min(turning)
-    able = _able(model, target, recipe)
+    able = attempts.able(recipe)
     hint = f"; these methods move some: {', '.join(able)}" if able else ""
-    hint += "; --length-only raises that length, which is all that is needed" * (
-        needs_no_scaling(model) and not recipe.from_original
-    )
+    if needs_no_scaling(model) and not recipe.from_original:
+        hint += "; --length-only raises that length, which is all that is needed"
     raise NotExpressible(
         f"--method {method} moves no pair of this model, since each turns at least {fewest:.4g}"
         f" times in its {ropes[0].context} tokens; only the stated length would grow{hint}"
@@ -134,110 +93,81 @@ def require_motion(model: Model, method: str, target: int, knobs: object, recipe
     )
 
 
-def _exact_in(
-    model: Model,
-    rope: Rope,
-    wanted: Spectrum,
-    names: tuple[str, ...],
-    params: forms.Params,
-    even_so: bool,
-) -> bool:
-    """Whether these loaders read a dict of this spectrum exactly, as a config or as GGUF keys."""
-    if model.container:
-        from ropext.loaders import gguf
-
-        form = gguf.carry(model.container, rope, wanted, params)
-        text = model.text_type
-        return form is not None and gguf.exact_in(names, model.container, form, text, even_so)
-    return loaders.exact_in(
-        names, model.text_type, params, even_so=even_so, model_type=model.model_type
-    )
-
-
-def _carry(
-    model: Model,
-    site: RopeSite,
-    rope: Rope,
-    wanted: Spectrum,
-    target: int,
-    native: forms.Params | None,
-    recipe: Extend,
-) -> forms.Params:
-    def accept(params: forms.Params) -> bool:
-        if params["rope_type"] not in model.forms:
-            return False
-        # A length that also scales queries stays, and may be another than this form asks for.
-        scaled = families.keep_query_scales(site.params, params)
-        if not forms.same(forms.read(scaled, rope, target), wanted):
-            return False
-        if model.container:
-            params = scaled
-        else:
-            params = families.as_written(model.text_type, params, rope)
-        return _exact_in(model, rope, wanted, recipe.for_loaders, params, recipe.even_so)
-
-    carried = forms.carry(rope, wanted, target, native, accept)
-    return families.as_written(model.text_type, carried, rope)
-
-
-def _why_not(
-    model: Model,
-    method: str,
-    target: int,
-    recipe: Extend,
-    carried: Callable[[Extend], forms.Params | None],
-    exact: Callable[[tuple[str, ...], forms.Params, bool], bool],
-) -> str:
+def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> str:
     """Which part of the request nothing carries, and what would be carried."""
+    model = attempts.model
+    method = attempt.method
     names = recipe.for_loaders
-    trusted = carried(recipe.changed(even_so=True))
+    trusted = attempts.params(site, replace(attempt, even_so=True))
+    free = attempts.params(site, replace(attempt, for_loaders=()))
     if trusted is not None:
-        misread = _misread(model, names, carried(recipe.changed(for_loaders=())))
+        misread = _misread(model, names, free)
         if misread:
             form = trusted["rope_type"]
             other = f"--even-so writes {form} scaling instead, which was not measured there"
             return f"--method {method} --for {','.join(names)}: {misread}; {other}"
-        unsure = [name for name in names if not exact((name,), trusted, False)]
-        said = (
-            f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
-            f" in {model.model_type} was not measured"
-        )
-        if not model.container:
-            kind = model.model_type
-            halves = [
-                loaders.unmeasured(name, model.text_type, trusted, model_type=kind)
-                for name in unsure
-            ]
-            said += f" ({'; '.join(halves)})"
-        return f"{said}; --even-so writes it anyway"
-    given = {flag(key): getattr(recipe, key) for key in KNOBS}
-    knobs = [f"{name} {value:g}" for name, value in given.items() if isinstance(value, float | int)]
+        return _not_measured(attempts, site, attempt, trusted)
+    knobs = []
+    for key in KNOBS:
+        value = getattr(recipe, key)
+        if isinstance(value, float | int):
+            knobs.append(f"{flag(key)} {value:g}")
     wish = " ".join([f"--method {method}", *knobs])
     if recipe.attention is not None:
         wish += f" with an attention factor of {recipe.attention:g}"
     wish += " cannot"
-    where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
-    if model.container:
-        where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
-    if names:
-        where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
-    able = _able(model, target, recipe)
-    alone = ", without such options" if knobs else ""
-    hint = f"; these methods can{alone}: {', '.join(able)}" if able else ""
-    if not able and recipe.attention is not None:
-        able = _able(model, target, recipe.changed(attention_factor=None, temperature=None))
-        hint = f"; without that factor these methods can: {', '.join(able)}" if able else ""
+    able = attempts.able(recipe)
+    hint = ""
+    if able:
+        alone = ", without such options" if knobs else ""
+        hint = f"; these methods can{alone}: {', '.join(able)}"
+    elif recipe.attention is not None:
+        able = attempts.able(recipe.changed(attention_factor=None, temperature=None))
+        if able:
+            hint = f"; without that factor these methods can: {', '.join(able)}"
     if not able:
-        hint = _from_original(model, method, target, recipe)
-    free = carried(recipe.changed(for_loaders=()))
+        hint = _from_original(attempts, method, recipe)
     if free is not None and not able and not hint and not model.container:
-        near = {name: nearest_form(model, name, free, target) for name in names}
+        near = {name: nearest_form(model, name, free, attempts.target) for name in names}
         for options, readers in by_options(near).items():
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
     if recipe.method is None and recipe.attention is None and not knobs and not able:
         wish = "no method can"  # nobody asked for this one
-    return f"{wish} be written exactly in the {where}{hint}"
+    return f"{wish} be written exactly in the {_carriers(model, names)}{hint}"
+
+
+def _not_measured(
+    attempts: Attempts, site: RopeSite, attempt: Attempt, trusted: forms.Params
+) -> str:
+    """That loaders of --for are not known to read the dict that would carry it."""
+    model = attempts.model
+    wish = attempts.wish(site, attempt)
+    unsure = []
+    for name in attempt.for_loaders:
+        if not attempts.are_exact((name,), wish, trusted, even_so=False):
+            unsure.append(name)
+    said = (
+        f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
+        f" in {model.model_type} was not measured"
+    )
+    if not model.container:
+        kind = model.model_type
+        halves = [
+            loaders.unmeasured(name, model.text_type, trusted, model_type=kind) for name in unsure
+        ]
+        said += f" ({'; '.join(halves)})"
+    return f"{said}; --even-so writes it anyway"
+
+
+def _carriers(model: Model, names: Sequence[str]) -> str:
+    """What would have to carry the spectrum, in words."""
+    where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
+    if model.container:
+        where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
+    if names:
+        where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
+    return where
 
 
 def _misread(model: Model, names: Sequence[str], params: forms.Params | None) -> str:
@@ -255,12 +185,14 @@ def _they(names: Sequence[str], verb: str) -> str:
     return f"{listed(names)} {verb.removesuffix('s') if len(names) > 1 else verb}"
 
 
-def _from_original(model: Model, method: str, target: int, recipe: Extend) -> str:
+def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
     """What a model that is scaled already can be written as from before that scaling."""
+    model = attempts.model
+    target = attempts.target
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if not scaled or recipe.from_original or model.asks_original:
         return ""
-    able = _able(model, target, recipe.changed(from_original=True))
+    able = attempts.able(recipe.changed(from_original=True))
     if not able:
         return ""
     first = method if method in able else able[-1]
@@ -271,67 +203,33 @@ def _from_original(model: Model, method: str, target: int, recipe: Extend) -> st
     kept = _kept(params) if ITS_METHOD.get(params["rope_type"]) == first else {}
     if kept:
         wish = recipe.changed(method=first, from_original=True, factor=None, target=target, **kept)
-        carried = method_row(model, first, first, target, wish).form is not None
+        carried = attempts.row(wish, first, first).form is not None
         options += _as_flags(kept) if carried else f" (without its own{_as_flags(kept)})"
-    return f"; {options}{f' (or {listed(others)})' if others else ''} can"
-
-
-def _able(model: Model, target: int, recipe: Extend) -> list[str]:
-    """The methods that could be written, at their default knobs."""
-    rows = (method_row(model, name, "", target, recipe) for name in scaling.METHODS)
-    return [row.method for row in rows if row.form]
-
-
-def method_row(model: Model, method: str, chosen: str, target: int, recipe: Extend) -> MethodRow:
-    """The two numbers of one method, and the form that would carry it; knobs for the chosen one."""
-    if method in ("abf", "longrope") and method != chosen:
-        needs = "--theta" if method == "abf" else "--pair-factors"
-        return MethodRow(method, None, None, f"needs {needs}")
-    site = next(site for site in model.sites if site.scaled)
-    rope = _extended(site, recipe)
-    knobs = knobs_for(recipe, method) if method == chosen else scaling.find(method).knobs()
-    try:
-        scaled = scaling.scale(rope, method, target, knobs, recipe.attention)
-        wanted = scaling.compose(rope, scaled, target)
-        explanation = explain(site.rope, wanted, target)
-        if not _moves(rope, wanted) and recipe.attention is None and not recipe.even_so:
-            return MethodRow(method, explanation, None, "moves no pair here")
-        native = scaling.native(rope, scaled)
-        params = _carry(model, site, rope, wanted, target, native, recipe)
-    except UsageError as error:
-        return MethodRow(method, None, None, str(error))
-    except NotExpressible:
-        where = f"for {listed(recipe.for_loaders)}" if recipe.for_loaders else "here"
-        return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
-    readings = newest(readings_of(model, rope, wanted, params, target))
-    return MethodRow(
-        method,
-        explanation,
-        params["rope_type"],
-        attention_factor=wanted.attention_factor,
-        read_by=tuple(r.loader for r in readings if r.verdict == "same"),
-        misread_by=tuple(r.loader for r in readings if r.verdict in WRONG),
-    )
+    if others:
+        options += f" (or {listed(others)})"
+    return f"; {options} can"
 
 
 # The method whose own form a scaling has; of another's pair factors nobody has the file.
 ITS_METHOD = {"yarn": "yarn", "llama3": "llama3", "linear": "pi", "dynamic": "dynamic"}
 
 
-def ways_of(model: Model, recipe: Extend, method: str, target: int) -> tuple[Way, ...]:
+def ways_of(attempts: Attempts, recipe: Extend, method: str) -> tuple[Way, ...]:
     """Both ways to extend a model that is scaled already: on from what it turns now, or in one step
     from before its scaling. Which is right, only its owner knows."""
+    model = attempts.model
+    target = attempts.target
     if recipe.length_only or not any(site.rope.is_scaled for site in model.scaled_sites):
         return ()
     on = recipe.changed(from_original=False)
     first = on if recipe.from_original else recipe
     name = "by-parts" if recipe.from_original else method
-    row = method_row(model, name, method, target, first)
+    row = attempts.row(first, name, method)
     again = "its weights were trained since that scaling, or nobody knows"
     ways = [_way(f"--target {target} --method {name}", again, row)]
     if model.asks_original:
         return tuple(ways)
-    options, row = _in_one_step(model, recipe, target)
+    options, row = _in_one_step(attempts, recipe)
     condition = "its weights were not trained since that scaling"
     if model.scaled_sites[0].params["rope_type"] == "longrope":
         condition += "; its own pair factors are dropped"
@@ -343,16 +241,17 @@ def _way(options: str, condition: str, row: MethodRow) -> Way:
     return Way(options, f"where {condition}", row.form, row.read_by, row.misread_by)
 
 
-def _in_one_step(model: Model, recipe: Extend, target: int) -> tuple[str, MethodRow]:
+def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
     """The options that scale the model from its original context, with every key of its own
     scaling, and what they give."""
-    params = model.scaled_sites[0].params
+    params = attempts.model.scaled_sites[0].params
+    target = attempts.target
     own = ITS_METHOD.get(params["rope_type"], "yarn")
     plain: dict[str, Any] = dict.fromkeys((*KNOBS, "attention_factor", "temperature"))
     for name in dict.fromkeys((own, "yarn", "by-parts")):
         kept = _kept(params) if name == own else {}
         wish = plain | kept | {"method": name, "from_original": True, "factor": None}
-        row = method_row(model, name, name, target, recipe.changed(**wish, target=target))
+        row = attempts.row(recipe.changed(**wish, target=target), name, name)
         if row.form is not None:
             break
     return f"--from-original --target {target} --method {name}{_as_flags(kept)}", row
@@ -404,15 +303,16 @@ class _Case:
     method: str
 
 
-def recommend(
-    model: Model,
-    recipe: Extend,
-    target: int,
-    rows: Sequence[MethodRow],
-    from_original: Callable[[], Sequence[MethodRow]],
-) -> Recommendation:
+def rows_of(attempts: Attempts, recipe: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
+    """The row of every method, and that of the user's own where it is the chosen one."""
+    return tuple(attempts.row(recipe, method, chosen) for method in scaling.beside(chosen))
+
+
+def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> Recommendation:
     """The first case that applies and whose method can be written; of a scaled model where none
-    can, the first from its original spectrum (whose rows `from_original` makes)."""
+    can, the first from its original spectrum."""
+    model = attempts.model
+    target = attempts.target
     if model.obstacles:
         said = "scaling cannot help this model, as the warnings say"
         return Recommendation("none", False, f"{said}; --length-only raises its length")
@@ -427,7 +327,8 @@ def recommend(
         return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        first = _first(model, recipe, _unscaled_cases(model, recipe), from_original())
+        originals = rows_of(attempts, recipe.changed(from_original=True))
+        first = _first(model, recipe, _unscaled_cases(model, recipe), originals)
         if first is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
@@ -512,16 +413,18 @@ def _readers(row: MethodRow) -> str:
     return f"{out}, read as planned by every loader that was measured"
 
 
-def default_method(model: Model, recipe: Extend, target: int) -> str:
+def default_method(attempts: Attempts, recipe: Extend) -> str:
     """The first of those recommended that can be written (with --for, that every loader named reads
     exactly) and has the knobs that were given."""
+    model = attempts.model
     knobs = {name for name in KNOBS if getattr(recipe, name) is not None}
 
     def takes(method: str) -> bool:
-        return knobs <= {*scaling.find(method).knob_names()}
+        return knobs <= set(scaling.find(method).knob_names())
 
-    preferred = _preferred(model)
     cases = [case for case in _cases(model, recipe) if takes(case.method)]
-    rows = [method_row(model, each, "", target, recipe) for each in scaling.METHODS]
-    first = _first(model, recipe, cases, rows)
-    return first[0] if first else next(filter(takes, preferred), preferred[0])
+    first = _first(model, recipe, cases, rows_of(attempts, recipe))
+    if first is not None:
+        return first[0]
+    preferred = _preferred(model)
+    return next(filter(takes, preferred), preferred[0])

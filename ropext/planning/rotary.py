@@ -4,32 +4,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ropext import families, scaling
+from ropext import families
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.forms import same
 from ropext.loaders import LoaderReading
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
+from ropext.planning.attempts import Attempts, attempt_of
 from ropext.planning.methods import (
     default_method,
-    method_row,
     needs_no_scaling,
     plan_site,
     recommend,
     require_lasting,
     require_motion,
+    rows_of,
     ways_of,
 )
 from ropext.planning.plan import (
     LENGTH_ONLY,
     WRONG,
     ExtensionPlan,
-    MethodRow,
     Plan,
     Way,
     newest,
-    readings_of,
     too_far,
     why_unfolded,
 )
@@ -208,28 +207,25 @@ def make_plan(
     target = resolve_target(recipe, context)
     if _leaves_the_spectrum(model, recipe, target):
         recipe = recipe.changed(length_only=True)
+    attempts = Attempts(model, target)
     method = LENGTH_ONLY
     knobs = None
     if recipe.length_only:
         require_lasting(model, target)
     else:
-        method = recipe.method or default_method(model, recipe, target)
+        method = recipe.method or default_method(attempts, recipe)
         knobs = knobs_for(recipe, method)
-        require_motion(model, method, target, knobs, recipe)
-    sites = tuple(plan_site(model, site, method, target, knobs, recipe) for site in model.sites)
+        require_motion(attempts, attempt_of(recipe, method, knobs), recipe)
+    attempt = attempt_of(recipe, method, knobs)
+    sites = tuple(plan_site(attempts, site, attempt, recipe) for site in model.sites)
     params = {site.label: site.params for site in sites if site.scaled}
     written = families.write(dict(config), model, params, target)
     _read_again(written, method, {site.label: site.wanted for site in sites})
-
-    def rows(request: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
-        return tuple(method_row(model, m, chosen, target, request) for m in scaling.beside(chosen))
-
     others = recipe.changed(length_only=False)  # what the methods would do
-    first = others.changed(from_original=True)
-    table = rows(others, method)
+    rows = rows_of(attempts, others, method)
     main = next(site for site in sites if site.scaled)
-    readings = readings_of(model, main.rope, main.wanted, main.params, target)
-    ways = ways_of(model, recipe, method, target)
+    readings = attempts.readings(model.scaled_sites[0], attempt, main.params)
+    ways = ways_of(attempts, recipe, method)
     warnings = warnings_of(model, recipe, sites, context, target)
     authors = families.recipe_of(model)
     notes = tuple[str, ...]()
@@ -253,8 +249,8 @@ def make_plan(
         sites=sites,
         config=written,
         edits=tuple(families.diff(dict(config), written)),
-        methods=table,
-        recommendation=recommend(model, others, target, table, lambda: rows(first)),
+        methods=rows,
+        recommendation=recommend(attempts, others, rows),
         warnings=(*warnings, *composed(recipe, main, readings, ways)),
         notes=notes,
         readings=readings,
