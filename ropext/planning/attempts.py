@@ -37,18 +37,18 @@ def attempt_of(recipe: Extend, method: str, knobs: object) -> Attempt:
 
 
 @dataclass(frozen=True)
-class Wish:
+class WantedSpectrum:
     """The spectrum that a method asks for at a place, and the method's own dict for it."""
 
     site: RopeSite
     rope: Rope  # the one that is scaled: with from_original that before the config's scaling
-    wanted: Spectrum
+    spectrum: Spectrum
     native: forms.Params | None
 
     @property
     def moves(self) -> bool:
         """Whether any pair turns otherwise than before."""
-        return self.wanted.inv_freq != self.rope.spectrum.inv_freq
+        return self.spectrum.inv_freq != self.rope.spectrum.inv_freq
 
 
 class Attempts:
@@ -57,53 +57,53 @@ class Attempts:
     def __init__(self, model: Model, target: int) -> None:
         self.model = model
         self.target = target
-        self._wishes: dict[tuple[str, Attempt], Wish] = {}
+        self._wanted: dict[tuple[str, Attempt], WantedSpectrum] = {}
         self._params: dict[tuple[str, Attempt], forms.Params | None] = {}
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
         self._rows: dict[Attempt, MethodRow] = {}
 
-    def wish(self, site: RopeSite, attempt: Attempt) -> Wish:
+    def wanted(self, site: RopeSite, attempt: Attempt) -> WantedSpectrum:
         """What the method asks for; UsageError where it cannot be run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
-        if key not in self._wishes:
-            self._wishes[key] = self._new_wish(site, attempt)
-        return self._wishes[key]
+        if key not in self._wanted:
+            self._wanted[key] = self._new_wanted(site, attempt)
+        return self._wanted[key]
 
-    def _new_wish(self, site: RopeSite, attempt: Attempt) -> Wish:
+    def _new_wanted(self, site: RopeSite, attempt: Attempt) -> WantedSpectrum:
         rope = site.rope.original() if attempt.from_original else site.rope
         if attempt.method == LENGTH_ONLY:
-            return Wish(site, rope, rope.spectrum, _stated_anew(site, self.target))
+            return WantedSpectrum(site, rope, rope.spectrum, _stated_anew(site, self.target))
         scaled = scaling.scale(rope, attempt.method, self.target, attempt.knobs, attempt.attention)
-        wanted = scaling.compose(rope, scaled, self.target)
-        return Wish(site, rope, wanted, scaling.native(rope, scaled))
+        spectrum = scaling.compose(rope, scaled, self.target)
+        return WantedSpectrum(site, rope, spectrum, scaling.native(rope, scaled))
 
     def params(self, site: RopeSite, attempt: Attempt) -> forms.Params | None:
         """The stock dict that carries it as asked; None where none does."""
         key = (site.label, attempt)
         if key not in self._params:
-            self._params[key] = self._carried(self.wish(site, attempt), attempt)
+            self._params[key] = self._carried(self.wanted(site, attempt), attempt)
         return self._params[key]
 
-    def _carried(self, wish: Wish, attempt: Attempt) -> forms.Params | None:
+    def _carried(self, wanted: WantedSpectrum, attempt: Attempt) -> forms.Params | None:
         model = self.model
-        rope = wish.rope
+        rope = wanted.rope
 
         def accept(params: forms.Params) -> bool:
             if params["rope_type"] not in model.forms:
                 return False
             # A length that also scales queries stays, and may be another than this form asks for.
-            scaled = families.keep_query_scales(wish.site.params, params)
-            if not forms.same(forms.read(scaled, rope, self.target), wish.wanted):
+            scaled = families.keep_query_scales(wanted.site.params, params)
+            if not forms.same(forms.read(scaled, rope, self.target), wanted.spectrum):
                 return False
             if model.container:
                 params = scaled
             else:
                 params = families.as_written(model.text_type, params, rope)
-            return self.are_exact(attempt.for_loaders, wish, params, even_so=attempt.even_so)
+            return self.are_exact(attempt.for_loaders, wanted, params, even_so=attempt.even_so)
 
         try:
-            carried = forms.carry(rope, wish.wanted, self.target, wish.native, accept)
+            carried = forms.carry(rope, wanted.spectrum, self.target, wanted.native, accept)
         except NotExpressible:
             return None
         return families.as_written(model.text_type, carried, rope)
@@ -114,20 +114,22 @@ class Attempts:
         """Who reads the dict that carries it how."""
         key = (site.label, attempt)
         if key not in self._readings:
-            wish = self.wish(site, attempt)
+            wanted = self.wanted(site, attempt)
             target = self.target
-            self._readings[key] = readings_of(self.model, wish.rope, wish.wanted, params, target)
+            self._readings[key] = readings_of(
+                self.model, wanted.rope, wanted.spectrum, params, target
+            )
         return self._readings[key]
 
     def are_exact(
-        self, names: tuple[str, ...], wish: Wish, params: forms.Params, *, even_so: bool
+        self, names: tuple[str, ...], wanted: WantedSpectrum, params: forms.Params, *, even_so: bool
     ) -> bool:
         """Whether these loaders read a dict exactly, as a config or as GGUF keys."""
         model = self.model
         if model.container:
             from ropext.loaders import gguf  # late: no directory needs it
 
-            form = gguf.carry(model.container, wish.rope, wish.wanted, params)
+            form = gguf.carry(model.container, wanted.rope, wanted.spectrum, params)
             text = model.text_type
             return form is not None and gguf.exact_in(names, model.container, form, text, even_so)
         return loaders.exact_in(
@@ -153,11 +155,11 @@ class Attempts:
         method = attempt.method
         site = self.model.scaled_sites[0]
         try:
-            wish = self.wish(site, attempt)
+            wanted = self.wanted(site, attempt)
         except UsageError as error:
             return MethodRow(method, None, None, str(error))
-        explanation = explain(site.rope, wish.wanted, self.target)
-        if not wish.moves and attempt.attention is None and not attempt.even_so:
+        explanation = explain(site.rope, wanted.spectrum, self.target)
+        if not wanted.moves and attempt.attention is None and not attempt.even_so:
             return MethodRow(method, explanation, None, "moves no pair here")
         params = self.params(site, attempt)
         if params is None:
@@ -168,7 +170,7 @@ class Attempts:
             method,
             explanation,
             params["rope_type"],
-            attention_factor=wish.wanted.attention_factor,
+            attention_factor=wanted.spectrum.attention_factor,
             read_by=tuple(r.loader for r in readings if r.verdict == "same"),
             misread_by=tuple(r.loader for r in readings if r.verdict in WRONG),
         )

@@ -30,8 +30,8 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
     params = attempts.params(site, attempt)
     if params is None:
         raise NotExpressible(_why_not(attempts, site, attempt, recipe))
-    wish = attempts.wish(site, attempt)
-    return replace(site, rope=wish.rope, wanted=wish.wanted, params=params)
+    wanted = attempts.wanted(site, attempt)
+    return replace(site, rope=wanted.rope, wanted=wanted.spectrum, params=params)
 
 
 def needs_no_scaling(model: Model) -> bool:
@@ -73,11 +73,11 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
     """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
     model = attempts.model
     method = attempt.method
-    wishes = [attempts.wish(site, attempt) for site in model.scaled_sites]
-    moved = any(wish.moves for wish in wishes)
+    spectra = [attempts.wanted(site, attempt) for site in model.scaled_sites]
+    moved = any(wanted.moves for wanted in spectra)
     if moved or recipe.attention is not None or recipe.even_so:
         return
-    ropes = [wish.rope for wish in wishes]
+    ropes = [wanted.rope for wanted in spectra]
     turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
     if not turning:
         raise NotExpressible(f"--method {method}: every pair of this model stands still already")
@@ -142,10 +142,10 @@ def _not_measured(
 ) -> str:
     """That loaders of --for are not known to read the dict that would carry it."""
     model = attempts.model
-    wish = attempts.wish(site, attempt)
+    wanted = attempts.wanted(site, attempt)
     unsure = []
     for name in attempt.for_loaders:
-        if not attempts.are_exact((name,), wish, trusted, even_so=False):
+        if not attempts.are_exact((name,), wanted, trusted, even_so=False):
             unsure.append(name)
     said = (
         f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
