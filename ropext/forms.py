@@ -6,7 +6,7 @@ wanted spectrum. An export is exact or it raises.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ropext.errors import InputError, NotExpressible
@@ -47,7 +47,9 @@ def default_attention(params: Mapping[str, Any]) -> float:
             factor = params["factor"]
             m = params.get("mscale")
             m_all = params.get("mscale_all_dim")
-            return mscale(factor, m) / mscale(factor, m_all) if m and m_all else mscale(factor)
+            if m and m_all:
+                return mscale(factor, m) / mscale(factor, m_all)
+            return mscale(factor)
         case "longrope":
             return longrope_attention(params["factor"], params["original_max_position_embeddings"])
     return 1.0
@@ -153,6 +155,8 @@ def _factor(params: Mapping[str, Any], context: int) -> float:
 
 def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
     theta = _number(params, "rope_theta")
+    # Stock reads `truncate` from the outer dict, so a nested one never sees it.
+    truncate = nested or bool(params.get("truncate", True))
     if theta <= 1:
         raise InputError(
             f"config.json: rope_theta is {theta:g}, but a yarn dict needs one above 1 "
@@ -165,8 +169,7 @@ def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tu
         _original(params, context),
         _number(params, "beta_fast", BETA_FAST),
         _number(params, "beta_slow", BETA_SLOW),
-        # Stock reads `truncate` from the outer dict, so a nested one never sees it.
-        True if nested else bool(params.get("truncate", True)),
+        truncate,
     )
     # f' = f/s * ramp + f * (1 - ramp), so the divisor is 1 / (ramp/s + 1 - ramp).
     return tuple(1 / (r / factor + 1 - r) for r in linear_ramp(dim // 2, low, high))
@@ -203,19 +206,21 @@ def read_pair_factors(
         case "yarn":
             return _yarn(params, dim, context, nested)
         case "llama3":
-            numbers = ("factor", "low_freq_factor", "high_freq_factor")
             return llama3_pair_factors(
                 plain_inv_freq(dim, _number(params, "rope_theta")),
                 _original(params, context),
-                *(_number(params, key) for key in numbers),
+                _number(params, "factor"),
+                _number(params, "low_freq_factor"),
+                _number(params, "high_freq_factor"),
             )
         case "longrope":
             return _numbers(params, "long_factor", dim)
         # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest stand.
         case "proportional":
             turning = int(_number(params, "partial_rotary_factor", 1.0) * dim // 2)
+            turning = min(turning, pairs)
             factor = _number(params, "factor", 1.0)
-            return tuple(factor if i < turning else math.inf for i in range(pairs))
+            return (factor,) * turning + (math.inf,) * (pairs - turning)
     return (1.0,) * pairs
 
 
@@ -224,7 +229,9 @@ def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float,
     if params.get("rope_type", "default") != "longrope":
         return ()
     short = _numbers(params, "short_factor", dim)
-    return () if short == _numbers(params, "long_factor", dim) else short
+    if short == _numbers(params, "long_factor", dim):
+        return ()
+    return short
 
 
 def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
@@ -257,14 +264,23 @@ def steepness(params: Mapping[str, Any]) -> float:
     if kind == "llama3":
         low = _number(params, "low_freq_factor")
         high = _number(params, "high_freq_factor")
-        return max(1.0, high / (high - low) / 2) if high > low else 1.0
+        if high <= low:
+            return 1.0
+        return max(1.0, high / (high - low) / 2)
     if kind == "yarn" and params.get("truncate") is False:
         fast = _number(params, "beta_fast", BETA_FAST)
         slow = _number(params, "beta_slow", BETA_SLOW)
+        if fast <= slow:
+            return 1.0
         # Of the indices dim(r), proportional to ln(L/(2 pi r)): dim and theta cancel.
         turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
-        return max(1.0, math.log(turns) / math.log(fast / slow)) if fast > slow else 1.0
+        return max(1.0, math.log(turns) / math.log(fast / slow))
     return 1.0
+
+
+def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
+    """The frequencies divided by one factor per pair."""
+    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
 
 
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
@@ -276,13 +292,15 @@ def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
     plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
     factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
     short = read_short_pair_factors(params, rope.dim)
-    return Spectrum(
-        tuple(f / p for f, p in zip(plain, factors, strict=True)),
-        read_attention_factor(params, context),
-        softmax_factor(params) if rope.softmax_mscale else 1.0,
-        tuple(f / p for f, p in zip(plain, short, strict=True)) if short else None,
-        _original(params, context) if short else 0,
-    )
+    inv_freq = divided(plain, factors)
+    attention = read_attention_factor(params, context)
+    softmax = 1.0
+    if rope.softmax_mscale:
+        softmax = softmax_factor(params)
+    if not short:
+        return Spectrum(inv_freq, attention, softmax)
+    short_inv_freq = divided(plain, short)
+    return Spectrum(inv_freq, attention, softmax, short_inv_freq, _original(params, context))
 
 
 def _close(a: float, b: float) -> bool:
@@ -295,9 +313,16 @@ def same(a: Spectrum, b: Spectrum) -> bool:
         return False
     if a.short_context != b.short_context:
         return False
-    one = [*a.inv_freq, a.attention_factor, a.softmax_factor, *(a.short_inv_freq or ())]
-    two = [*b.inv_freq, b.attention_factor, b.softmax_factor, *(b.short_inv_freq or ())]
-    return len(one) == len(two) and all(_close(x, y) for x, y in zip(one, two, strict=True))
+    return (
+        _all_close(a.inv_freq, b.inv_freq)
+        and _all_close(a.short_inv_freq or (), b.short_inv_freq or ())
+        and _close(a.attention_factor, b.attention_factor)
+        and _close(a.softmax_factor, b.softmax_factor)
+    )
+
+
+def _all_close(one: Sequence[float], two: Sequence[float]) -> bool:
+    return len(one) == len(two) and all(map(_close, one, two))
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
@@ -309,11 +334,15 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
     if not 0 < factors[-1] < math.inf:
         return None
     if rope.dim == 2:
-        return rope.theta if _close(factors[0], 1.0) else None
+        if _close(factors[0], 1.0):
+            return rope.theta
+        return None
     theta = rope.theta * factors[-1] ** (rope.dim / (rope.dim - 2))
     theta = float(f"{theta:.14g}")  # 1e6, not 999999.9999999998
-    expected = (factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2))
-    return theta if all(_close(p, e) for p, e in zip(factors, expected, strict=True)) else None
+    expected = [factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2)]
+    if not _all_close(factors, expected):
+        return None
+    return theta
 
 
 def _lengths(rope: Rope, target: int) -> Params:
@@ -354,7 +383,9 @@ Factors = tuple[float, ...]
 def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
     """Another theta, nothing else."""
     theta = _theta_shift(rope, factors)
-    return None if theta is None else {"rope_type": "default", "rope_theta": theta}
+    if theta is None:
+        return None
+    return {"rope_type": "default", "rope_theta": theta}
 
 
 def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
@@ -372,7 +403,9 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
 def _share(turning: int, dim: int) -> float:
     """The partial factor that stock's int(p * d // 2) takes back to this many pairs."""
     share = 2 * turning / dim
-    return share if int(share * dim // 2) == turning else math.nextafter(share, 2.0)
+    if int(share * dim // 2) != turning:
+        return math.nextafter(share, 2.0)
+    return share
 
 
 def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
@@ -424,9 +457,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
     lengths = _lengths(rope, target)
     if wanted.short_inv_freq is not None:
         plain = plain_inv_freq(rope.dim, rope.theta)
-        short = [
-            f / w if w else math.inf for f, w in zip(plain, wanted.short_inv_freq, strict=True)
-        ]
+        short = list(_divisors(plain, wanted.short_inv_freq))
         # Stock switches sets at this length, and vLLM takes the factor from the two lengths.
         lengths["original_max_position_embeddings"] = wanted.short_context
         if not rope.mscale_all_dim:  # DeepSeek's softmax reads the whole factor
@@ -434,6 +465,14 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
     out = {"rope_type": "longrope", "rope_theta": rope.theta} | lengths
     out |= {"short_factor": short, "long_factor": list(factors)} | _mscale_pair(rope)
     return with_attention(out, wanted.attention_factor)
+
+
+def _divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
+    """What divides each plain frequency; infinite where the pair is to stand still."""
+    factors = []
+    for frequency, slower in zip(plain, wanted, strict=True):
+        factors.append(frequency / slower if slower else math.inf)
+    return tuple(factors)
 
 
 # In the order in which most loaders read them; a method's own form comes before these.
@@ -445,18 +484,25 @@ def candidates(
 ) -> Iterator[Params]:
     """Every stock dict that reads back as exactly the wanted spectrum, best form first."""
     plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = tuple(f / w if w else math.inf for f, w in zip(plain, wanted.inv_freq, strict=True))
-    offers: list[Params] = []
+    factors = _divisors(plain, wanted.inv_freq)
     if native is not None:
         if native["rope_type"] != "default":
             native = native | _mscale_pair(rope)
         if native["rope_type"] in ("yarn", "longrope"):
             native = with_attention(native, wanted.attention_factor)
-        offers.append(native)
-    general = (build(rope, factors, wanted, target) for build in GENERAL)
-    for params in (*offers, *filter(None, general)):
-        if params["rope_theta"] < LARGEST_THETA and same(read(params, rope, target), wanted):
+        if _reads_as(native, rope, wanted, target):
+            yield native
+    for build in GENERAL:
+        params = build(rope, factors, wanted, target)
+        if params is not None and _reads_as(params, rope, wanted, target):
             yield params
+
+
+def _reads_as(params: Params, rope: Rope, wanted: Spectrum, target: int) -> bool:
+    """Whether stock computes the wanted spectrum from a dict."""
+    if params["rope_theta"] >= LARGEST_THETA:
+        return False
+    return same(read(params, rope, target), wanted)
 
 
 def carry(
