@@ -22,11 +22,12 @@ class Table:
 
 
 def with_rows(tables: Iterable[Table]) -> list[Table]:
-    """Those that show anything."""
+    """Return the tables that have rows."""
     return [table for table in tables if table.rows]
 
 
-WIDTH = 120  # of what is printed
+WIDTH = 120  # characters of a printed line
+HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, surrogate, private
 
 
 def folded(text: str, first: str = "", rest: str = "  ") -> str:
@@ -38,56 +39,97 @@ def folded(text: str, first: str = "", rest: str = "  ") -> str:
     return first + f"\n{rest}".join(lines)
 
 
+@dataclass(frozen=True)
+class Column:
+    """How one column is padded."""
+
+    width: int
+    is_numeric: bool
+
+    def padded(self, cell: str) -> str:
+        """Pad a cell: numbers to the right, words to the left."""
+        return cell.rjust(self.width) if self.is_numeric else cell.ljust(self.width)
+
+
+GAP = "  "  # between columns
+LEAST_LAST = 20  # characters of the last column, which is folded where it is too wide
+NUMERIC = re.compile(r"[-+]?(\d|inf$)|-?$")
+
+
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns padded to their widest cell, numbers to the right, words to the left, the last one
-    folded where it is too wide; a header of nothing is left out."""
+    """Write columns padded to their widest cell, the last one folded where it is too wide; an
+    empty header is left out."""
     body = [list(map(str, row)) for row in rows]
-    shown = [list(header), *body] if header else body
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    before = sum(widths[:-1]) + 2 * len(widths[:-1])
-    widths[-1] = min(widths[-1], max(WIDTH - before, 20))
-    numeric = [
-        all(re.match(r"[-+]?(\d|inf$)|-?$", cell) for cell in column)
-        for column in zip(*body, strict=True)
-    ] or [False] * len(widths)
+    layout = _layout(header, body)
+    lines = list[str]()
+    if header:
+        lines.append(_line(layout, header))
+        lines.append(_line(layout, ["-" * column.width for column in layout]))
+    for row in body:
+        lines.append(_line(layout, row))
+    return "\n".join(lines)
 
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
-        ]
-        first = "".join(f"{cell}  " for cell in cells[:-1])
-        return folded(cells[-1].rstrip(), first, " " * before).rstrip()
 
-    top = [line(header), line(["-" * width for width in widths])] if header else []
-    return "\n".join([*top, *map(line, body)])
+def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Column]:
+    """Find each column's width, and whether all of its cells are numbers."""
+    count = len(header) if header else len(body[0])
+    layout = list[Column]()
+    before = 0  # characters in front of the column
+    for k in range(count):
+        cells = [row[k] for row in body]
+        width = max(map(len, [header[k], *cells] if header else cells))
+        if k == count - 1:
+            width = min(width, max(WIDTH - before, LEAST_LAST))
+        before += width + len(GAP)
+        is_numeric = bool(cells) and all(map(NUMERIC.match, cells))
+        layout.append(Column(width, is_numeric))
+    return layout
+
+
+def _line(layout: Sequence[Column], row: Sequence[str]) -> str:
+    cells = [column.padded(cell) for column, cell in zip(layout, row, strict=True)]
+    first = "".join(cell + GAP for cell in cells[:-1])
+    indent = " " * sum(column.width + len(GAP) for column in layout[:-1])
+    return folded(cells[-1].rstrip(), first, indent).rstrip()
 
 
 def as_text(tables: Iterable[Table], lines: Sequence[str] = ()) -> str:
     """Write tables for a terminal, then `lines`."""
-    parts = []
+    parts = list[str]()
     for table in tables:
-        note = [folded(line, "  ", "  ") for line in table.note.splitlines()]
-        parts.append("\n".join([table.title, columns(table.header, table.rows), *note]))
-    parts += ["\n".join(map(folded, lines))] if lines else []
+        part = f"{table.title}\n{columns(table.header, table.rows)}"
+        for line in table.note.splitlines():
+            part += "\n" + folded(line, "  ", "  ")
+        parts.append(part)
+    if lines:
+        parts.append("\n".join(map(folded, lines)))
     return "\n\n".join(parts)
 
 
 def verdict_first(lines: Sequence[str], tables: Iterable[Table]) -> str:
     """Write sentences for a terminal, then the tables that they were made from."""
-    return "\n\n".join(part for part in (as_text((), lines), as_text(tables)) if part)
+    parts = [as_text((), lines), as_text(tables)]
+    return "\n\n".join(filter(None, parts))
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
     """Write tables as the sections of a report."""
-    parts = [f"## {escape(t.title)}\n\n{escape(t.note)}\n\n{grid(t)}" for t in tables]
+    parts = list[str]()
+    for table in tables:
+        parts.append(f"## {escape(table.title)}\n\n{escape(table.note)}\n\n{grid(table)}")
     return "\n\n".join(parts)
 
 
 def grid(table: Table) -> str:
     """Write a table's header and rows in Markdown, without its title."""
-    lines = ["| " + " | ".join(map(_literal, row)) + " |" for row in (table.header, *table.rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(table.header), *lines[1:]])
+    lines = [_markdown_row(table.header), "|" + "---|" * len(table.header)]
+    for row in table.rows:
+        lines.append(_markdown_row(row))
+    return "\n".join(lines)
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_literal, row)) + " |"
 
 
 def escape(text: str) -> str:
@@ -96,7 +138,7 @@ def escape(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """The text inside a line or a table, where a leading mark begins no list and no heading."""
+    """Escape text inside a line or a table, where a leading mark begins no list and no heading."""
     text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
@@ -106,6 +148,8 @@ def _literal(text: str) -> str:
 
 def visible(text: str) -> str:
     """Drop control characters, and marks that change the direction or hide text."""
-    return "".join(
-        c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co")
-    )
+    kept = list[str]()
+    for character in text:
+        if character in "\n\t" or unicodedata.category(character) not in HIDDEN:
+            kept.append(character)
+    return "".join(kept)

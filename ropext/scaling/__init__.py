@@ -36,7 +36,7 @@ __all__ = [
 
 
 def find(name: str, flag: str = "--method") -> Method:
-    """The method of that name; an unknown one is told with its nearest neighbours."""
+    """Return the method of that name; the refusal of an unknown one names its neighbours."""
     if name in METHODS:
         return METHODS[name]
     if is_function(name) and flag == "--method":
@@ -60,18 +60,21 @@ def is_function(name: str) -> bool:
 
 
 def beside(method: str | None) -> tuple[str, ...]:
-    """The names of all methods, with that of the user's own where it is one."""
-    return (*METHODS, method) if method and is_function(method) else (*METHODS,)
+    """Return the names of all methods, and of the user's own where `method` is one."""
+    names = tuple(METHODS)
+    if method and is_function(method):
+        return (*names, method)
+    return names
 
 
 def check_known(name: str) -> None:
     """Refuse a method that no list has."""
-    if name not in (*tables.METHODS, self_extend.NAME):
+    if name not in tables.METHODS and name != self_extend.NAME:
         find(name)
 
 
 def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
-    """The spectrum after scaling: pair factors and attention factors multiply.
+    """Compute the spectrum after scaling: pair factors and attention factors multiply.
 
     The second set of a longrope stays: its inputs are within the original context, which does not
     grow. DeepSeek's softmax factor follows the whole factor from the original context, as its own
@@ -86,14 +89,13 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
                 "--pair-factors brings a set for short inputs, but the model has one already; give "
                 "one set, or start from the original spectrum with --from-original"
             )
-        pairs = zip(now.inv_freq, scaling.short_pair_factors, strict=True)
-        short = tuple(f / p for f, p in pairs)
+        short = _divided(now.inv_freq, scaling.short_pair_factors)
         short_context = rope.context
     softmax = 1.0
     if rope.softmax_mscale and rope.mscale_all_dim:
         softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2
     return Spectrum(
-        tuple(f / p for f, p in zip(now.inv_freq, scaling.pair_factors, strict=True)),
+        _divided(now.inv_freq, scaling.pair_factors),
         rope.attention_factor * scaling.attention_factor,
         softmax,
         short,
@@ -101,24 +103,31 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
     )
 
 
+def _divided(inv_freq: tuple[float, ...], factors: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
+
+
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
-    """The method's own stock dict, which speaks of plain frequencies only."""
-    plain = not (rope.is_scaled or rope.stands or rope.softmax_factor != 1)
-    return scaling.native if plain else None
+    """Return the method's own stock dict, which speaks of plain frequencies only."""
+    if rope.is_scaled or rope.stands or rope.softmax_factor != 1:
+        return None
+    return scaling.native
 
 
 def scale(rope: Rope, method: str, target: int, knobs: object, attention: float | None) -> Scaling:
     """Run a method; an attention factor that was asked for takes the place of the method's own."""
     scaling = find(method).scale(rope, target, knobs)
-    return scaling if attention is None else replace(scaling, attention_factor=attention)
+    if attention is None:
+        return scaling
+    return replace(scaling, attention_factor=attention)
 
 
 def well_known(rope: Rope, target: int) -> dict[str, Scaling]:
-    """What PI, NTK-aware and YaRN make of a rope, to show others beside them."""
-    spectra = {}
+    """Scale a rope by PI, NTK-aware and YaRN, to show other methods beside them."""
+    scalings = dict[str, Scaling]()
     for method in ("pi", "ntk", "yarn"):
         try:
-            spectra[method] = scale(rope, method, target, find(method).knobs(), None)
+            scalings[method] = scale(rope, method, target, find(method).knobs(), None)
         except UsageError:
             continue  # a single pair has no NTK
-    return spectra
+    return scalings

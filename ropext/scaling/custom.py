@@ -15,7 +15,7 @@ from ropext.scaling.method import Method, Scaling
 
 
 def method(name: str) -> Method:
-    """The method that a function defines."""
+    """Make a method of a user's function."""
     function = _called(name, lambda: _function(name))
 
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
@@ -23,9 +23,7 @@ def method(name: str) -> Method:
         returned = _called(name, lambda: function(rope, target / rope.context))
         wanted, attention = _called(name, lambda: _numbers(name, returned))
         now = rope.spectrum.inv_freq
-        pairs = [*zip(now, wanted, strict=False)]
-        fits = all(0 <= new < math.inf and (old or not new) for old, new in pairs)
-        if not (len(now) == len(wanted) and fits and 0 < attention < math.inf):
+        if not _fits(now, wanted) or not 0 < attention < math.inf:
             raise UsageError(
                 f"--method {name} must return {len(now)} finite inverse frequencies (0 for a pair "
                 f"that stands still) and an attention factor above 0; it returned "
@@ -36,6 +34,16 @@ def method(name: str) -> Method:
 
     summary = (function.__doc__ or "The user's own.").strip().partition("\n")[0]
     return Method(name, summary, "none", "longrope, or a simpler form that is exact", scale)
+
+
+def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
+    """Whether there is a finite frequency for each pair, and 0 for each that stands still."""
+    if len(now) != len(wanted):
+        return False
+    for old, new in zip(now, wanted, strict=True):
+        if not 0 <= new < math.inf or (new and not old):
+            return False
+    return True
 
 
 def _function(name: str) -> Callable[[Rope, float], Any]:
@@ -52,10 +60,16 @@ def _function(name: str) -> Callable[[Rope, float], Any]:
             "among the installed ones: go to the folder of its file, or install it"
         ) from None
     finally:
-        sys.path.reverse()
-        sys.path.remove(here)
-        sys.path.reverse()
+        _remove_last(here)
     return code
+
+
+def _remove_last(folder: str) -> None:
+    """Take a folder's last entry out of the import path: an earlier one is the user's own."""
+    for at in reversed(range(len(sys.path))):
+        if sys.path[at] == folder:
+            del sys.path[at]
+            return
 
 
 def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:

@@ -30,7 +30,8 @@ class LongropeKnobs:
     )
 
 
-def _checked(rope: Rope, factors: tuple[float, ...], which: str) -> tuple[float, ...]:
+def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
+    """Refuse factors that are not one positive number per pair."""
     pairs = rope.dim // 2
     if len(factors) != pairs:
         raise UsageError(
@@ -42,7 +43,6 @@ def _checked(rope: Rope, factors: tuple[float, ...], which: str) -> tuple[float,
             raise UsageError(
                 f"--pair-factors: {which}number {i} is {value:g}; each must be above 0, or inf"
             )
-    return factors
 
 
 def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
@@ -57,14 +57,17 @@ def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
             "--method longrope needs a context above 1 token (it divides by its logarithm); "
             "correct it with --context N"
         )
-    long = _checked(rope, knobs.pair_factors, "")
+    long = knobs.pair_factors
+    _check_factors(rope, long, "")
     short = knobs.short_pair_factors
+    if short:
+        _check_factors(rope, short, "short ")
     native: Params = {
         "rope_type": "longrope",
         "rope_theta": rope.theta,
         "factor": target / rope.context,
         "original_max_position_embeddings": rope.context,
-        "short_factor": list(_checked(rope, short, "short ") if short else long),
+        "short_factor": list(short or long),
         "long_factor": list(long),
     }
     return Scaling(long, 1.0, native, short)
@@ -94,26 +97,30 @@ def parse_pair_factors(text: str, name: str) -> PairFactors:
     stripped = text.strip()
     if stripped[:1] in ("[", "{"):
         return _json_factors(stripped, name)
-    rows = [row for row in stripped.splitlines() if row.strip()]
-    values = [_numbers(row.strip().strip(",").split(","), name) for row in rows]
-    if not values:
+    rows = list[tuple[float, ...]]()
+    for line in stripped.splitlines():
+        if line.strip():
+            rows.append(_numbers(line.strip().strip(",").split(","), name))
+    if not rows:
         raise InputError(f"--pair-factors {name}: the file is empty")
-    if len(values) > 1 and all(len(row) == 1 for row in values):
-        return tuple(row[0] for row in values), None, None
-    if any(row != values[0] for row in values):
+    is_column = len(rows) > 1 and all(len(row) == 1 for row in rows)
+    if is_column:
+        return tuple(row[0] for row in rows), None, None
+    if len(set(rows)) > 1:
         raise InputError(
-            f"--pair-factors {name}: its {len(values)} rows differ, but a stock config has one set "
+            f"--pair-factors {name}: its {len(rows)} rows differ, but a stock config has one set "
             "of factors for all layers"
         )
-    return values[0], None, None
+    return rows[0], None, None
 
 
 def _numbers(items: object, name: str) -> tuple[float, ...]:
     if not isinstance(items, list):
         raise InputError(f"--pair-factors {name}: expected a list of numbers")
     try:
-        if any(isinstance(item, bool) for item in items):
-            raise TypeError("true and false are not numbers")
+        for item in items:
+            if isinstance(item, bool):
+                raise TypeError("true and false are not numbers")
         return tuple(float(decoded(item)) for item in items)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"--pair-factors {name}: not a number: {str(error)[:80]}") from None
@@ -132,25 +139,34 @@ def _json_factors(text: str, name: str) -> PairFactors:
             data = data[key]
             break
     for key in ("pair_factors", "long_factor", "rescale_factors"):
-        if key in data:
-            long = _numbers(data[key], name)
-            short = _numbers(data["short_factor"], name) if "short_factor" in data else None
-            attention = _attention({**whole, **data}, name)
-            return long, None if short == long else short, attention
+        if key not in data:
+            continue
+        long = _numbers(data[key], name)
+        short = None
+        if "short_factor" in data:
+            short = _numbers(data["short_factor"], name)
+        if short == long:
+            short = None
+        return long, short, _attention(whole | data, name)
     raise InputError(
         f"--pair-factors {name}: found none of the keys pair_factors, long_factor, rescale_factors"
     )
 
 
 def _attention(data: Mapping[str, object], name: str) -> float | None:
-    """The attention factor of a longrope dict: as it says, or as stock makes it of its lengths."""
+    """Return the attention factor of a longrope dict: as it says, or as stock computes it from its
+    lengths."""
     if data.get("attention_factor") is not None:
         return _numbers([data["attention_factor"]], name)[0]
-    lengths = [data.get("original_max_position_embeddings"), data.get("max_position_embeddings")]
-    factor = data.get("factor")
-    if "long_factor" not in data or lengths[0] is None or factor is lengths[1] is None:
+    stated_original = data.get("original_max_position_embeddings")
+    stated_target = data.get("max_position_embeddings")
+    stated_factor = data.get("factor")
+    if "long_factor" not in data or stated_original is None:
         return None
-    original, target, factor = _numbers([value or 0 for value in (*lengths, factor)], name)
+    if stated_factor is None and stated_target is None:
+        return None
+    stated = [stated_original or 0, stated_target or 0, stated_factor or 0]
+    original, target, factor = _numbers(stated, name)
     if original <= 1:
         raise InputError(f"--pair-factors {name}: original_max_position_embeddings is {original:g}")
     return longrope_attention(factor or target / original, int(original))

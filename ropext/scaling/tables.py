@@ -55,8 +55,12 @@ def grow_linear(rows: "Rows", target: int) -> "Rows":
 
 
 def kept_by_linear(count: int, target: int) -> dict[int, int]:
-    """Old row i stands at i T/n wherever that is a whole number."""
-    return {old * target // count: old for old in range(count) if old * target % count == 0}
+    """Return the old rows that stay: row i stands at i T/n wherever that is a whole number."""
+    kept = dict[int, int]()
+    for old in range(count):
+        if old * target % count == 0:
+            kept[old * target // count] = old
+    return kept
 
 
 def grow_copy(rows: "Rows", target: int) -> "Rows":
@@ -72,63 +76,61 @@ def ntk_slopes(heads: int, factor: float) -> list[float]:
     return [factor ** (-head / max(heads - 1, 1)) for head in range(heads)]
 
 
-METHODS = {
-    method.name: method
-    for method in (
-        PositionMethod(
-            "linear",
-            "Old row i moves to i times the factor, rows between are interpolated.",
-            "Zhu et al. 2024, arXiv 2404.12096",
-            "moves every position of a short input between old rows, so short inputs change until "
-            "it is tuned (--method copy leaves them as they are)",
-            grow_linear,
-            kept_by_linear,
-        ),
-        PositionMethod(
-            "copy",
-            "The old table again and again: short inputs read what they read before.",
-            "Beltagy et al. 2020, arXiv 2004.05150",
-            "none: short inputs read the rows that they read before; positions one old length "
-            "apart look alike until it is tuned (--method linear tells all apart)",
-            grow_copy,
-            lambda count, target: {new: new % count for new in range(target)},
-        ),
-        PositionMethod(
-            "max-distance",
-            "The buckets reach further, so that more distances are told apart.",
-            "Raffel et al. 2020, arXiv 1910.10683; He et al. 2021, arXiv 2111.09543",
-            "distances fall into nearer buckets than in training, so short inputs change as well",
-            kinds=("buckets", "disentangled"),
-        ),
-        PositionMethod(
-            "clamp",
-            "Distances are clamped later: those in between were never trained.",
-            "Yang et al. 2019, arXiv 1906.08237",
-            "none: distances up to the old clamp are told as they were",
-            kinds=("transformer-xl",),
-        ),
-        PositionMethod(
-            "ntk-alibi",
-            "The flatter ALiBi's slope, the more it is divided, in memory alone.",
-            "github.com/keezen/ntk_alibi",
-            "the penalties of all heads but the steepest shrink, so short inputs change",
-            kinds=("alibi",),
-            slopes=ntk_slopes,
-        ),
-        PositionMethod(
-            "interpolated",
-            "ALiBi's slopes are divided by the factor, in memory alone.",
-            "Al-Khateeb et al. 2023, arXiv 2310.13017",
-            "every penalty shrinks, so short inputs change",
-            kinds=("alibi",),
-            slopes=lambda heads, factor: [1 / factor] * heads,
-        ),
-    )
-}
+LISTED = (
+    PositionMethod(
+        "linear",
+        "Old row i moves to i times the factor, rows between are interpolated.",
+        "Zhu et al. 2024, arXiv 2404.12096",
+        "moves every position of a short input between old rows, so short inputs change until "
+        "it is tuned (--method copy leaves them as they are)",
+        grow_linear,
+        kept_by_linear,
+    ),
+    PositionMethod(
+        "copy",
+        "The old table again and again: short inputs read what they read before.",
+        "Beltagy et al. 2020, arXiv 2004.05150",
+        "none: short inputs read the rows that they read before; positions one old length "
+        "apart look alike until it is tuned (--method linear tells all apart)",
+        grow_copy,
+        lambda count, target: {new: new % count for new in range(target)},
+    ),
+    PositionMethod(
+        "max-distance",
+        "The buckets reach further, so that more distances are told apart.",
+        "Raffel et al. 2020, arXiv 1910.10683; He et al. 2021, arXiv 2111.09543",
+        "distances fall into nearer buckets than in training, so short inputs change as well",
+        kinds=("buckets", "disentangled"),
+    ),
+    PositionMethod(
+        "clamp",
+        "Distances are clamped later: those in between were never trained.",
+        "Yang et al. 2019, arXiv 1906.08237",
+        "none: distances up to the old clamp are told as they were",
+        kinds=("transformer-xl",),
+    ),
+    PositionMethod(
+        "ntk-alibi",
+        "The flatter ALiBi's slope, the more it is divided, in memory alone.",
+        "github.com/keezen/ntk_alibi",
+        "the penalties of all heads but the steepest shrink, so short inputs change",
+        kinds=("alibi",),
+        slopes=ntk_slopes,
+    ),
+    PositionMethod(
+        "interpolated",
+        "ALiBi's slopes are divided by the factor, in memory alone.",
+        "Al-Khateeb et al. 2023, arXiv 2310.13017",
+        "every penalty shrinks, so short inputs change",
+        kinds=("alibi",),
+        slopes=lambda heads, factor: [1 / factor] * heads,
+    ),
+)
+METHODS = {method.name: method for method in LISTED}
 
 
 def methods_for(positions: Positions) -> dict[str, PositionMethod]:
-    """The methods of such a model, the default first."""
+    """Return the methods of such a model, the default first."""
     return {name: method for name, method in METHODS.items() if positions.kind in method.kinds}
 
 
@@ -148,8 +150,11 @@ class Growth:
 
     @property
     def old_rows(self) -> dict[int, int]:
-        """Where each old row that stays stands, the first time where it does so again."""
-        return {old: new for new, old in reversed(list(self.kept.items()))}
+        """The place of each old row that stays; the first one where there are several."""
+        places = dict[int, int]()
+        for new, old in self.kept.items():
+            places.setdefault(old, new)
+        return places
 
     @property
     def extended(self) -> Positions:
@@ -157,23 +162,24 @@ class Growth:
         return replace(self.positions, context=self.target)
 
     def undone(self) -> "Growth | None":
-        """The way back to the old rows; None where not all of them were kept."""
+        """Return the way back to the old rows; None where not all of them were kept."""
         count = self.positions.context
-        at = self.old_rows
-        if len(at) < count:
+        old_rows = self.old_rows
+        if len(old_rows) < count:
             return None
-        places = [at[row] for row in range(count)]
+        places = [old_rows[row] for row in range(count)]
         return Growth(self.extended, count, lambda rows, _: rows[places], dict(enumerate(places)))
 
 
 def growth(positions: Positions, method: str, target: int) -> Growth:
-    """What a method makes of the tables of such a model."""
-    how = METHODS[method]
-    return Growth(positions, target, how.grow, how.kept(positions.context, target), how.slopes)
+    """Apply a method to the tables of such a model."""
+    entry = METHODS[method]
+    kept = entry.kept(positions.context, target)
+    return Growth(positions, target, entry.grow, kept, entry.slopes)
 
 
 def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
-    """The distances at which attention is told something new; from the last one on all are alike.
+    """Return the first distance of each bucket; beyond the last one all distances are alike.
 
     T5: b(d) = e + floor(log(d/e) / log(D/e) (n - e)) from e = n/2 on, at most n - 1 (Raffel et al.
     2020, section 2.1; n is half of the buckets where both sides are seen). DeBERTa: b(d) = e +
@@ -184,19 +190,24 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
     if positions.kind == "transformer-xl":
         return range(far + 1)
     if positions.kind == "buckets":
-        count = count if causal else count // 2
+        if not causal:
+            count //= 2
         exact = count // 2
-        steps = ((far / exact) ** (k / (count - exact)) for k in range(count - exact))
-        later = {math.ceil(exact * step - NEAR) for step in steps}
-    else:
-        exact = count // 2
-        steps = (((far - 1) / exact) ** (k / (exact - 1)) for k in range(count - exact))
-        later = {math.floor(exact * step + NEAR) + 1 for step in steps}
-    return sorted({*range(exact + 1), *later})
+        distances = set(range(exact + 1))
+        for k in range(count - exact):
+            step = (far / exact) ** (k / (count - exact))
+            distances.add(math.ceil(exact * step - NEAR))
+        return sorted(distances)
+    exact = count // 2
+    distances = set(range(exact + 1))
+    for k in range(count - exact):
+        step = ((far - 1) / exact) ** (k / (exact - 1))
+        distances.add(math.floor(exact * step + NEAR) + 1)
+    return sorted(distances)
 
 
 def alike(positions: Positions) -> str:
-    """From which distance on all tokens look equally far."""
+    """Say from which distance on all tokens look equally far."""
     if positions.kind != "buckets":
         return f"{starts(positions)[-1]:,}"
     both = starts(positions)[-1]

@@ -35,18 +35,22 @@ def check_betas(knobs: YarnKnobs) -> None:
 
 
 def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
-    """The ramp's ends as pair indices.
+    """Return the ramp's ends as pair indices.
 
     On an embedding that is scaled already the closed form does not hold: there it is the index at
     which the *current* wavelengths make the wanted number of turns.
     """
-    points = [(i, math.log(r)) for i, r in enumerate(turns(rope.spectrum, rope.context)) if r]
+    points = list[tuple[int, float]]()
+    for i, count in enumerate(turns(rope.spectrum, rope.context)):
+        if count:
+            points.append((i, math.log(count)))
     if rope.is_geometric or not points:
         return yarn_bounds(
             rope.dim, rope.theta, rope.context, knobs.beta_fast, knobs.beta_slow, knobs.truncate
         )
     step = 2 * math.log(rope.theta) / rope.dim
-    low, high = (_index_at(points, math.log(b), step) for b in (knobs.beta_fast, knobs.beta_slow))
+    low = _index_at(points, math.log(knobs.beta_fast), step)
+    high = _index_at(points, math.log(knobs.beta_slow), step)
     if knobs.truncate:
         # 1e-9: an index that is a whole number must not fall to its neighbour by rounding.
         low = math.floor(low + 1e-9)
@@ -55,7 +59,7 @@ def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
 
 
 def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> float:
-    """Where falling values cross `wanted`: linear between two pairs, as the closed form is.
+    """Find where falling values cross `wanted`: linear between two pairs, as the closed form is.
 
     Beyond the first and the last pair the outer piece goes on; where it does not fall (or there is
     one pair only), plain RoPE's `step` per pair.
@@ -64,8 +68,11 @@ def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> fl
         if a >= wanted >= b and a > b:
             return i + (j - i) * (a - wanted) / (a - b)
     outer = points[:2] if wanted > points[0][1] else points[-2:]
-    (i, a), (j, b) = outer[0], outer[-1]
-    slope = (a - b) / (j - i) if a > b else step
+    i, a = outer[0]
+    j, b = outer[-1]
+    slope = step
+    if a > b:
+        slope = (a - b) / (j - i)
     return i + (a - wanted) / slope
 
 
