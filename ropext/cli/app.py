@@ -47,7 +47,7 @@ HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "gguf", "mat
 
 
 def _unread(summary: str) -> Callable[[], None]:
-    """Stands for a command whose module is not needed in this run."""
+    """Make what stands for a command whose module is not needed in this run."""
 
     def command() -> None:
         raise AssertionError("a command ran whose module was not imported")
@@ -57,18 +57,14 @@ def _unread(summary: str) -> Callable[[], None]:
 
 
 def command_of(name: str) -> Callable[..., None]:
-    """One command with all of its options, its module imported."""
+    """Import the module of a command; return the command with all of its options."""
     return speaking(import_module(f"ropext.cli.{name}").command)
 
 
 def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
-    """The application, with the module of `wanted` imported, or of every command for None; with the
-    help in groups that `words` ask for."""
-    names = ["-h", "--help", HELP_ALL]
-    grouped: dict[str, Any] = {}
-    if wanted in GROUPED and {*names} & {*words}:
-        Grouped.everything = HELP_ALL in words
-        grouped = {"cls": Grouped, "context_settings": {"help_option_names": names}}
+    """Build the application, with the module of `wanted` imported, or of every command for None;
+    with the help in groups that `words` ask for."""
+    help_names = ["-h", "--help"]
     app = typer.Typer(
         name="ropext",
         help="Extend the context window of pretrained models, Hugging Face checkpoints and GGUF "
@@ -78,22 +74,31 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,  # rich doubles the start-up time
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": help_names},
     )
     app.callback()(_root)
+    is_grouped = wanted in GROUPED and any(word in (*help_names, HELP_ALL) for word in words)
     for name, summary in COMMANDS.items():
-        if wanted in (None, name):
-            app.command(name, **grouped)(command_of(name))
-        else:
+        if wanted not in (None, name):
             app.command(name)(_unread(summary))
+        elif is_grouped:
+            Grouped.everything = HELP_ALL in words
+            settings = {"help_option_names": [*help_names, HELP_ALL]}
+            app.command(name, cls=Grouped, context_settings=settings)(command_of(name))
+        else:
+            app.command(name)(command_of(name))
     return app
 
 
 def _asked(words: list[str]) -> str | None:
-    """The command on the command line; "" for none, None where completion needs all of them."""
-    if any(key.endswith("_COMPLETE") and "ROPEXT" in key.upper() for key in os.environ):
-        return None
-    return next((word for word in words if not word.startswith("-")), "")
+    """Find the command on the command line; "" for none, None where completion needs them all."""
+    for key in os.environ:
+        if key.endswith("_COMPLETE") and "ROPEXT" in key.upper():
+            return None
+    for word in words:
+        if not word.startswith("-"):
+            return word
+    return ""
 
 
 def _print_version(wanted: bool) -> None:
@@ -137,7 +142,7 @@ def main() -> None:
 
 
 def _code_of(words: list[str]) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line; return its exit code."""
     _silence(words)
     try:
         _check_words(words)
@@ -155,14 +160,19 @@ def _code_of(words: list[str]) -> int:
     except WRONG_WORDS as error:
         fail(_sentence(error, words))
         return 2
-    except (KeyboardInterrupt, typer.Abort) as error:
-        # The option parser turns the one into the other.
-        cause = error.__cause__ if isinstance(error, typer.Abort) else error
-        if not isinstance(cause, KeyboardInterrupt):
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
+    except typer.Abort as error:
+        # The option parser turns an interrupt into this.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        if cause.args:
-            fail(str(cause))
-        return NothingKept.exit_code
+        return _interrupted(error.__cause__)
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    if interrupt.args:
+        fail(str(interrupt))
+    return NothingKept.exit_code
 
 
 def _check_words(words: list[str]) -> None:
@@ -175,35 +185,44 @@ def _check_words(words: list[str]) -> None:
 
 
 def _open_closed_streams() -> None:
-    """A stream that the caller closed (`>&-`, some daemons) is None in Python, and its number would
-    be given to the next file that is opened, into which children would then write."""
+    """Open a stream that the caller closed (`>&-`, some daemons): it is None in Python, and its
+    number would be given to the next file that is opened, into which children would then write."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _silence(words: list[str]) -> None:
-    """The libraries draw bars even into a file; they read this when they are imported."""
-    if {"--quiet", "-q"} & {*words} or not sys.stderr.isatty():
+    """Ask the libraries for no bars, which they draw even into a file; they read this when they
+    are imported."""
+    if "--quiet" in words or "-q" in words or not sys.stderr.isatty():
         for library in ("HF_HUB", "HF_DATASETS"):
             os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
 def _sentence(error: Any, words: list[str]) -> str:
-    """What the option parser has against the command line, and what was perhaps meant."""
-    at = getattr(error, "ctx", None)
-    path = at.command_path if at else f"ropext {_asked(words) or ''}".strip()
-    unknown = hasattr(error, "possibilities")  # an option that is none
-    name = getattr(error, "option_name", "") if unknown else ""
-    said = error.format_message() if not name else f"no such option: {name}"
-    said = said.rstrip(".").replace("Value error, ", "")
-    said = f"{said[:1].lower()}{said[1:]}"
-    if name and path.split()[-1] in ("extend", "run") and (stages := _of_a_stage(name, words)):
-        return f"{said}; set it for a later step: {' or '.join(stages)}"
-    near = [other for other in getattr(error, "possibilities", None) or () if _is_near(other, name)]
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{said}{meant}; see {path} --help"
+    """Say what the option parser has against the command line, and what was perhaps meant."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else f"ropext {_asked(words) or ''}".strip()
+    help_hint = f"see {path} --help"
+    possibilities = getattr(error, "possibilities", ()) or ()
+    name = ""
+    if hasattr(error, "possibilities"):  # of an unknown option, of which others may be meant
+        name = getattr(error, "option_name", "")
+    if not name:
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
+        return f"{message[:1].lower()}{message[1:]}; {help_hint}"
+    message = f"no such option: {name.rstrip('.')}"
+    if path.split()[-1] in ("extend", "run"):
+        stages = _of_a_stage(name, words)
+        if stages:
+            return f"{message}; set it for a later step: {' or '.join(stages)}"
+    near = [other for other in possibilities if _is_near(other, name)]
+    if near:
+        return f"{message}; did you mean {' or '.join(near)}?; {help_hint}"
+    return f"{message}; {help_hint}"
 
 
 def _is_near(option: str, name: str) -> bool:
@@ -214,19 +233,32 @@ def _is_near(option: str, name: str) -> bool:
 
 
 def _of_a_stage(name: str, words: list[str]) -> list[str]:
-    """An option of fit, finetune or eval as the KEY=VALUE that says it in a run; the stages that
-    the command line asks for, or all that have it."""
+    """Write an option of fit, finetune or eval as the KEY=VALUE that says it in a run, for the
+    stages that the command line asks for, else for all that have it."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
     from ropext.options.recipe import keys_of
 
-    after = [word for before, word in pairwise(words) if before == name]
-    after += [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
-    value = after[0] if after and not after[0].startswith("-") else "..."
-    sentences = {
-        stage: f"{stage}.{key}={value}"
-        for stage in (FIT, FINETUNE, EVALUATE)
-        for key, field in keys_of(stage).items()
-        if flag(field) == name
-    }
-    options = {FIT: "--fit", FINETUNE: "--finetune", EVALUATE: "--eval"}
-    return [s for stage, s in sentences.items() if options[stage] in words] or [*sentences.values()]
+    value = _value_of(name, words)
+    asked = list[str]()
+    others = list[str]()
+    for stage, option in ((FIT, "--fit"), (FINETUNE, "--finetune"), (EVALUATE, "--eval")):
+        for key, field in keys_of(stage).items():
+            if flag(field) != name:
+                continue
+            if option in words:
+                asked.append(f"{stage}.{key}={value}")
+            else:
+                others.append(f"{stage}.{key}={value}")
+    return asked or others
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    """Find the value of an option on the command line; "..." where it has none."""
+    for before, word in pairwise(words):
+        if before == option:
+            return "..." if word.startswith("-") else word
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == option and value and not value.startswith("-"):
+            return value
+    return "..."

@@ -26,6 +26,15 @@ FailIf = Annotated[
 ]
 
 
+def _matching(runs: list[str]) -> list[str]:
+    """Replace each pattern by the runs that it matches: shells of Windows leave that to us."""
+    paths = list[str]()
+    for run in runs:
+        matches = sorted(glob(run)) if "*" in run else []
+        paths += matches or [run]
+    return paths
+
+
 def command(
     out: Out,
     runs: Runs,
@@ -37,16 +46,17 @@ def command(
     from ropext.results import gates, rundir
     from ropext.table import as_text
 
-    # Shells of Windows hand a pattern on as it stands.
-    runs = [path for run in runs for path in (sorted(glob(run)) if "*" in run else []) or [run]]
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})
-    opened, compared = compare_runs(runs, output)
-    for label, count in (compared.text.left_out if compared.text else {}).items():
-        if count:
-            out.say(f"{label}: {count} documents are not in all runs and are left out")
-    outcomes = [outcome for run in opened for outcome in rundir.judge(run, wanted)]
+    opened, compared = compare_runs(_matching(runs), output)
+    if compared.text is not None:
+        for label, count in compared.text.left_out.items():
+            if count:
+                out.say(f"{label}: {count} documents are not in all runs and are left out")
+    outcomes = list[gates.Outcome]()
+    for run in opened:
+        outcomes += rundir.judge(run, wanted)
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
     out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})

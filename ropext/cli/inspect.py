@@ -1,7 +1,7 @@
 """`ropext inspect MODEL`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ Pairs = Annotated[
 def command(
     out: Out,
     model: options.ModelArg,
-    given: dict[str, Any],
+    given: options.Given,
     plot: Plot = None,
     pairs: Pairs = False,
     revision: options.Revision = None,

@@ -37,8 +37,10 @@ FURTHER_LOADING = Heading(Panel.LOADING, basic=False)
 
 
 def at_home(path: Path | None) -> Path | None:
-    """An output in which `~` is the home folder."""
-    return path and from_home(path)
+    """Return an output in which `~` is the home folder."""
+    if path is None:
+        return None
+    return from_home(path)
 
 
 ModelArg = Annotated[
@@ -116,34 +118,55 @@ def check_plot(plot: Path | None, read: guard.Named) -> None:
 
 
 Command = Callable[..., None]
+Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
 def option(name: str, info: FieldInfo) -> inspect.Parameter:
-    """One field as an option; its class checks what a command line cannot."""
-    names = [flag(name), "-m"] if name == "method" else [flag(name)]
-    item, is_list, choices = item_of(info)
-    kind: Any = str if is_list else Literal[choices] if choices else item
-    is_switch = item is bool and info.default is False
-    if item is bool and not is_switch:
+    """Declare one field as an option; its class checks what a command line cannot."""
+    value = item_of(info)
+    kind: Any = value.kind
+    if value.is_list:
+        kind = str
+    elif value.choices:
+        kind = Literal[value.choices]
+    names = [flag(name)]
+    if name == "method":
+        names.append("-m")
+    default = None
+    if kind is bool and info.default is False:  # a switch
+        default = False
+    elif kind is bool:
+        kind = bool | None
         names[0] += f"/--no-{names[0].removeprefix('--')}"
-    counts = role_of(info) is Role.TOKENS and not is_list
+    else:
+        kind = kind | None
     help_text = info.description or ""
     if "[" not in help_text and type(info.default) in (str, int, float):
         help_text += shown_default(info.default)  # unless the help says so already
     extra = cast(dict[str, Any], info.json_schema_extra)
-    option = typer.Option(
+    is_length = role_of(info) is Role.TOKENS and not value.is_list
+    declared = typer.Option(
         *names,
-        metavar=extra["metavar"] or ("TOKENS" if counts else None),
+        metavar=extra["metavar"] or ("TOKENS" if is_length else None),
         help=help_text,
-        parser=(lambda text: parse_length(text, flag=names[0])) if counts else None,
+        parser=_length_parser(names[0]) if is_length else None,
         rich_help_panel=Heading(extra["panel"], basic=extra["basic"]),
     )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=False if is_switch else None,
-        annotation=Annotated[bool if is_switch else kind | None, option],
+        default=default,
+        annotation=Annotated[kind, declared],
     )
+
+
+def _length_parser(flag: str) -> Callable[[str], int]:
+    """Make what reads a length for a flag."""
+
+    def parse(text: str) -> int:
+        return parse_length(text, flag)
+
+    return parse
 
 
 def takes(
@@ -151,44 +174,52 @@ def takes(
 ) -> Callable[[Command], Command]:
     """Give a command the options of these classes, after so many of its own; what was given comes
     as one dict, named `into`."""
-    fields = {name: info for kind in kinds for name, info in kind.model_fields.items()}
+    fields = dict[str, FieldInfo]()
+    for kind in kinds:
+        fields |= kind.model_fields
     fields.pop("short_pair_factors", None)  # in the file of the others
     added = [option(name, fields[name]) for name in only or fields]
 
     def decorate(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
+        def with_options(**values: object) -> None:
+            given = dict[str, object]()
+            for parameter in added:
+                value = values.pop(parameter.name)
+                if value is not parameter.default:
+                    given[parameter.name] = value
+            values[into] = given
+            command(**values)
 
-        def with_options(**values: Any) -> None:
-            values_given = [(p, values.pop(p.name)) for p in added]
-            given = {p.name: value for p, value in values_given if value is not p.default}
-            command(**values | {into: given})
-
-        remaining = [p for name, p in signature.parameters.items() if name != into]
-        return _declared(with_options, command, [*remaining[:after], *added, *remaining[after:]])
+        parameters = list(_parameters(command, without=into))
+        parameters[after:after] = added
+        return _declared(with_options, command, parameters)
 
     return decorate
 
 
 def speaking(command: Command) -> Command:
     """Give a command --json and --quiet, of which its first parameter `out` is made."""
-    signature = inspect.signature(command, eval_str=True)
 
-    def with_out(as_json: Json = False, quiet: Quiet = False, **values: Any) -> None:
+    def with_out(as_json: Json = False, quiet: Quiet = False, **values: object) -> None:
         command(out=Out(as_json, quiet), **values)
 
-    voice = inspect.signature(with_out).parameters
-    parameters = signature.parameters | voice
-    remaining = [p for name, p in parameters.items() if name not in ("out", "values")]
-    return _declared(with_out, command, remaining)
+    parameters = _parameters(command, without="out") + _parameters(with_out, without="values")
+    return _declared(with_out, command, parameters)
 
 
-def _declared(made: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:
-    """A function as typer reads it: with these parameters, and the help of another."""
+def _parameters(command: Command, without: str) -> list[inspect.Parameter]:
+    """List the parameters of a command but for one."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    return [parameter for name, parameter in parameters.items() if name != without]
+
+
+def _declared(function: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:
+    """Declare a function as typer reads it: with these parameters, and the help of another."""
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    made.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    made.__annotations__ = {p.name: p.annotation for p in named}
-    made.__doc__ = of.__doc__
-    return made
+    function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in named}
+    function.__doc__ = of.__doc__
+    return function
 
 
 class Grouped(TyperCommand):
@@ -211,10 +242,12 @@ class Grouped(TyperCommand):
             heading = getattr(parameter, "rich_help_panel", None)
             if not isinstance(heading, Heading):
                 heading = FURTHER_OUTPUT
-            first = is_argument or is_help or heading.basic
-            if record is not None and (first or self.everything):
-                sections["Arguments" if is_argument else heading].append(record)
-            left_out += not (first or self.everything)
+            if not (is_argument or is_help or heading.basic or self.everything):
+                left_out += 1
+                continue
+            if record is not None:
+                title = "Arguments" if is_argument else heading
+                sections[title].append(record)
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,8 +18,8 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recip
 
 
 def header(path: Path) -> dict[str, str]:
-    """The lines above the keys: what for, needs, command, run."""
-    lines: dict[str, str] = {}
+    """Read the lines above the keys: what for, needs, command, run."""
+    lines = dict[str, str]()
     key = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -48,13 +48,15 @@ def command(
             raise UsageError("recipes cat wants a NAME; `ropext recipes ls` lists them")
         path = bundled.find_recipe(name)
         text = path.read_text(encoding="utf-8")
-        out.result(text, {"name": path.stem, "text": text, **header(path)})
+        out.result(text, {"name": path.stem, "text": text} | header(path))
         return
-    headers: list[dict[str, Any]] = [
-        {"name": name, **header(path)} for name, path in bundled.recipes().items()
-    ]
-    lines = []
-    for each in headers:
-        said = (("", each["what for"]), ("needs: ", each["needs"]), ("run: ", each["run"]))
-        lines += [each["name"], *(folded(f"{key}{value}", "  ", "    ") for key, value in said), ""]
-    out.result("\n".join(lines), headers)
+    headers = list[dict[str, str]]()
+    text = ""
+    for stem, path in bundled.recipes().items():
+        recipe = {"name": stem} | header(path)
+        headers.append(recipe)
+        text += stem + "\n"
+        for line in (recipe["what for"], f"needs: {recipe['needs']}", f"run: {recipe['run']}"):
+            text += folded(line, "  ", "    ") + "\n"
+        text += "\n"
+    out.result(text, headers)

@@ -1,7 +1,7 @@
 """`ropext serve MODEL`."""
 
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from ropext.errors import UsageError
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import KNOBS, Extension
 
-HOW = ("factor", "target", "method", "context", "attention_factor", "temperature")
+REACH = ("factor", "target", "method", "context", "attention_factor", "temperature")
 OF_METHODS = tuple(name for name in KNOBS if name != "short_pair_factors")
 LOADING = ("dtype", "device", "device_map", "attn_implementation")
 
@@ -22,13 +22,13 @@ Host = Annotated[str, typer.Option("--host", help="address to listen on")]
 PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0 = a free one")]
 
 
-@options.takes("given", Extension, only=(*HOW, *OF_METHODS))
+@options.takes("given", Extension, only=REACH + OF_METHODS)
 @options.takes("reading", DocumentOptions, only=LOADING)
 def command(
     out: Out,
     model: options.ModelArg,
-    given: dict[str, Any],
-    reading: dict[str, Any],
+    given: options.Given,
+    reading: options.Given,
     adapter: Adapter = None,
     host: Host = "127.0.0.1",
     port: PortNumber = 8000,
@@ -42,28 +42,36 @@ def command(
     from ropext.ports.server import KEY
     from ropext.serving.stock import check_parts
 
-    if given and "method" not in given:
-        raise UsageError("say by which method to extend in memory: --method self-extend, or yarn")
-    wish = parse_extend(given, read_text) if given else None
-    how = DocumentOptions(**reading)
+    wish = None
+    if given:
+        if "method" not in given:
+            raise UsageError(
+                "say by which method to extend in memory: --method self-extend, or yarn"
+            )
+        wish = parse_extend(given, read_text)
+    loading = DocumentOptions(**reading)
     check_parts()
     from ropext.serving import app, served
 
     with closing(app.reserve(host, port)) as taken, directory_of(model, out.say) as directory:
         asked = served.ServeOptions(directory, model, wish, adapter, revision, trust_remote_code)
-        ready = served.load(asked, how, out.say)
-        local = app.is_local(host)
-        if not local:
-            out.say(
+        ready = served.load(asked, loading, out.say)
+        is_local = app.is_local(host)
+        if not is_local:
+            warning = (
                 f"warning: [open-port] {host} is reached from other machines; whoever reaches it "
-                f"can ask this model{'' if app.has_key() else f', and no key is set ({KEY})'}"
+                "can ask this model"
             )
+            if not app.has_key():
+                warning += f", and no key is set ({KEY})"
+            out.say(warning)
         taken.listen()
         bound = taken.getsockname()[1]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{bound}/v1"
+        shown_host = f"[{host}]" if ":" in host else host  # of IPv6
+        address = f"http://{shown_host}:{bound}/v1"
         out.result(
             f"{address} answers as {model}, {ready.limit:,} tokens (Ctrl-C ends it)",
             {"url": address, "model": model, "max_model_len": ready.limit},
         )
-        app.run(app.ModelPort(ready, out.say, only_local=local), taken)
+        app.run(app.ModelPort(ready, out.say, only_local=is_local), taken)
     out.say("the port is closed")

@@ -109,27 +109,35 @@ def command(
     from ropext.ports.beside import PlainServer
     from ropext.report import text
 
-    names = loaders.parse_for(for_loaders) if for_loaders is not None else ()
-
-    for flag, given in (("--fix", fix), ("--record", record)):
-        if given and not Path(directory).is_dir():
+    names: tuple[str, ...] = ()
+    if for_loaders is not None:
+        names = loaders.parse_for(for_loaders)
+    place = Path(directory)
+    written = dict[str, Path]()
+    if fix:
+        written["--fix"] = place / "config.json"
+    if record:
+        written["--record"] = place / guard.RECORD
+    for flag in written:
+        if not place.is_dir():
             raise UsageError(f"{flag} writes into {directory}, which is not a local directory")
-    for flag, value in (
-        ("--plain", plain),
-        ("--fingerprint", fingerprint),
-        ("--tolerance", tolerance),
-    ):
-        if value is not None and endpoint is None:
-            raise UsageError(f"{flag} is about a running server: give --endpoint URL too")
+    if endpoint is None:
+        about_server = {"--plain": plain, "--fingerprint": fingerprint, "--tolerance": tolerance}
+        for flag, value in about_server.items():
+            if value is not None:
+                raise UsageError(f"{flag} is about a running server: give --endpoint URL too")
     if tolerance is not None and not 0 < tolerance < math.inf:
         raise UsageError(f"--tolerance is in nats, finite and above 0, was {tolerance:g}")
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
     if report and endpoint is None:
         raise UsageError("--report tells what a server computed; give --endpoint URL too")
-    place = Path(directory)
-    written = {"--fix": fix and place / "config.json", "--record": record and place / guard.RECORD}
-    guard.check({"--against": against}, written | {"--fingerprint": plain and fingerprint})
+    if plain is not None and fingerprint is not None:
+        written["--fingerprint"] = fingerprint
+    guard.check({"--against": against}, written)
+    beside = None
+    if plain or fingerprint:
+        beside = PlainServer(plain, fingerprint)
     if fix:
         config, edits = verifying.repair(directory, trust)
         out.say(text.edit_lines(edits) or "every spelling is right already")
@@ -141,7 +149,7 @@ def command(
         deep=deep,
         record=record,
         endpoint=endpoint,
-        beside=PlainServer(plain, fingerprint) if plain or fingerprint else None,
+        beside=beside,
         tolerance=tolerance,
         say=out.say,
         show=told_of_files(out.say),
@@ -163,7 +171,7 @@ def command(
 
 
 def _form(directory: str, endpoint: str, result: "Verification") -> str:
-    """The form of a cell of the loader table, filled in."""
+    """Fill in the form of a cell of the loader table."""
     from ropext import families
     from ropext.cli.versions import version_lines
     from ropext.inspecting import open_model
@@ -171,16 +179,14 @@ def _form(directory: str, endpoint: str, result: "Verification") -> str:
     from ropext.ports.cell import filled, program_at
 
     is_plan = directory.endswith(".json") and Path(directory).is_file()
-    config = read_object(Path(directory))["config"] if is_plan else open_model(directory).config
+    if is_plan:
+        config = read_object(Path(directory))["config"]
+    else:
+        config = open_model(directory).config
     model = families.as_read(config)
     form = {site.label or "rope_parameters": dict(site.params) for site in model.scaled_sites}
-    seen = next(check for check in result.checks if check.what == "endpoint")
-    states = {True: "as planned", False: "otherwise than planned", None: "not known"}
-    said = seen.sentence.replace(endpoint, "the server")
-    return filled(
-        program_at(endpoint),
-        model.text_type,
-        form,
-        f"{states[seen.passed]}: {said}",
-        "\n".join(version_lines(verbose=True)),
-    )
+    check = next(check for check in result.checks if check.what == "endpoint")
+    state = {True: "as planned", False: "otherwise than planned", None: "not known"}[check.passed]
+    sentence = check.sentence.replace(endpoint, "the server")
+    versions = "\n".join(version_lines(verbose=True))
+    return filled(program_at(endpoint), model.text_type, form, f"{state}: {sentence}", versions)

@@ -7,8 +7,20 @@ from ropext.version import __version__
 PACKAGES = ("torch", "transformers")
 # All that ropext installs, as its pyproject.toml names them, and what reads their tokenizers.
 EVERY_PACKAGE = (
-    *("torch", "transformers", "tokenizers", "accelerate", "peft", "safetensors", "gguf"),
-    *("huggingface-hub", "datasets", "numpy", "matplotlib", "pydantic", "typer", "pyyaml"),
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "peft",
+    "safetensors",
+    "gguf",
+    "huggingface-hub",
+    "datasets",
+    "numpy",
+    "matplotlib",
+    "pydantic",
+    "typer",
+    "pyyaml",
 )
 
 
@@ -18,7 +30,8 @@ def version_lines(verbose: bool) -> list[str]:
     from importlib import metadata  # late: it costs as much as a third of typer
 
     lines = [f"ropext {__version__}"]
-    for package in EVERY_PACKAGE if verbose else PACKAGES:
+    packages = EVERY_PACKAGE if verbose else PACKAGES
+    for package in packages:
         try:
             lines.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
