@@ -119,7 +119,8 @@ class DocumentOptions(Options):
 
 
 class Measuring(DocumentOptions):
-    """What is measured; of which models, a recipe's other sections say."""
+    """What is measured, by `ropext eval` and by a run: a new option of eval belongs here if a run
+    can have it too."""
 
     data: Content[Documents | None] = wanted(
         None,
@@ -234,7 +235,8 @@ class SelfExtend(Options):
 
 
 class Evaluate(SelfExtend, Measuring):
-    """One evaluation."""
+    """One call of `ropext eval`: also which models are measured, which in a run follows from the
+    recipe's other sections."""
 
     method: Words = wanted(
         (),
