@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ropext.atomic import write_bytes
 from ropext.errors import InputError
-from ropext.inputs import CONFIG_LIMIT, read_bytes
+from ropext.inputs import CONFIG_LIMIT, as_text, read_bytes
 
 Json = Any  # a value as json.loads gives it
 JsonObject = Mapping[str, Json]
@@ -75,6 +75,14 @@ def _fields_of(data: Any) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Json]:
     """Read the JSON object in a file; everything else about it is an InputError of one sentence."""
     return parse_object(read_bytes(path, CONFIG_LIMIT), str(path))
+
+
+def read_redirected(path: Path) -> dict[str, Json]:
+    """Read the JSON object in a file that a shell may have redirected in another encoding."""
+    data = read_bytes(path, CONFIG_LIMIT)
+    if json.detect_encoding(data) != "utf-8":
+        data = as_text(data).encode()
+    return parse_object(data, str(path))
 
 
 def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> dict[str, Json]:

@@ -26,9 +26,8 @@ from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
-from ropext.inputs import CONFIG_LIMIT, as_text, read_bytes
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
-from ropext.jsontext import dump, parse_object, read_object
+from ropext.jsontext import dump, read_object, read_redirected
 from ropext.narration import Say, Show, silent, unseen
 from ropext.planning.plan import WRONG
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
@@ -478,11 +477,9 @@ def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
-    """A plan that a shell may have redirected in another encoding."""
-    data = read_bytes(path, CONFIG_LIMIT)
-    known = json.detect_encoding(data) == "utf-8"
-    plan = parse_object(data if known else as_text(data).encode(), str(path))
-    if isinstance(config := plan.get("config"), dict):  # which may be built, as that of a model
+    """Read a plan, and check its config, which may be built as that of a model."""
+    plan = read_redirected(path)
+    if isinstance(config := plan.get("config"), dict):
         check_asked(config, f"{path}, its config")
     return plan
 
