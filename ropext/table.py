@@ -40,7 +40,7 @@ def folded(text: str, first: str = "", rest: str = "  ") -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class Padding:
     """How one column is padded."""
 
     width: int
@@ -70,10 +70,10 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Column]:
+def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Padding]:
     """Find each column's width, and whether all of its cells are numbers."""
     count = len(header) if header else len(body[0])
-    layout = list[Column]()
+    layout = list[Padding]()
     before = 0  # characters in front of the column
     for k in range(count):
         cells = [row[k] for row in body]
@@ -82,11 +82,11 @@ def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Column
             width = min(width, max(WIDTH - before, LEAST_LAST))
         before += width + len(GAP)
         is_numeric = bool(cells) and all(map(NUMERIC.match, cells))
-        layout.append(Column(width, is_numeric))
+        layout.append(Padding(width, is_numeric))
     return layout
 
 
-def _line(layout: Sequence[Column], row: Sequence[str]) -> str:
+def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
     cells = [column.padded(cell) for column, cell in zip(layout, row, strict=True)]
     first = "".join(cell + GAP for cell in cells[:-1])
     indent = " " * sum(column.width + len(GAP) for column in layout[:-1])
