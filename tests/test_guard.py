@@ -128,9 +128,9 @@ def test_a_picture_replaces_pictures_of_ropext_alone(tmp_path, content, capsys):
 
 # Options and arguments whose value is a text that is no place on this machine.
 WORDS = """action attn_implementation base_model begin chat_args column data_revision depths
-device device_map dtype endpoint factor family for_loaders keys lengths license lm_eval method
-name only plain push_to_hub report_to repository revision split split_documents start targets tasks
-words"""
+device device_map dtype endpoint factor family for_loaders keys kv lengths license lm_eval
+memory method name only plain push_to_hub report_to repository revision split split_documents
+start targets tasks words"""
 # (command, its option): the words that give it a path IN; what else the command needs.
 EXTENDED = ("ext", "--data", "texts.jsonl", "-o", "OUT")
 PORT = ("--endpoint", "http://127.0.0.1:9", "--tasks", "passkey", "-o", "OUT")
