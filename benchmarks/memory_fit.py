@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ropext.inspecting import memory_fit
+from ropext.inspecting.memory import memory_fit
 from ropext.options.memory import MemoryOptions
 
 LOADERS = Path(__file__).parents[1] / "scripts/loaders"
@@ -38,7 +38,7 @@ def convert(family: str, folder: Path, converter: str) -> Path:
         f"import checkpoints; checkpoints.write_base({family!r}, Path({str(base)!r}))"
     )
     if not base.exists():
-        subprocess.run([sys.executable, "-c", script], check=True)
+        subprocess.run([sys.executable, "-P", "-c", script], check=True)
     words = [sys.executable, str(LOADERS / "convert_gguf.py"), converter, str(base), str(output)]
     subprocess.run(words, check=True, capture_output=True)
     return output

@@ -19,7 +19,8 @@ MADE_IN = {
     "planning/rotary.py": ("composed", "_what_moves", "mrope_warnings", "reached", "warnings_of"),
     "planning/tables.py": ("_warnings",),
     "inspecting/plans.py": ("_again",),
-    "evaluation/preparing.py": ("_corpus_warnings", "_overlap_warnings"),
+    "evaluation/documents.py": ("_corpus_warnings",),
+    "evaluation/preparing.py": ("_overlap_warnings",),
     "training/judge.py": ("few",),
     "training/report.py": ("too_often",),
 }

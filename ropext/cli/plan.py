@@ -101,15 +101,16 @@ def _fit(
 ) -> None:
     """What fits into a memory, after the plan where one was asked for."""
     from ropext import inspecting
+    from ropext.inspecting.memory import memory_fit
     from ropext.report import text
     from ropext.report.memory import memory
 
     if not given:
-        fit = inspecting.memory_fit(model, room, revision=revision)
+        fit = memory_fit(model, room, revision=revision)
         out.result(memory(fit), {"model": model} | fit.to_json())
         return
     made = inspecting.plan(model, revision=revision, **given)
-    fit = inspecting.memory_fit(model, room, length=made.target, revision=revision)
+    fit = memory_fit(model, room, length=made.target, revision=revision)
     body = f"{text.plan(made)}\n\n{memory(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 

@@ -11,7 +11,6 @@ from ropext.inspecting.inspection import (
     positions_of,
     said_of,
 )
-from ropext.inspecting.memory import memory_fit
 from ropext.inspecting.plans import plan, plan_of, planned
 from ropext.inspecting.serving import Served, as_it_stands, gate, read_again, serving
 
@@ -22,7 +21,6 @@ __all__ = [
     "as_it_stands",
     "gate",
     "inspect",
-    "memory_fit",
     "open_model",
     "plan",
     "plan_of",
