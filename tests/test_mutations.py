@@ -76,9 +76,8 @@ MUTANTS = (
     mutant(
         "factor applied twice in the exported dict",
         "scaling/__init__.py",
-        "tuple(f / p for f, p in zip(now.inv_freq, scaling.pair_factors, strict=True)),\n"
-        "        rope.attention_factor",
-        "tuple(f / p**2 for f, p in zip(now.inv_freq, scaling.pair_factors, strict=True)),\n"
+        "_divided(now.inv_freq, scaling.pair_factors),\n        rope.attention_factor",
+        "_divided(_divided(now.inv_freq, scaling.pair_factors), scaling.pair_factors),\n"
         "        rope.attention_factor",
     ),
     mutant(
