@@ -17,6 +17,8 @@ TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token i
 SPECIAL = ("bos", "eos", "pad")
 # What llama-server answers from b10434 on where the next token is no whole character.
 UNFIT = b"does not match the expected"
+# What a server answers that does not take the field `logprobs`, as `ropext serve`.
+UNWILLING = (400, 422)
 LOWEST = -1e9  # what a server may write for the logarithm of 0
 PROBED = (40, 41, 42, 43)  # token ids of a first prompt, which every vocabulary has
 LOG_LINES = "`n_ctx_train`, `rope scaling` and `freq_scale_train`"
@@ -75,6 +77,8 @@ def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
             f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
         ) from None
     if status == 500 and UNFIT in answer:
+        return []
+    if status in UNWILLING and b"logprobs" in answer:
         return []
     if status >= 400:
         reason = " ".join(answer[:300].decode(errors="replace").split())
