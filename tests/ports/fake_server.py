@@ -42,6 +42,7 @@ class Fake:
     cut: int | None = None  # keeps the last tokens alone, and says nothing of it
     refuses: int | None = None  # answers 400 from so many tokens on
     counts: bool = True  # /tokenize with messages
+    template: bool = True  # without one it answers no messages
     usage: Callable[[int], Answer | None] = lambda read: {"prompt_tokens": read}
     thinks: int = 0  # tokens of thinking before an answer
     busy: int = 0  # requests that get 429 first
@@ -60,6 +61,8 @@ class Fake:
         if isinstance(question.get("prompt"), list):
             return self.read(question["prompt"], question, self.engine == "vllm")
         chat = "messages" in question
+        if chat and not self.template:
+            return 400, {"error": {"message": "tiny has no chat template"}}
         text = question["messages"][-1]["content"] if chat else question["prompt"]
         tokens = words(text)
         count = len(tokens) + TEMPLATE * chat

@@ -39,6 +39,13 @@ def test_without_a_count_and_without_usage_it_is_told() -> None:
             counting.of_kind(TEXT)
 
 
+def test_a_model_without_a_chat_template_is_to_be_asked_by_completions() -> None:
+    with serving(Fake(counts=False, template=False)) as url:
+        counting = counting_of(port_at(url), None)
+        with pytest.raises(InputError, match=r"no chat template.*give --api completions"):
+            counting.of_kind(TEXT)
+
+
 def test_a_tokenizer_counts_the_text_and_usage_the_template(tmp_path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
