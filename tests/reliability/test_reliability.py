@@ -28,7 +28,7 @@ def campaign(*words, **more):
 
 
 def test_killed_or_failing_commands_keep_their_promises(capsys):
-    done = campaign("--kills", "12", "--faults", "4", "--wanted", "1")
+    done = campaign("--kills", "24", "--faults", "4", "--wanted", "1")
     with capsys.disabled():
         print("\n" + done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
