@@ -195,7 +195,9 @@ def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp
     run = tmp_path / "run"
     run.mkdir()
     manifest(run, "eval", {"variants": variants}, names={"data": "/home/me/books.jsonl"})
-    frame = {"schema": 1, "context": 2048, "lengths": [8192], "tail_tokens": 512, "seed": 0}
+    frame = {"schema": 1, "context": 2048, "lengths": [8192], "tail_tokens": 512}
+    frame |= {"seed": 0, "resamples": 1000, "documents": None, "warnings": []}
+    frame |= {"protocol": "ropext", "protocol_text": "", "headline": "tail"}
     told = {
         label: {"kind": own["kind"], "passes": {}, "metrics": metrics}
         for label, own in variants.items()

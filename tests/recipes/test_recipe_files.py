@@ -17,7 +17,7 @@ from ropext.cli.recipes import header
 from ropext.errors import UsageError
 from ropext.options.recipe import read_recipe, schema
 from ropext.pipeline import job
-from ropext.pipeline.running import run
+from ropext.pipeline.public import run
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
