@@ -245,9 +245,10 @@ SIDES = {1: "better than", 0: "not surely otherwise than", -1: "worse than"}  # 
 def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
     side = SIDES[tuned[f"gain@{TARGET}"].sign]
     keys = tuned[f"keys@{TARGET}"].value
-    article = "the " if name.startswith("fitted") else ""
+    if name.startswith("fitted"):
+        name = f"the {name}"
     return (
-        f"after {article}{name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
+        f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
         f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "
         "the keys."
     )

@@ -184,6 +184,11 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
     assert "org/other" not in hub.repos
 
 
+# What a variant of results.json has beside.
+UNREAD = {"model": "m", "target": None, "adapter": None, "store": "", "positions": []}
+UNREAD |= {"retrieval": {}}
+
+
 def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp_path):
     own = provenance.identity(open_snapshot(str(output)), Digests())
     variants = {
@@ -199,7 +204,7 @@ def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp
     frame |= {"seed": 0, "resamples": 1000, "documents": None, "warnings": []}
     frame |= {"protocol": "ropext", "protocol_text": "", "headline": "tail"}
     told = {
-        label: {"kind": own["kind"], "passes": {}, "metrics": metrics}
+        label: {"kind": own["kind"], "passes": {}, "metrics": metrics} | UNREAD
         for label, own in variants.items()
     }
     write_json(run / "results.json", frame | {"variants": told})
