@@ -77,7 +77,12 @@ def command(
         raise UsageError(f"{name} says how documents are read; add --measure DATA")
     if folding:
         raise UsageError(f"{flag(next(iter(folding)))} is of self-extend; add --measure DATA")
-    if not given and plot is None and not room:
+    if room:
+        if plot is not None:
+            raise UsageError("--memory and --plot are two questions; ask them one by one")
+        _fit(out, model, MemoryOptions(**room), given, revision)
+        return
+    if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
         if served is not None:
             from ropext.report import text
@@ -90,9 +95,6 @@ def command(
         if served is not None:
             _show_gated(out, served, names)
             return
-    if room:
-        _fit(out, model, MemoryOptions(**room), given, revision)
-        return
     show(out, inspecting.plan(model, revision=revision, **given), plot)
 
 

@@ -83,6 +83,13 @@ class Cache:
         return low * STEP
 
 
+def cache_bytes(model: Model, tokens: int) -> int | None:
+    """The KV cache of one full sequence at 2 bytes a value; None where it is not known."""
+    if model.kv_layers is None:
+        return None
+    return Cache(model.kv_layers, 1, bool(model.container)).bytes_at(tokens, CACHE_TYPES["f16"])
+
+
 def _in_steps(tokens: int) -> int:
     """So many tokens in llama.cpp's steps."""
     return -(-tokens // STEP) * STEP

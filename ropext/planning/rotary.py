@@ -12,6 +12,7 @@ from ropext.loaders import LoaderReading
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.attempts import Attempts, attempt_of
+from ropext.planning.memory import cache_bytes
 from ropext.planning.methods import (
     default_method,
     needs_no_scaling,
@@ -274,7 +275,7 @@ def _of_model(model: Model, target: int) -> dict[str, Any]:
     """What a plan tells of its model; no task of a composite, which does more than text."""
     task = "text-generation" if model.text_type == model.model_type else ""
     task = "fill-mask" if model.masked_lm else task
-    kv_cache_bytes = model.kv_bytes(target)
+    kv_cache_bytes = None if model.masked_lm else cache_bytes(model, target)
     return {"obstacles": model.obstacles, "kv_cache_bytes": kv_cache_bytes, "task": task}
 
 

@@ -81,6 +81,18 @@ def test_a_file_is_counted_in_the_steps_of_llama_cpp(tmp_path):
     }
 
 
+def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext):
+    windows = making.LLAMA | {"attention.sliding_window": 100}
+    making.write(tmp_path / "m.gguf", "gemma2", windows)
+    code, out, err = ropext("plan", str(tmp_path / "m.gguf"), "--target", "1000", "--memory", "1G")
+    assert code == 0, err
+    # One of two layers is windowed: 1,024 cells, and 768 for 100 tokens and a micro-batch of 512.
+    values = 2 * 2 * 16
+    taken = (1024 + 768) * values * 2 / 1024
+    assert f"{taken:.4g} KiB for one full sequence" in out
+    assert f"  {taken:.4g} KiB" in out.partition("a token")[2]
+
+
 def test_what_is_not_known_is_not_guessed(tmp_path, ropext):
     code, out, _ = ropext("plan", str(config(tmp_path / "model")), "--memory", "1G")
     assert code == 0
@@ -131,6 +143,7 @@ def test_an_amount_of_memory(text, wanted):
         (("--memory", "1G", "--kv", "q9"), "known are f16, q8_0, q4_0, fp8"),
         (("--kv", "f16"), "add --memory SIZE"),
         (("--memory", "1G", "--measure", "texts"), "ask them one by one"),
+        (("--memory", "1G", "--factor", "2", "--plot", "p.png"), "ask them one by one"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(tmp_path, ropext, words, said):
