@@ -1,9 +1,9 @@
 """What `--method auto` takes, beside an exhaustive search on the same documents.
 
 Claims: the tail loss of what it writes is within 1 % (in nats) of the lowest of all closed forms,
-the model untouched, and fits from three starts; for at most 40 % of the tokens that the search
-reads, the verdict's evaluation among them; and its verdict is that of the base's short window on
-documents that took no part.
+the model untouched, and fits from three starts; and its verdict is that of the base's short window
+on documents that took no part. The share of the search's tokens leaves out what the choice's own
+fit trains on (the pages of 23 and 24 November 2026 count it).
 
     python benchmarks/auto.py [--model DIR --data FILE] [--factor 2 4 8] [--steps 40]
     python benchmarks/auto.py --cells pays reads-on harms changes harms-stretched repeats

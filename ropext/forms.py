@@ -457,7 +457,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
     lengths = _lengths(rope, target)
     if wanted.short_inv_freq is not None:
         plain = plain_inv_freq(rope.dim, rope.theta)
-        short = list(_divisors(plain, wanted.short_inv_freq))
+        short = list(divisors(plain, wanted.short_inv_freq))
         # Stock switches sets at this length, and vLLM takes the factor from the two lengths.
         lengths["original_max_position_embeddings"] = wanted.short_context
         if not rope.mscale_all_dim:  # DeepSeek's softmax reads the whole factor
@@ -467,7 +467,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
     return with_attention(out, wanted.attention_factor)
 
 
-def _divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
+def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
     """What divides each plain frequency; infinite where the pair is to stand still."""
     factors = []
     for frequency, slower in zip(plain, wanted, strict=True):
@@ -484,7 +484,7 @@ def candidates(
 ) -> Iterator[Params]:
     """Every stock dict that reads back as exactly the wanted spectrum, best form first."""
     plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = _divisors(plain, wanted.inv_freq)
+    factors = divisors(plain, wanted.inv_freq)
     if native is not None:
         if native["rope_type"] != "default":
             native = native | _mscale_pair(rope)

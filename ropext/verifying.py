@@ -26,6 +26,7 @@ from ropext.checkpoint.tokenizer import length_edits
 from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.inputs import model_name
 from ropext.inspecting import Served, open_model, positions_of, read_again, said_of
 from ropext.jsontext import dump, read_object, read_redirected
 from ropext.narration import Say, Show, silent, unseen
@@ -101,6 +102,7 @@ def check_directory(
     is held against one of the plain model, and no model is loaded; `tolerance` is in nats.
     """
     loading |= {"trust_remote_code": trust_remote_code}
+    directory = model_name(directory)
     if tolerance is not None:
         loading |= {"tolerance": tolerance}
     if endpoint is not None:
@@ -492,12 +494,14 @@ def _planned(path: Path, flag: str = "--against ") -> Claim:
         raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
     try:
         sites = _saved_sites(plan)
+        if context < 1 or target < 1:
+            raise ValueError("its lengths are below 1")
         if plan["factor"] != target / context:
             raise ValueError("its factor is not its target over its context")
         edits = provenance.edits_of(plan)
         base = provenance.undone(plan["config"], edits)
         edited = tuple(edit.key for edit in edits)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{flag}{path}: the plan is damaged at its sites ({reason})") from None
     return Claim(context, target, sites, base, edited)

@@ -38,6 +38,8 @@ FACT_KEYS = {"loader", "versions", "evidence", "origin", "ran", "families", "cel
 CELL_KEYS = {"is", "why", "flag", "evidence", "origin", "needs", "otherwise", "over"}
 RAN = ("engine", "function")  # the evidence that needs no origin: something was run
 COPIED = ("aliases", "file_readers", "evidence", "methods", "kinds")
+# What a server announces in the place of the target, as serving.py counts it.
+ANNOUNCED = ("target times factor", "original length")
 SERVE = ("serve_directories", "serve_files")
 # By what a GGUF carries its spectrum; "-attn": with an attention factor of its own.
 CARRIERS = ("theta", "linear", "yarn", "freqs", "factors")
@@ -321,6 +323,7 @@ def merge(data: Json, measured: Json) -> Json:
         raise Refused("\n".join(dict.fromkeys(contradictions)))
     files = json.loads(GGUF.read_text("utf-8"))
     _check_programs(data, files)
+    _check_serve_lines(data, columns)
     table = {key: data[key] for key in COPIED}
     table["readers"] = [_reader_json(reader) for reader in readers]
     table["gguf_readers"] = [_reader_json(_of_files(row, files)) for row in data["programs"]]
@@ -334,7 +337,9 @@ def _check_programs(data: Json, files: Json) -> None:
         names |= {row["type"], row.get("windowed", row["type"]), *row.get("also", ())}
     kinds = {"*", "attn", *CARRIERS}
     for program in data["programs"]:
+        about = list[str]()
         for fact in program.get("facts", ()):
+            about += fact["families"]
             unknown = {*fact["families"]} - names
             if fact.keys() != {"families", "cells"} or unknown or fact["cells"].keys() - kinds:
                 raise Refused(
@@ -343,9 +348,34 @@ def _check_programs(data: Json, files: Json) -> None:
                     f'or "*") and cells by what carries the spectrum ({", ".join(sorted(kinds))})'
                 )
             for kind, cell in fact["cells"].items():
+                if not isinstance(cell, str) and cell.keys() - CELL_KEYS:
+                    keys = sorted(cell.keys() - CELL_KEYS)
+                    raise Refused(f"a fact of {program['loader']}: {kind} has unknown keys {keys}")
                 said = _measured_cell(cell, "source")
                 if said.verdict not in VERDICTS or (said.verdict != "same" and not said.why):
                     raise Refused(f"a fact of {program['loader']}: {kind} is no verdict with a why")
+        twice = sorted({family for family in about if about.count(family) > 1})
+        if twice:
+            raise Refused(
+                f"{program['loader']} has two facts about {', '.join(twice)}: the second would"
+                " hide the first"
+            )
+
+
+def _check_serve_lines(data: Json, columns: Sequence[Column]) -> None:
+    """Check the templates of serve lines: whom they are about, and what a server announces."""
+    loaders = {column.loader for column in columns}
+    programs = {program["loader"] for program in data["programs"]}
+    for template in data["serve_directories"]:
+        name = template["loader"]
+        if template.get("reading", name) not in loaders:
+            raise Refused(f"the serve line of {name}: no column has {template['reading']!r}")
+        unknown = {*template.get("announces", {}).values()} - {*ANNOUNCED}
+        if unknown:
+            raise Refused(f"{name} announces {unknown}; known are {', '.join(ANNOUNCED)}")
+    for template in data["serve_files"]:
+        if template["loader"] not in programs:
+            raise Refused(f"{template['loader']} has a serve line of files, and is no program")
 
 
 def _of_files(program: Json, files: Json) -> Reader:

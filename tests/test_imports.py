@@ -57,10 +57,10 @@ QUICK = {
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 92,
     "verify out": 79,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 137,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 138,
     "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 155,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 155,
-    "run recipe.yaml -o ran": 148,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 156,
+    "run recipe.yaml -o ran": 149,
 }
 RECIPE = """\
 model: ropext://demo

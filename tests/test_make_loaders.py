@@ -25,7 +25,7 @@ def fact(**more):
     return known | {"origin": "mlx_lm/models/rope_utils.py", "cells": {"yarn": MISREAD}} | more
 
 
-def merged(*facts, measured=MEASURED, without=()):
+def merged(*facts, measured=MEASURED):
     """The table with these facts beside those that are known."""
     data = copy.deepcopy(FACTS)
     data["facts"] += facts
@@ -197,3 +197,38 @@ def test_ranges_of_versions():
     assert not spans("4.51-4.57")[0].overlaps(span_of("4.58"))
     assert not spans("4.51-4.57")[0].overlaps(span_of("4.5"))
     assert make_loaders.label_of(spans("0.30-0.32.1, 0.33")) == "0.30-0.32.1, 0.33"
+
+
+def program_with(*facts):
+    data = copy.deepcopy(FACTS)
+    program = data["programs"][-1]
+    program["facts"] = [*program.get("facts", ()), *facts]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([{"yarn": {"is": "same"}}, {"linear": {"is": "error", "why": "x"}}], "two facts about"),
+        ([{"yarn": {"is": "ignored", "why": "x", "evidnce": "y"}}], "unknown"),
+    ],
+)
+def test_no_fact_about_a_program_vanishes(cells, said):
+    facts = [{"families": ["llama"], "cells": each} for each in cells]
+    with pytest.raises(make_loaders.Refused, match=said):
+        make_loaders.merge(program_with(*facts), MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("row", "more"),
+    [
+        ("serve_directories", {"announces": {"linear": "orignal length"}}),
+        ("serve_directories", {"reading": "nobody"}),
+        ("serve_files", {"loader": "nobody"}),
+    ],
+)
+def test_a_serve_line_is_about_somebody(row, more):
+    data = copy.deepcopy(FACTS)
+    data[row][0] |= more
+    with pytest.raises(make_loaders.Refused, match=r"nobody|orignal"):
+        make_loaders.merge(data, MEASURED)

@@ -76,8 +76,8 @@ MUTANTS = (
     mutant(
         "factor applied twice in the exported dict",
         "scaling/__init__.py",
-        "_divided(now.inv_freq, scaling.pair_factors),\n        rope.attention_factor",
-        "_divided(_divided(now.inv_freq, scaling.pair_factors), scaling.pair_factors),\n"
+        "forms.divided(now.inv_freq, scaling.pair_factors),\n        rope.attention_factor",
+        "forms.divided(forms.divided(now.inv_freq, scaling.pair_factors), scaling.pair_factors),\n"
         "        rope.attention_factor",
     ),
     mutant(

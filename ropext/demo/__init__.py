@@ -223,7 +223,10 @@ def rows_of(models: Numbers, steps: int) -> Rows:
 def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> list[str]:
     """Say what the numbers show: the verdict first, then what a failed gate means."""
     truncated = models[BASE][f"tail@{TARGET}"].value
-    lines = [_verdict(models[TUNED], truncated, rows[TUNED])]
+    tuned = rows[TUNED]
+    if FITTED in models:
+        tuned = f"the {tuned}"  # "after the fitted spectrum and ..."
+    lines = [_verdict(models[TUNED], truncated, tuned)]
     if failed := failures(gates):
         lines += failed
         lines.append(UNLIKE)
@@ -245,8 +248,6 @@ SIDES = {1: "better than", 0: "not surely otherwise than", -1: "worse than"}  # 
 def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
     side = SIDES[tuned[f"gain@{TARGET}"].sign]
     keys = tuned[f"keys@{TARGET}"].value
-    if name.startswith("fitted"):
-        name = f"the {name}"
     return (
         f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
         f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ropext.evaluation.preparing import Evaluation
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import JsonObject, values_json
+from ropext.jsontext import JsonObject
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import marked
@@ -27,11 +27,11 @@ def assembled(
         models[label] = replace(model, overlap=evaluation.overlaps.get(label))
         items[label] = model.items
     left_out = not_measurable(items, evaluation.frame.context)
-    whole = replace(done, models=models)
-    measurable = whole.without(left_out)
+    measurable = replace(done, models=models).without(left_out)
+    finished = dict(models)
     for variant in evaluation.lineup.variants:
         label = variant.label
-        models[label] = replace(
+        finished[label] = replace(
             models[label],
             source=_source(evaluation, variant, stores[label], done.documents is not None),
             numbers=_numbers(measurable, variant),
@@ -47,7 +47,7 @@ def assembled(
         ruler=_ruler(measurable.models.values()),
         lm_eval=lm_eval,
     )
-    return replace(whole, models=models, facts=facts)
+    return replace(done, models=finished, facts=facts)
 
 
 def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
@@ -94,5 +94,4 @@ def _numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
         lines = verdicts(frame, values, marked(label, model.mark()))
     numbers = ModelNumbers(values, tuple(positions), heat_map(model.items), tuple(lines))
     # JSON has no infinity: reports show the same whether a run was read back or has just ended.
-    written = values_json(numbers.to_json())
-    return ModelNumbers.from_json(written | {"verdicts": lines})
+    return ModelNumbers.from_json(numbers.to_json() | {"verdicts": lines})

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.errors import InputError
-from ropext.models.head import logits_after, plain_head, why_not_plain
+from ropext.models.head import logits_after, plain_head, why_bent, why_not_apart
 from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
@@ -182,9 +182,12 @@ class TokenScorer:
 
         row = self._row(ids)
         try:
-            if why_not_plain(self.model, row) is not None:
+            if why_not_apart(self.model) is not None:
                 return False
-            hidden = self.body(input_ids=row, use_cache=False).last_hidden_state[0, :-1]
+            output = self.body(input_ids=row, use_cache=False)
+            if why_bent(self.model, output) is not None:
+                return False
+            hidden = output.last_hidden_state[0, :-1]
             wanted = row[0, 1:].to(hidden.device)
             tiled = tiled_nll(plain_head(self.model), hidden, wanted, TILE_COLUMNS)
         except (TypeError, ValueError, NotImplementedError, RuntimeError):

@@ -232,12 +232,16 @@ class _Faults:
             return self._two_types()
         if name == ORIGINAL and edit.before in (ABSENT, None):
             return self._original()
-        is_number = isinstance(edit.before, int | float) and not isinstance(edit.before, bool)
-        if name not in FORM_KEYS or not is_number or edit.before != edit.after:
+        if name not in FORM_KEYS:
             return None
-        rule = "should be a float: vLLM refuses an integer"
         if name in LENGTHS:
             rule = "must be a whole number"
+            is_wrong = isinstance(edit.before, float)
+        else:
+            rule = "should be a float: vLLM refuses an integer"
+            is_wrong = type(edit.before) is int and edit.before == edit.after
+        if not is_wrong:
+            return None
         where = ".".join(named(part) for part in key.split("."))
         return Problem(where, f"{where} is {edit.before} and {rule}")
 

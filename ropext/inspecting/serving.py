@@ -13,6 +13,7 @@ from ropext.errors import GateFailed, NotMeasured, RopextError, UsageError, list
 from ropext.families import Model
 from ropext.families.config import text_part
 from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.loaders.lookup import reading_in
 from ropext.planning import readings_of
 from ropext.planning.plan import WRONG
 
@@ -138,9 +139,8 @@ def _readings_for(served: Served, name: str) -> list[loaders.LoaderReading]:
         if reader in listed_readers:
             meant.append(served.readings[listed_readers.index(reader)])
         else:
-            why = f"{model.text_type} was not run in it"
-            unknown = loaders.LoaderReading(reader.loader, reader.versions, "not measured", why)
-            meant.append(unknown)
+            known = reader.known(model.text_type, model.model_type)
+            meant.append(reading_in(reader, known, {}, ()))
     return meant
 
 

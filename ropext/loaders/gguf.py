@@ -8,7 +8,7 @@ written here: that is ropext.gguf.
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -224,7 +224,7 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
     """Yield what this architecture could be given, the most widely read first."""
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = _divisors_of(plain, wanted.inv_freq)
+    factors = forms.divisors(plain, wanted.inv_freq)
     held = _held(factors)
     theta = forms.theta_form(rope, factors, wanted, 0)
     if theta is not None:
@@ -245,20 +245,9 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
     if "factors" in row.adds:
         short = factors
         if wanted.short_inv_freq is not None:
-            short = _divisors_of(plain, wanted.short_inv_freq)
+            short = forms.divisors(plain, wanted.short_inv_freq)
             original = wanted.short_context
         yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
-
-
-def _divisors_of(plain: Sequence[float], wanted: Sequence[float]) -> tuple[float, ...]:
-    """Return what divides each plain frequency; infinity where the pair stands still."""
-    divisors = list[float]()
-    for frequency, slower in zip(plain, wanted, strict=True):
-        if slower:
-            divisors.append(frequency / slower)
-        else:
-            divisors.append(math.inf)
-    return tuple(divisors)
 
 
 def _held(divisors: Iterable[float]) -> tuple[float, ...]:

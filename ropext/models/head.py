@@ -60,13 +60,26 @@ def why_not_plain(model: Any, ids: "torch.Tensor") -> str | None:
     Families scale or cap their logits under many names, some in code of their own: a pass over a
     few `ids` (1, tokens) finds them all. Asked of a model before PEFT wraps it, without gradients.
     """
-    head = plain_head(model)
-    if head is None:
+    reason = why_not_apart(model)
+    if reason is not None:
+        return reason
+    return why_bent(model, model.base_model(input_ids=ids, use_cache=False))
+
+
+def why_not_apart(model: Any) -> str | None:
+    """None where a decoder and one plain matrix can be told apart; else the reason."""
+    if plain_head(model) is None:
         return _why_wrapped(model)
-    body = model.base_model
-    if body is model:
+    if model.base_model is model:
         return "its decoder cannot be told from its output layer"
-    output = body(input_ids=ids, use_cache=False)
+    return None
+
+
+def why_bent(model: Any, output: Any) -> str | None:
+    """None where the logits are the states of `output`, what the decoder gave, times the matrix;
+    else the reason."""
+    head = plain_head(model)
+    assert head is not None  # they were told apart
     hidden = output.last_hidden_state
     largest = float(head(hidden[0]).float().abs().max())
     factor = max(STRETCH, LARGE_LOGIT / max(largest, 1e-6))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ropext.options.training import TrainingOptions
 
 
+# Attentions that torch alone computes: no package is missing for them.
+OF_TORCH = ("eager", "sdpa")
+
+
 def local_rank() -> int:
     """Which process of this machine we are, under `accelerate launch`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
@@ -74,15 +78,18 @@ def skeleton(
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
+    keywords: dict[str, Any] = {}
+    if dtype is not None:  # None would replace the config's own by float32
+        keywords["dtype"] = dtype
     if masked is None:
         masked = is_masked(snapshot)
     try:
         with init_empty_weights(include_buffers=False):
             model = auto_class(masked).from_config(
                 config,
-                dtype=dtype,
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
+                **keywords,
             )
     except ValueError as error:
         if attention != "eager":
@@ -153,7 +160,9 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = first_line(error)
-        is_about_attention = "attn_implementation" in str(error) or isinstance(error, ImportError)
+        needs_package = how.attention not in (None, *OF_TORCH)
+        is_about_attention = "attn_implementation" in str(error)
+        is_about_attention |= needs_package and isinstance(error, ImportError)
         if how.attention and is_about_attention:
             raise UsageError(f"--attn-implementation {how.attention}: {reason}") from error
         kind = "masked" if how.masked else "causal"

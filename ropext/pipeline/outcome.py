@@ -24,7 +24,7 @@ from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
 from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table
-from ropext.results import BASE, CONTROL, TUNED, rundir
+from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
@@ -60,7 +60,9 @@ def evidence_of(work: Work) -> Evidence:
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
     choice = work.job.source.choice
-    reached = verdict(choice, run, work.final) if choice else None
+    reached = None
+    if choice:
+        reached = verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
     # How much of the gain is adaptation to the text.
     control_lines = list[str]()
     target = work.plan.target
@@ -72,6 +74,15 @@ def evidence_of(work: Work) -> Evidence:
         control_lines = report.verdict(numbers, target)
     gates = tuple(rundir.judge(run, work.gates))
     return Evidence(run, gates, reached, tuple(control_lines))
+
+
+def _is_fit_kept(work: Work) -> bool:
+    """Whether there is a fit, and what it wrote is not the form from which it began."""
+    if FITTED not in work.checkpoints:
+        return False
+    record = read_object(work.checkpoints[FITTED] / provenance.NAME)
+    kept: str = record["fit"]["kept"]
+    return kept == FITTED
 
 
 def report_step(work: Work) -> Step:

@@ -203,6 +203,7 @@ def push(
     from ropext.results.gates import split_spec
     from ropext.results.model_index import figures
 
+    directory = model_name(directory)
     guard.check(
         {"--results": [split_spec(str(run))[0] for run in results]},
         {"its model card": Path(directory) / README},

@@ -108,16 +108,15 @@ class Attempts:
             return None
         return families.as_written(model.text_type, carried, rope)
 
-    def readings(
-        self, site: RopeSite, attempt: Attempt, params: forms.Params
-    ) -> tuple[LoaderReading, ...]:
+    def readings(self, site: RopeSite, attempt: Attempt) -> tuple[LoaderReading, ...]:
         """Who reads the dict that carries it how."""
         key = (site.label, attempt)
         if key not in self._readings:
             wanted = self.wanted(site, attempt)
-            target = self.target
+            params = self.params(site, attempt)
+            assert params is not None  # who asks has seen that it can be written
             self._readings[key] = readings_of(
-                self.model, wanted.rope, wanted.spectrum, params, target
+                self.model, wanted.rope, wanted.spectrum, params, self.target
             )
         return self._readings[key]
 
@@ -165,7 +164,7 @@ class Attempts:
         if params is None:
             where = f"for {listed(attempt.for_loaders)}" if attempt.for_loaders else "here"
             return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
-        readings = newest(self.readings(site, attempt, params))
+        readings = newest(self.readings(site, attempt))
         return MethodRow(
             method,
             explanation,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.families.geometry import attends
 from ropext.families.model import CacheLayer
@@ -85,7 +86,7 @@ class Cache:
 
 def cache_bytes(model: Model, tokens: int) -> int | None:
     """The KV cache of one full sequence at 2 bytes a value; None where it is not known."""
-    if model.kv_layers is None:
+    if model.kv_layers is None or model.masked_lm:
         return None
     return Cache(model.kv_layers, 1, bool(model.container)).bytes_at(tokens, CACHE_TYPES["f16"])
 
@@ -120,7 +121,7 @@ class MemoryFit:
     @property
     def room(self) -> int | None:
         """What the weights leave, in bytes."""
-        return None if self.weights is None else max(0, self.memory - self.weights)
+        return _room(self.memory, self.weights)
 
     def holds(self, row: CacheRow) -> bool:
         """Whether the length fits with this cache."""
@@ -137,11 +138,18 @@ class MemoryFit:
         return self.holds(row)
 
 
+def _room(memory: int, weights: int | None) -> int | None:
+    """What the weights leave, in bytes; None where they are not known."""
+    if weights is None:
+        return None
+    return max(0, memory - weights)
+
+
 def fit_memory(
     model: Model, length: int, memory: int, weights: int | None, types: Sequence[str], parallel: int
 ) -> MemoryFit:
-    """What of a model fits into a memory, by each of these types of cache; by those
-    that its engines have where none is named."""
+    """What of a model fits into a memory, by each of these types of cache; where
+    none is named by all, of a GGUF by those of llama.cpp."""
     without = sum(1 for kind in model.layer_types if not attends(kind))
     if model.masked_lm:
         reason = "a masked language model reads all at once and keeps no cache"
@@ -150,10 +158,12 @@ def fit_memory(
         reason = "the config does not say what every layer keeps in the cache"
         return MemoryFit(memory, weights, parallel, length, (), reason)
     cache = Cache(model.kv_layers, parallel, bool(model.container))
-    room = None if weights is None else max(0, memory - weights)
+    room = _room(memory, weights)
     rows = list[CacheRow]()
     usual = OF_LLAMA_CPP if model.container else tuple(CACHE_TYPES)
     for name in types or usual:
+        if name not in usual:
+            raise UsageError(f"--kv {name}: no program that runs a GGUF has it; it is for vLLM")
         kind = CACHE_TYPES[name]
         a_token = sum(kind.bytes_of(layer.values) or 0 for layer in model.kv_layers)
         at_length = cache.bytes_at(length, kind)

@@ -225,13 +225,16 @@ def make_plan(
     others = recipe.changed(length_only=False)  # what the methods would do
     rows = rows_of(attempts, others, method)
     main = next(site for site in sites if site.scaled)
-    readings = attempts.readings(model.scaled_sites[0], attempt, main.params)
+    readings = attempts.readings(model.scaled_sites[0], attempt)
     ways = ways_of(attempts, recipe, method)
     warnings = warnings_of(model, recipe, sites, context, target)
     authors = families.recipe_of(model)
     notes = tuple[str, ...]()
-    enough = authors is not None and authors.understates(context, target)
-    if authors is not None and not enough and (authors.card or not recipe.length_only):
+    if authors is not None and authors.card is not None and recipe.length_only:
+        speaks = target > authors.card
+    else:
+        speaks = authors is not None and not recipe.length_only
+    if authors is not None and speaks:
         said = authors.against(model, method, context, target)
         if authors.agrees(method, context, target):
             notes = (said,)
@@ -275,7 +278,7 @@ def _of_model(model: Model, target: int) -> dict[str, Any]:
     """What a plan tells of its model; no task of a composite, which does more than text."""
     task = "text-generation" if model.text_type == model.model_type else ""
     task = "fill-mask" if model.masked_lm else task
-    kv_cache_bytes = None if model.masked_lm else cache_bytes(model, target)
+    kv_cache_bytes = cache_bytes(model, target)
     return {"obstacles": model.obstacles, "kv_cache_bytes": kv_cache_bytes, "task": task}
 
 

@@ -61,7 +61,8 @@ class Forward:
 
 
 def promised(model: Model, *, stock: bool = False) -> Promise:
-    """What a config promises, as it is read; with `stock`, as stock is known to read it."""
+    """What a config promises, as it is read; with `stock`, as stock is known to read it. The bound
+    of all sites is that of the one that is scaled most."""
     sites = model.stock_sites if stock else model.sites
     return Promise(sites, max(site.rope.context / site.rope.original_context for site in sites))
 

@@ -15,6 +15,7 @@ from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
+from ropext.planning.memory import cache_bytes
 from ropext.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
 from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
@@ -76,7 +77,7 @@ def _facts(model: Model, limits: JsonObject) -> list[tuple[str, str]]:
         facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
     facts.append(("shape", _shape(model)))
     per_token = model.kv_bytes_per_token
-    full = model.kv_bytes(model.context)
+    full = cache_bytes(model, model.context)
     if per_token is not None and full is not None:
         facts.append(
             ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")

@@ -23,7 +23,7 @@ from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import WHOLE_METRICS, metrics_of
-from ropext.tasks import RULER, TASKS, THIRTEEN
+from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
 if TYPE_CHECKING:
     from ropext.results.values import Value
@@ -36,7 +36,6 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
 }
 UNITS = {"": 1, "k": 1024, "m": 1024**2}  # of a limit
-TASK_NAMES = frozenset([RULER]).union(task.name for task in TASKS)
 _GATE = re.compile(
     r"\s*(?:(?P<variant>[^\s:<>=]+):)?"
     r"(?P<metric>[A-Za-z_][\w-]*(?:\.(?!value\b)[A-Za-z_][\w-]*)?)"

@@ -35,9 +35,7 @@ from ropext.results.retrieval import (
     sign_test,
 )
 from ropext.results.values import Bootstrap, Value
-from ropext.tasks import RULER, TASKS
-
-_TASKS = frozenset([RULER]).union(task.name for task in TASKS)
+from ropext.tasks import TASK_NAMES
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class MeasuredModel:
 
     def mark_at(self, name: str) -> str:
         """Return the mark that stands beside a number of a task, or of a perplexity."""
-        return self.mark(questions=name in _TASKS)
+        return self.mark(questions=name in TASK_NAMES)
 
     def mark(self, *, questions: bool = False) -> str:
         """Return the mark of numbers over documents; of questions, where these are asked about the

@@ -268,13 +268,6 @@ def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
     )
 
 
-def mark_of(data: Mapping[str, Any], *, questions: bool = False) -> str:
-    """Return the mark of a variant, or of a section of a record, as JSON; of numbers over
-    `questions` where they are asked about these documents."""
-    known = overlap_in(data.get("overlap"))
-    return known.mark if known and (known.questions or not questions) else ""
-
-
 def marked(text: str, mark: str) -> str:
     """Write a row's name with its mark."""
     return f"{text} ({mark})" if mark else text

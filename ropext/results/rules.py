@@ -1,6 +1,5 @@
-"""What follows from losses on the same documents: who is lowest, and how surely; who goes on to the
-next round, who is taken, and what `--method auto` says in the end; which step of a fit is kept; and
-what `compare` shows."""
+"""What follows from losses on the same documents: who is lowest, and how surely; who is taken, and
+what `--method auto` says in the end; which step of a fit is kept; and what `compare` shows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,8 +53,9 @@ class Standing:
         or so close that the difference is none."""
         labels = list[str]()
         for label, distance in self.behind.items():
-            share = distance.value / self.loss
-            if share <= NEGLIGIBLE or (share <= TIE and not distance.sign):
+            is_none = distance.value <= NEGLIGIBLE * self.loss
+            is_small = distance.value <= TIE * self.loss and not distance.sign
+            if is_none or is_small:
                 labels.append(label)
         return tuple(labels)
 
@@ -287,21 +287,28 @@ class AutoVerdict:
     mark: str = ""  # which of its documents were trained or chosen on
 
 
-def verdict(choice: JsonObject, measured: Measurement, final: str) -> AutoVerdict:
+def verdict(
+    choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True
+) -> AutoVerdict:
     """Judge the finished checkpoint by an evaluation, and say which share of its documents trained
-    or chose it."""
+    or chose it. A fit that is not kept has written the form from which it began."""
     values = measured.values(final)
     target = int(choice["target"])
     gain = values.get(f"gain@{target}")
     mark = measured.models[final].mark()
-    parts = [_sentence(choice, gain, final, length_text(target)), *choice.get("in_memory", ())]
-    sentence = "; ".join(parts)
+    later = ""
+    if final == TUNED:
+        later = ", then trained"
+    elif final == FITTED and fit_is_kept:
+        later = ", then a fitted spectrum"
+    first = _sentence(choice, gain, later, length_text(target))
+    sentence = "; ".join([first, *choice.get("in_memory", ())])
     if mark:
         sentence = marked(sentence, f"documents: {mark}")
     return AutoVerdict(gain, values.get("short_tax"), sentence, mark)
 
 
-def _sentence(choice: JsonObject, gain: Value | None, final: str, length: str) -> str:
+def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
     method = choice["taken"]
     if gain is None:
         return f"{method} was taken; what it gains at {length} was not measured"
@@ -310,7 +317,6 @@ def _sentence(choice: JsonObject, gain: Value | None, final: str, length: str) -
             f"leave this model as it is: it reads {length} untouched as well as by any method "
             "tried; what was written raises the stated length alone"
         )
-    later = {FITTED: ", then a fitted spectrum", TUNED: ", then trained"}.get(final, "")
     extended = f"extended by {method}{later}: {choice['because']}"
     if gain.gains is None:
         return (

@@ -89,22 +89,18 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
                 "--pair-factors brings a set for short inputs, but the model has one already; give "
                 "one set, or start from the original spectrum with --from-original"
             )
-        short = _divided(now.inv_freq, scaling.short_pair_factors)
+        short = forms.divided(now.inv_freq, scaling.short_pair_factors)
         short_context = rope.context
     softmax = 1.0
     if rope.softmax_mscale and rope.mscale_all_dim:
         softmax = forms.mscale(target / rope.original_context, rope.mscale_all_dim) ** 2
     return Spectrum(
-        _divided(now.inv_freq, scaling.pair_factors),
+        forms.divided(now.inv_freq, scaling.pair_factors),
         rope.attention_factor * scaling.attention_factor,
         softmax,
         short,
         short_context,
     )
-
-
-def _divided(inv_freq: tuple[float, ...], factors: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
 
 
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:

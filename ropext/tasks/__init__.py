@@ -32,6 +32,8 @@ TASKS: tuple[Task, ...] = (
     shots.TASK,
 )
 RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
+# What may stand before the @ of a retrieval metric.
+TASK_NAMES = frozenset([RULER, *(task.name for task in TASKS)])
 # The tasks in token ids that can be asked in words as well.
 WORDINGS = {passkey.NAME: passkey.WORDED, mkey.NAME: mkey.WORDED}
 THIRTEEN = tuple(task.name for task in TASKS if task.ruler)

@@ -345,7 +345,7 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
     wanted -= {("", "model"), ("", "revision"), *((name, "data") for name in SECTIONS)}
     wanted -= {("extend", "original_context")}
     wanted -= {("finetune", "train")}  # of a position table, which no run takes
-    # What a choice of the method reads: tests/pipeline/test_choosing.py.
+    # What a choice of the method reads: tests/pipeline/test_auto.py.
     wanted -= {("extend", "within")}
     assert sorted((section, key) for section, key, _, _ in KEYS) == sorted(wanted)
 

@@ -93,6 +93,13 @@ def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext)
     assert f"  {taken:.4g} KiB" in out.partition("a token")[2]
 
 
+def test_a_cache_that_no_program_of_files_has_is_refused(tmp_path, ropext):
+    making.write(tmp_path / "m.gguf")
+    code, _, err = ropext("plan", str(tmp_path / "m.gguf"), "--memory", "1G", "--kv", "fp8")
+    assert code == 2
+    assert "no program that runs a GGUF has it" in err
+
+
 def test_what_is_not_known_is_not_guessed(tmp_path, ropext):
     code, out, _ = ropext("plan", str(config(tmp_path / "model")), "--memory", "1G")
     assert code == 0

@@ -155,6 +155,10 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
     compared = compare_runs([str(tmp_path / "linear"), str(tmp_path / "copy")], tmp_path / "c")[1]
     code, shown = run("compare", tmp_path / "linear", tmp_path / "copy", "--json", capsys=capsys)
     assert (code, json.loads(shown.out)) == (0, compared.to_json() | {"gates": []})
+    told = json.loads(shown.out)
+    assert list(told) == ["text", "retrieval", "gates"]
+    assert told["text"]["lengths"][-1]["length"] == TARGET
+    assert "copy:extended" in told["text"]["lengths"][-1]["difference"]
     assert compared.tables[0].title == "Tail pseudo-perplexity, 8 paired documents"
     row = compared.text.lengths[-1]
     assert row.difference["copy:extended"].value == pytest.approx(

@@ -411,9 +411,11 @@ def test_the_dry_run_counts_what_is_then_done(place):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied, dtype):
     write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=dtype)
+    model.save_pretrained(tmp_path / "model")
     _, costs = count_evaluation(str(tmp_path / "model"), **asked(place))
     assert costs.weight_bytes == sum(own.nbytes for own in model.parameters())
 

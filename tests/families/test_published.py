@@ -190,6 +190,11 @@ def test_a_config_that_states_less_than_its_card_has_its_length_raised():
         plan.recommendation.reason
     )
     assert "needles alone" in plan.recommendation.reason
+    assert not any("[published]" in one for one in plan.warnings)
+    shorter = make_plan(GEMMA, Extend(context=65_536, target=262_144))
+    assert not any("[published]" in one for one in shorter.warnings)  # it does what it would say
+    scaled = make_plan(GEMMA, Extend(target=262_144, method="pi", even_so=True))
+    assert any("--length-only --target 262144 is enough" in one for one in scaled.warnings)
     # Beyond the card, and for a config that states the card's length, nothing is known.
     beyond = make_plan(GEMMA, Extend(target=300_000))
     assert "card" not in beyond.recommendation.reason

@@ -101,6 +101,8 @@ DAMAGE = {
     "rope": ["x", None, [1], {"rope_type": 3}],
     "label": [None, 3, ["full_attention"]],
     "scaled": [1, "yes"],
+    "context": [0, -1],
+    "target": [0, 10**400],
 }
 
 

@@ -96,7 +96,10 @@ LEAVE = "leave this model as it is: it reads 4k untouched"
 )
 def test_the_verdict_follows_the_gain(taken, gain, ci95, said):
     choice = {"taken": taken, "target": 4096, "because": "because of that"}
-    found = verdict(choice, measured_fit(gain, ci95, tax=0.02), "fitted")
+    measured = measured_fit(gain, ci95, tax=0.02)
+    start = verdict(choice, measured, "fitted", fit_is_kept=False)
+    assert "then a fitted spectrum" not in start.sentence  # it wrote the form that it began at
+    found = verdict(choice, measured, "fitted")
     assert said in found.sentence
     assert found.gain.value == gain
     assert values_json(found)["short_tax"]["value"] == 0.02
