@@ -15,6 +15,8 @@ from ropext.options.fields import (
     ModelPlace,
     Neutral,
     Panel,
+    Served,
+    Trait,
     Whole,
     Words,
     flag,
@@ -22,23 +24,6 @@ from ropext.options.fields import (
 )
 from ropext.tasks import MOST_ITEMS, all_named, wording_of
 
-# Options of `eval` that mean something for a model that somebody else runs.
-USED = (
-    "data",
-    "column",
-    "split",
-    "data_revision",
-    "max_docs",
-    "max_document_mib",
-    "seed",
-    "lengths",
-    "tasks",
-    "depths",
-    "items",
-    "haystack",
-    "chat_args",
-    "context",
-)
 MOST_DEPTHS = 64  # keys in one text
 
 
@@ -81,11 +66,13 @@ class AskPort(Measuring):
     deadline: Neutral[Count] = wanted(
         600, "seconds that one answer may take", "SECONDS", panel=Panel.PORT
     )
-    context: Length | None = wanted(
+    context: Served[Length | None] = wanted(
         None, "tokens the model was trained on, where its config misstates it"
     )
-    tasks: Annotated[Words, AfterValidator(all_named)] = wanted((), "retrieval tasks", "LIST")
-    items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
+    tasks: Served[Annotated[Words, AfterValidator(all_named)]] = wanted(
+        (), "retrieval tasks", "LIST"
+    )
+    items: Served[Annotated[Whole, Field(ge=1, le=MOST_ITEMS)]] = wanted(
         8, "retrieval items per task, length and depth"
     )
 
@@ -117,7 +104,9 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
     """Check the options of a server's evaluation; those of a model that is loaded here are
     refused."""
     for name in given:
-        if name not in USED and name not in ONLY:
+        info = AskPort.model_fields.get(name)
+        is_served = info is not None and Trait.SERVED in info.metadata
+        if name not in ONLY and not is_served:
             raise UsageError(
                 f"{flag(name)} is about a model that ropext loads; with --endpoint the server has "
                 "it: leave one of the two out"

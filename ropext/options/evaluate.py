@@ -30,6 +30,8 @@ from ropext.options.fields import (
     Options,
     Panel,
     Seed,
+    Served,
+    Stored,
     Whole,
     Words,
     wanted,
@@ -46,37 +48,37 @@ TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harn
 class DocumentOptions(Options):
     """Which documents are read, and how."""
 
-    column: str | None = wanted(
+    column: Served[Stored[str | None]] = wanted(
         None,
         "column of the text [text, or messages]",
         "NAME",
         panel=Panel.DATA,
     )
-    split: str | None = wanted(
+    split: Served[Stored[str | None]] = wanted(
         None,
         "split of a dataset, by id or in a folder [test]",
         "NAME",
         panel=Panel.DATA,
     )
-    data_revision: str | None = wanted(
+    data_revision: Served[Stored[str | None]] = wanted(
         None,
         "branch, tag or commit of a datasets id",
         "REV",
         panel=Panel.DATA,
     )
-    split_documents: str | None = wanted(
+    split_documents: Stored[str | None] = wanted(
         None,
         "split each text into documents: at blank-lines, at a separator, or into windows of the "
         "longest length [read only the start of each text]",
         "HOW",
         panel=Panel.DATA,
     )
-    max_docs: Count = wanted(
+    max_docs: Served[Count] = wanted(
         32,
         "documents to read at most",
         panel=Panel.DATA,
     )
-    max_document_mib: Neutral[LargestDocument] = LARGEST_DOCUMENT
+    max_document_mib: Served[Neutral[LargestDocument]] = LARGEST_DOCUMENT
     dtype: Dtype = wanted(
         "auto",
         "type of the weights",
@@ -111,7 +113,7 @@ class DocumentOptions(Options):
         "MIB",
         panel=Panel.LOADING,
     )
-    seed: Seed = wanted(
+    seed: Served[Seed] = wanted(
         0,
         "seed of the choice of documents, of items and of the bootstrap",
         panel=Panel.DATA,
@@ -122,39 +124,39 @@ class Measuring(DocumentOptions):
     """What is measured, by `ropext eval` and by a run: a new option of eval belongs here if a run
     can have it too."""
 
-    data: Content[Documents | None] = wanted(
+    data: Served[Content[Documents | None]] = wanted(
         None,
         "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)",
         "DATA",
         panel=Panel.DATA,
         basic=True,
     )
-    lengths: Lengths = wanted(
+    lengths: Served[Lengths] = wanted(
         (),
         "lengths to measure, e.g. 4k,8k,16k [doubling from a quarter of the context]",
         "LIST",
         panel=Panel.DATA,
         basic=True,
     )
-    tasks: Annotated[Words, AfterValidator(all_named)] = wanted(
+    tasks: Served[Annotated[Words, AfterValidator(all_named)]] = wanted(
         (),
         f"retrieval tasks: {', '.join(FAMILIES)}; {RULER} = the thirteen of RULER",
         "LIST",
         panel=Panel.DATA,
         basic=True,
     )
-    depths: Numbers = wanted(
+    depths: Served[Numbers] = wanted(
         DEPTHS,
         "where needles lie, 0 start to 1 end",
         "LIST",
         panel=Panel.DATA,
     )
-    items: Annotated[Whole, Field(ge=1, le=MOST_ITEMS)] = wanted(
+    items: Served[Annotated[Whole, Field(ge=1, le=MOST_ITEMS)]] = wanted(
         4,
         "retrieval items per task, length and depth",
         panel=Panel.DATA,
     )
-    haystack: Literal["repeat", "noise", "text"] = wanted(
+    haystack: Served[Literal["repeat", "noise", "text"]] = wanted(
         "repeat",
         "what surrounds needles of passkey, mkey and copy",
         panel=Panel.DATA,
@@ -170,7 +172,7 @@ class Measuring(DocumentOptions):
         "ask tasks in words through the model's chat template",
         panel=Panel.DATA,
     )
-    chat_args: Words = wanted(
+    chat_args: Served[Words] = wanted(
         (),
         "what the chat template is told, e.g. enable_thinking=false",
         "NAME=VALUE,...",
@@ -258,7 +260,7 @@ class Evaluate(SelfExtend, Measuring):
         panel=Panel.HOW_FAR,
         basic=True,
     )
-    context: Length | None = wanted(
+    context: Served[Length | None] = wanted(
         None,
         "tokens the model was trained on, where its config misstates it",
         panel=Panel.HOW_FAR,

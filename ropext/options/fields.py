@@ -75,6 +75,17 @@ Content = Annotated[T, CONTENT]
 Neutral = Annotated[T, NEUTRAL]
 
 
+class Trait(Enum):
+    """What else the type of a field says of an option."""
+
+    STORED = "how the documents that a user names are stored"
+    SERVED = "an evaluation of a running server heeds it too"
+
+
+Stored = Annotated[T, Trait.STORED]
+Served = Annotated[T, Trait.SERVED]
+
+
 class Panel(StrEnum):
     """The groups of a command's help, in their order."""
 
@@ -347,6 +358,16 @@ class Options(BaseModel):
     def changed(self, **values: Any) -> Self:
         """Return the same options with other values, checked again."""
         return type(self)(**(dict(self) | values))
+
+
+def unstored(kind: type[Options]) -> dict[str, JsonValue]:
+    """Return the options that say how documents are stored, each at its default: documents that
+    ropext wrote itself are read with these."""
+    values = dict[str, JsonValue]()
+    for name, info in kind.model_fields.items():
+        if Trait.STORED in info.metadata:
+            values[name] = info.default
+    return values
 
 
 def decision_of(info: FieldInfo) -> str:

@@ -26,6 +26,7 @@ from ropext.options.fields import (
     Positive,
     Seed,
     Share,
+    Stored,
     Whole,
     Words,
     wanted,
@@ -97,19 +98,19 @@ class TrainingOptions(Options):
         "steps between evaluations [10 or more, a tenth of the cost; with --steps a fifth]",
         panel=Panel.TRAINING,
     )
-    column: str | None = wanted(
+    column: Stored[str | None] = wanted(
         None,
         "column of the text [text, or messages]",
         "NAME",
         panel=Panel.DATA,
     )
-    split: str | None = wanted(
+    split: Stored[str | None] = wanted(
         None,
         "split of a dataset, by id or in a folder [train]",
         "NAME",
         panel=Panel.DATA,
     )
-    split_documents: str | None = wanted(
+    split_documents: Stored[str | None] = wanted(
         None,
         "make several documents of one text: at blank-lines, at a separator, or windows (of the "
         "target's length)",

@@ -18,14 +18,16 @@ from ropext.evaluation.ranking import preference
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.models.processes import rank_and_count
 from ropext.narration import Call, told_of_files
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS, unstored
 from ropext.options.recipe import Recipe
+from ropext.options.training import Fit
 from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data
 from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect, prospect
 from ropext.pipeline.steps import USED, section_key
-from ropext.pipeline.trying import PLAIN, choosing_file, read_forms
+from ropext.pipeline.trying import choosing_file, read_forms
 from ropext.results import UNTOUCHED
 from ropext.results.overlap import NO_DOCUMENTS, trained
 from ropext.results.rules import Standing, because
@@ -159,8 +161,7 @@ class AutoChoice:
 
     def _keys_of_a_fit(self, start: str) -> JsonObject:
         """What the recipe says of a fit that begins at a closed form, or at the best of several."""
-        keys: dict[str, Any] = {f"{FIT}.{key}": value for key, value in PLAIN.items()}
-        del keys[f"{FIT}.data_revision"]
+        keys: dict[str, Any] = {f"{FIT}.{key}": value for key, value in unstored(Fit).items()}
         keys[f"{FIT}.data"] = str(choosing_file(self.folder))
         keys[f"{FIT}.start"] = start
         if self.prospect.recipe.extend.within:
@@ -189,7 +190,7 @@ class AutoChoice:
         prospect = self.prospect
         keys = dict[str, Any]()
         if prospect.to_judge:
-            keys |= {"data": str(self._verdict_file), **PLAIN}
+            keys |= {"data": str(self._verdict_file)} | unstored(Evaluate)
         given = prospect.recipe.evaluation
         if not given.get("lengths"):
             keys["lengths"] = (prospect.target,)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ropext import corpus
 from ropext.checkpoint import with_weights
@@ -19,15 +18,14 @@ from ropext.lengths import length_text
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory
 from ropext.narration import Call
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import unstored
 from ropext.pipeline.prospect import Prospect
 from ropext.results import EXTENDED
 from ropext.results.measurement import Store
 from ropext.results.overlap import Trained, trained
 from ropext.results.rules import Standing, in_memory, standing, tail_above
 from ropext.results.values import FEWEST_DOCUMENTS
-
-# The divided documents are plain: what it took to read the user's is not asked again.
-PLAIN: dict[str, Any] = dict.fromkeys(("column", "split", "split_documents", "data_revision"))
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class FormReader:
     def read(self) -> Tried:
         """Read those that a checkpoint can hold, then the others beside the lowest of them."""
         prospect = self.prospect
-        files = prospect.reading.changed(data=str(choosing_file(self.folder)), **PLAIN)
+        values = unstored(Evaluate) | {"data": str(choosing_file(self.folder))}
+        files = prospect.reading.changed(**values)
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents
         loading = loading_of(files, self.call.trust_remote_code)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ropext.errors import InputError, UsageError
-from ropext.options import extend
+from ropext.options import endpoint, extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import (
@@ -16,8 +16,12 @@ from ropext.options.fields import (
     NUMBERS,
     Content,
     Role,
+    Served,
+    Stored,
     item_of,
     role_of,
+    unstored,
+    wanted,
 )
 from ropext.options.training import Finetune, Fit
 from ropext.scaling import longrope
@@ -224,6 +228,27 @@ def test_types_of_weights_have_the_names_that_other_programs_give_them():
     assert Finetune(dtype="bf16").dtype == Fit(dtype="bf16").dtype == "bfloat16"
     with pytest.raises(UsageError, match="dtype"):
         Finetune(dtype="fp16")
+
+
+def test_documents_that_ropext_wrote_are_read_without_what_says_how_the_users_are_stored():
+    class Skipping(Evaluate):
+        skip_first: Stored[int] = wanted(3, "tokens")
+
+    assert unstored(Skipping) == unstored(Evaluate) | {"skip_first": 3}
+    assert unstored(Evaluate).keys() == {"column", "split", "data_revision", "split_documents"}
+    assert unstored(Fit).keys() == {"column", "split", "split_documents"}
+
+
+def test_an_option_of_a_running_server_says_so_in_its_type(monkeypatch):
+    given = {"endpoint": "http://localhost:1", "skip_first": 1}
+    for kind, heeded in ((int, False), (Served[int], True)):
+        fields = {"__annotations__": {"skip_first": kind}, "skip_first": wanted(3, "tokens")}
+        monkeypatch.setattr(endpoint, "AskPort", type("Ask", (endpoint.AskPort,), fields))
+        if heeded:
+            assert endpoint.port_options(given).skip_first == 1
+        else:
+            with pytest.raises(UsageError, match="--skip-first is about a model that ropext loads"):
+                endpoint.port_options(given)
 
 
 def test_a_depth_named_twice_is_refused():
