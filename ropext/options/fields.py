@@ -355,19 +355,19 @@ class Options(BaseModel):
                 names.add(name)
         return self.model_dump(include=names, **dumping)
 
+    @classmethod
+    def unstored(cls) -> dict[str, JsonValue]:
+        """Return the options that say how documents are stored, each at its default: documents that
+        ropext wrote itself are read with these."""
+        values = dict[str, JsonValue]()
+        for name, info in cls.model_fields.items():
+            if Trait.STORED in info.metadata:
+                values[name] = info.default
+        return values
+
     def changed(self, **values: Any) -> Self:
         """Return the same options with other values, checked again."""
         return type(self)(**(dict(self) | values))
-
-
-def unstored(kind: type[Options]) -> dict[str, JsonValue]:
-    """Return the options that say how documents are stored, each at its default: documents that
-    ropext wrote itself are read with these."""
-    values = dict[str, JsonValue]()
-    for name, info in kind.model_fields.items():
-        if Trait.STORED in info.metadata:
-            values[name] = info.default
-    return values
 
 
 def decision_of(info: FieldInfo) -> str:

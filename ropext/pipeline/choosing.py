@@ -18,10 +18,8 @@ from ropext.evaluation.ranking import preference
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.models.processes import rank_and_count
 from ropext.narration import Call, told_of_files
-from ropext.options.evaluate import Evaluate
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS, unstored
-from ropext.options.recipe import Recipe
-from ropext.options.training import Fit
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
+from ropext.options.recipe import SECTIONS, Recipe
 from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data
@@ -161,7 +159,9 @@ class AutoChoice:
 
     def _keys_of_a_fit(self, start: str) -> JsonObject:
         """What the recipe says of a fit that begins at a closed form, or at the best of several."""
-        keys: dict[str, Any] = {f"{FIT}.{key}": value for key, value in unstored(Fit).items()}
+        keys = dict[str, Any]()
+        for key, value in SECTIONS[FIT].unstored().items():
+            keys[f"{FIT}.{key}"] = value
         keys[f"{FIT}.data"] = str(choosing_file(self.folder))
         keys[f"{FIT}.start"] = start
         if self.prospect.recipe.extend.within:
@@ -190,7 +190,7 @@ class AutoChoice:
         prospect = self.prospect
         keys = dict[str, Any]()
         if prospect.to_judge:
-            keys |= {"data": str(self._verdict_file)} | unstored(Evaluate)
+            keys |= {"data": str(self._verdict_file)} | prospect.reading.unstored()
         given = prospect.recipe.evaluation
         if not given.get("lengths"):
             keys["lengths"] = (prospect.target,)

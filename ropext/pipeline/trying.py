@@ -18,8 +18,6 @@ from ropext.lengths import length_text
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory
 from ropext.narration import Call
-from ropext.options.evaluate import Evaluate
-from ropext.options.fields import unstored
 from ropext.pipeline.prospect import Prospect
 from ropext.results import EXTENDED
 from ropext.results.measurement import Store
@@ -79,7 +77,8 @@ class FormReader:
     def read(self) -> Tried:
         """Read those that a checkpoint can hold, then the others beside the lowest of them."""
         prospect = self.prospect
-        values = unstored(Evaluate) | {"data": str(choosing_file(self.folder))}
+        values = prospect.reading.unstored()
+        values["data"] = str(choosing_file(self.folder))
         files = prospect.reading.changed(**values)
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents

@@ -20,7 +20,6 @@ from ropext.options.fields import (
     Stored,
     item_of,
     role_of,
-    unstored,
     wanted,
 )
 from ropext.options.training import Finetune, Fit
@@ -234,9 +233,9 @@ def test_documents_that_ropext_wrote_are_read_without_what_says_how_the_users_ar
     class Skipping(Evaluate):
         skip_first: Stored[int] = wanted(3, "tokens")
 
-    assert unstored(Skipping) == unstored(Evaluate) | {"skip_first": 3}
-    assert unstored(Evaluate).keys() == {"column", "split", "data_revision", "split_documents"}
-    assert unstored(Fit).keys() == {"column", "split", "split_documents"}
+    assert Skipping.unstored() == Evaluate.unstored() | {"skip_first": 3}
+    assert Evaluate.unstored().keys() == {"column", "split", "data_revision", "split_documents"}
+    assert Fit.unstored().keys() == {"column", "split", "split_documents"}
 
 
 def test_an_option_of_a_running_server_says_so_in_its_type(monkeypatch):
