@@ -3,23 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from ropext.lengths import length_text
-from ropext.results import STRIDED
 from ropext.results.gates import Gate, Outcome, metric_text, parse_gate
-from ropext.results.metrics import TEXT_METRICS
+from ropext.results.metrics import judged
 from ropext.table import Table
 
-TEXT = frozenset([STRIDED]).union(metric.name for metric in TEXT_METRICS)
-TRAIN = "train it, or longer (`ropext finetune`), or try another method (`ropext eval --method`)"
-REACH = "serve it no longer than that, or train it longer (`ropext finetune`)"
-QUESTIONS = (
-    "train it with questions (`ropext finetune --retrieval-share`), or take a smaller --factor"
-)
-REMEDIES = dict.fromkeys(TEXT, TRAIN) | {
-    "short_tax": "take a smaller --factor, train it (`ropext finetune`), or serve short prompts "
-    "with the base",
-    "effective_context": REACH,
-    "ruler_context": REACH,
-}
 MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
 
 
@@ -48,38 +35,26 @@ def _failure(outcome: Outcome) -> str:
     if outcome.is_uncertain:
         end = f"the end of its 95 % interval, {outcome.looked_at:.4g}, does not"
         return f"{head}{meaning}, which passes, but {end}. To do: {MEASURE_MORE}."
-    remedy = REMEDIES.get(_name(gate).partition(".")[0], QUESTIONS)
-    return f"{head}{meaning}. To do: {remedy}."
-
-
-def _name(gate: Gate) -> str:
-    """The metric without its length, of a loss the perplexity's."""
-    return gate.metric.partition("@")[0].removesuffix("_nll")
+    return f"{head}{meaning}. To do: {judged(gate.metric).remedy}."
 
 
 def _meaning(gate: Gate, variant: str, value: float) -> str:
     """What a number says of a model."""
-    name = _name(gate)
-    length = gate.metric.partition("@")[2]
-    at = length_text(int(length)) if length else ""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
-    side = "better" if (value > 0) is (name == "gain") else "worse"
-    if name == "gain":
-        return (
-            f"{variant} predicts the last tokens before {at} {abs(value):.4g} nats a token {side} "
-            "than the base does from truncated text"
-        )
-    if name == "short_tax":
-        return (
-            f"{variant} predicts text inside the trained context {abs(value):.4g} nats a token "
-            f"{side} than the base"
-        )
-    if name.startswith("effective_context") or name == "ruler_context":
-        return f"{variant} keeps its quality up to {value:,.0f} tokens"
-    if name in TEXT:
-        return f"{metric_text(gate.metric)} of {variant} is {value:.4g}"
-    return f"{variant} finds {percent(value)} of what {name} asks for at {at}"
+    number = judged(gate.metric)
+    task, _, length = gate.metric.partition("@")
+    is_better = (value > 0) is number.is_gain
+    return number.meaning.format(
+        metric=metric_text(gate.metric),
+        task=task,
+        model=variant,
+        value=value,
+        size=abs(value),
+        percent=percent(value),
+        side="better" if is_better else "worse",
+        length=length_text(int(length)) if length else "",
+    )
 
 
 def percent(share: float) -> str:

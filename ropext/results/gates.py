@@ -22,7 +22,7 @@ from ropext.inputs import is_path
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
-from ropext.results.metrics import WHOLE_METRICS, metrics_of
+from ropext.results.metrics import WHOLE_METRICS, judged, metrics_of
 from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Metrics:
         count = self.options.max_docs
         if gate.point:
             return None
-        if gate.metric == "ruler_context" or gate.metric.startswith("effective_context."):
+        if not judged(gate.metric).has_interval:
             return "a step of the grid of lengths has no interval: ask for its .value"
         if count >= FEWEST_DOCUMENTS or gate.task == RULER or gate.task in self.options.tasks:
             return None

@@ -1,5 +1,6 @@
-"""The numbers of a text, in one table: what each is called, how it is taken, and how two models
-differ in it. Results, `vs RUN` gates and the check of gates before anything is read follow it.
+"""The numbers of a text, in one table: what each is called, how it is taken, how two models differ
+in it, and what a failed gate says of it. Results, gates and their check before anything is read
+follow it.
 
 Without numpy, so that a gate is checked before it is loaded.
 """
@@ -7,6 +8,8 @@ Without numpy, so that a gate is checked before it is loaded.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ropext.results import STRIDED
 
 if TYPE_CHECKING:
     from ropext.results.perplexity import Documents, Frame, Reading
@@ -32,6 +35,27 @@ class TextPair:
     second: "Reading"
 
 
+TRAIN = "train it, or longer (`ropext finetune`), or try another method (`ropext eval --method`)"
+SHORTER = "serve it no longer than that, or train it longer (`ropext finetune`)"
+WITH_QUESTIONS = (
+    "train it with questions (`ropext finetune --retrieval-share`), or take a smaller --factor"
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How gates judge a number.
+
+    `meaning` is what the number says of a model; it may hold {metric}, {task}, {model}, {value},
+    {size} (the value without its sign), {percent}, {side} (better or worse) and {length}.
+    """
+
+    meaning: str = "{metric} of {model} is {value:.4g}"
+    remedy: str = TRAIN
+    is_gain: bool = False  # a number above zero is better
+    has_interval: bool = True  # without one, a gate must ask for its .value
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number at each length, `NAME@LENGTH`.
@@ -45,6 +69,7 @@ class Metric:
     differ: "Callable[[TextPair, int], Value] | None" = None
     needs_base: bool = False
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
+    judged: Judged = Judged()
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,7 @@ class WholeMetric:
     name: str
     take: "Callable[[ReadText], Value | None]"
     differ: "Callable[[TextPair], Value] | None" = None
+    judged: Judged = Judged()
 
 
 def _tail(text: ReadText, length: int) -> "Value":
@@ -120,6 +146,16 @@ def _effective_context(text: ReadText) -> "Value | None":
     return text.frame.effective_context(text.reading, text.base)
 
 
+GAIN = Judged(
+    "{model} predicts the last tokens before {length} {size:.4g} nats a token {side} than the base "
+    "does from truncated text",
+    is_gain=True,
+)
+SHORT_TAX = Judged(
+    "{model} predicts text inside the trained context {size:.4g} nats a token {side} than the base",
+    "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
+)
+KEPT = Judged("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 # In the order in which results.json holds them.
 TEXT_METRICS = (
     Metric("tail", _tail, _tail_difference),
@@ -129,12 +165,33 @@ TEXT_METRICS = (
     Metric("bpb", _bits_per_byte, causal=True),
     Metric("in_window", _in_window, needs_base=True),
     Metric("in_window_nll", _in_window_nll, needs_base=True),
-    Metric("gain", _gain, needs_base=True),
+    Metric("gain", _gain, needs_base=True, judged=GAIN),
 )
 WHOLE_METRICS = (
-    WholeMetric("short_tax", _short_tax, _short_tax_difference),
-    WholeMetric("effective_context", _effective_context),
+    WholeMetric("short_tax", _short_tax, _short_tax_difference, SHORT_TAX),
+    WholeMetric("effective_context", _effective_context, judged=KEPT),
 )
+
+# The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
+# those that were asked: `effective_context.TASK`, `ruler_context`.
+FOUND = Judged("{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS)
+ANSWER_NLL = Judged(remedy=WITH_QUESTIONS)
+REACHED = Judged(KEPT.meaning, SHORTER, has_interval=False)
+
+
+def judged(metric: str) -> Judged:
+    """Return how gates judge a number, by its name in results, such as tail@32768."""
+    name = metric.partition("@")[0]
+    for row in (*TEXT_METRICS, *WHOLE_METRICS):
+        if row.name == name:
+            return row.judged
+    if name == STRIDED:
+        return Judged()
+    if name == "ruler_context" or name.startswith("effective_context."):
+        return REACHED
+    if name.endswith("_nll"):
+        return ANSWER_NLL
+    return FOUND
 
 
 def metrics_of(*, masked: bool, with_base: bool, between: bool) -> Iterator[Metric]:

@@ -4,7 +4,10 @@ import pytest
 
 from ropext.errors import UsageError
 from ropext.options.evaluate import Evaluate
+from ropext.report.gates import failures
+from ropext.results import metrics
 from ropext.results.gates import Metrics, check_gate, parse_gate
+from ropext.results.metrics import Judged, Metric
 from ropext.results.values import Value
 
 VALUES = {
@@ -111,3 +114,41 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
         check(text, 7)
     with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
         check("effective_context.passkey < 64", 8)
+
+
+@pytest.mark.parametrize(
+    ("gate", "value", "sentence"),
+    [
+        ("tail@512 > 1", 8.5, "tail@512 of m is 8.5. To do: train it, or longer"),
+        ("hf_stride@512 > 1", 8.5, "hf_stride@512 of m is 8.5. To do: train it, or longer"),
+        ("gain@512 < 1", -0.25, "before 512 0.25 nats a token worse than the base does"),
+        ("gain@512 < 1", 0.25, "before 512 0.25 nats a token better than the base does"),
+        ("short_tax > 0", 0.25, "the trained context 0.25 nats a token worse than the base. To do"),
+        ("effective_context < 2k", 1024, "keeps its quality up to 1,024 tokens. To do: serve it"),
+        ("ruler_context < 2k", 1024, "keeps its quality up to 1,024 tokens. To do: serve it"),
+        (
+            "passkey@512 < 1",
+            0.25,
+            "finds 25 % of what passkey asks for at 512. To do: train it with",
+        ),
+        ("passkey_nll@512 > 1", 2.5, "passkey_nll@512 of m is 2.5. To do: train it with questions"),
+    ],
+)
+def test_a_failed_gate_says_what_the_number_means_and_what_to_do(gate, value, sentence):
+    name = parse_gate(gate).metric
+    ends = (value, value)
+    (line,) = failures([check_gate(parse_gate(gate), "m", {name: Value(value, 0.0, ends, 9)})])
+    assert sentence in line
+
+
+def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
+    judged = Judged("{model} is {size:g} {side} at {length}", "do this", True, has_interval=False)
+    row = Metric("head", lambda text, length: None, judged=judged)
+    monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, row))
+    gate = parse_gate("head@64.value < 3")
+    (line,) = failures([check_gate(gate, "m", {"head@64": Value(2.0, None, None, 9)})])
+    assert line == "FAILED head@64.value < 3: m is 2 better at 64. To do: do this."
+    known = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
+    known.check([gate])
+    with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
+        known.check([parse_gate("head@64 < 3")])
