@@ -61,6 +61,10 @@ def test_the_help_names_the_stages(ropext):
             "the command line: finetune.data is books.jsonl, and there is no such file or folder",
         ),
         (["run", "r.yaml", "-o", "out", "extend.method=longrope"], "--pair-factors"),
+        (
+            ["run", "r.yaml", "-o", "out", "extend.method=pi", "extend.beta_fast=3"],
+            "--beta-fast is a knob of by-parts and yarn, not of --method pi",
+        ),
         (["run", "r.yaml", "-o", "out", "model=.."], "lies inside the input"),
         (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
         (

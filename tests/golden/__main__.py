@@ -1,27 +1,37 @@
-"""Write the transcripts anew: `PYTHONPATH=tests python -m golden`; read the diff."""
+"""Write transcripts anew: `PYTHONPATH=tests python -m golden [NAME ...]`; read the diff."""
 
+import argparse
 import tempfile
 from pathlib import Path
 
 from golden import transcript
+from golden.cases import CASES, needed
 
 HERE = Path(__file__).parent / "transcripts"
+NAMES = [case.name for case in CASES]
 
 
 def main() -> None:
-    """Run all cases; a line that agrees with the new one within rounding stays as it is."""
-    HERE.mkdir(exist_ok=True)
-    kept = set()
+    """Run the cases that are named and those that they read from; a line that agrees with the new
+    one within rounding stays as it is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)} [all]")
+    names = parser.parse_args().names
+    for name in names:
+        if name not in NAMES:
+            parser.error(f"{name!r} is no transcript; known are {', '.join(NAMES)}")
     with tempfile.TemporaryDirectory() as place:
-        for case, text in transcript.record(Path(place)):
-            path = HERE / f"{case.name}.txt"
-            kept.add(path)
-            known = path.read_text("utf-8") if path.exists() else ""
-            if transcript.differences(text, known):
-                path.write_text(transcript.merged(text, known), "utf-8")
-                print(path.name, text.splitlines()[1], flush=True)
-    for path in set(HERE.glob("*.txt")) - kept:
-        path.unlink()
+        for case, text in transcript.record(Path(place), needed(names)):
+            if not names or case.name in names:
+                renew(HERE / f"{case.name}.txt", text)
+
+
+def renew(path: Path, text: str) -> None:
+    """Write one transcript where more than rounding changed."""
+    known = path.read_text("utf-8") if path.exists() else ""
+    if transcript.differences(text, known):
+        path.write_text(transcript.merged(text, known), "utf-8")
+        print(path.name, text.splitlines()[1], flush=True)
 
 
 main()

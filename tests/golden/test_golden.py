@@ -1,7 +1,7 @@
-"""Every command's whole answer, letter by letter, as it stands in transcripts/.
+"""The whole answers of ten commands, letter by letter, as they stand in transcripts/.
 
-A change that means to alter one is made with `PYTHONPATH=tests python -m golden`, and shows in its
-diff what users will see. Numbers are compared within rounding: see `transcript`.
+A change that means to alter one is made with `PYTHONPATH=tests python -m golden NAME`, and shows in
+its diff what users will see. Numbers are compared within rounding: see `transcript`.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from golden import transcript
-from golden.cases import CASES
+from golden.cases import CASES, needed
 
 HERE = Path(__file__).parent / "transcripts"
 
@@ -29,6 +29,11 @@ def test_a_transcript_written_anew_keeps_the_lines_that_only_rounding_changed():
     merged = transcript.merged(found, wanted)
     assert merged == "loss 2.6413 at 512\na new word\nand one more\nloss 1.7 at 256\n"
     assert not transcript.differences(found, merged)
+
+
+def test_a_transcript_is_made_from_those_that_it_reads():
+    assert [case.name for case in needed(["compare"])] == ["extend", "finetune", "eval", "compare"]
+    assert needed([]) == list(CASES)
 
 
 @pytest.fixture(scope="module")

@@ -8,25 +8,22 @@ import difflib
 import json
 import math
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from command_line import drive, environment
+from command_line import drive
 
 from golden.cases import CASES, Case, write_inputs
 
 RELATIVE = 1e-4  # rounding of a printed number between two machines
 ABSOLUTE = 2e-6
-LONGEST_TEXT = 40_000  # characters of one file; a longer one is recorded by its lines' digest
 # Seconds, dates, free memory, and what names a machine or a version.
 _VOLATILE = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)?"), "DATE"),
     (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "DATE"),
     (re.compile(r"\b(\d+ (h|min) )?\d+(\.\d+)? (s|ms|min|h)\b(?! tokens)"), "TIME"),
     (re.compile(r"\d+(\.\d+)? [GM]i?B of memory at the peak"), "MEMORY at the peak"),
-    (re.compile(r'((?:/variants/|"store": ")[\w+-]+-)[0-9a-f]{16}'), r"\1KEY"),
+    (re.compile(r'((?:variants/|"store": ")[\w+-]+-)[0-9a-f]{16}'), r"\1KEY"),
     (re.compile(r'("[\w/.-]+\.\w+": ")[0-9a-f]{64}'), r"\1SHA-256"),  # files name versions
 )
 # One bit of a learned number is enough for another digest, and for another pair of the proof to be
@@ -39,43 +36,25 @@ _OF_LEARNED = (
     (re.compile(r'"pair": \d+,\n( *)"wanted": .*\n *"found": .*\n'), r'"pair": WORST,\n'),
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
-_KINDS = {".json", ".jsonl", ".md", ".txt", ".yaml", ".csv", ".html", ".jinja"}
 
 
-def record(folder: Path) -> Iterator[tuple[Case, str]]:
-    """Every case with its transcript: those of one process in one interpreter, then the others."""
+def record(folder: Path, cases: Sequence[Case] = CASES) -> Iterator[tuple[Case, str]]:
+    """Every case with its transcript, all in one interpreter."""
     write_inputs(folder)
-    alone = [case for case in CASES if case.processes == 1]
-    answers = drive(folder, [list(case.words) for case in alone])
-    for case, answer in zip(alone, answers, strict=True):
+    answers = drive(folder, [case.words for case in cases])
+    for case, answer in zip(cases, answers, strict=True):
         yield case, _transcript(case, folder, *answer)
-    for case in CASES:
-        if case.processes > 1:
-            yield case, _transcript(case, folder, *_launched(case, folder))
-
-
-def _launched(case: Case, folder: Path) -> tuple[int, str, str]:
-    """The answer of a command that several processes share."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(case.processes), "-m", "ropext", *case.words],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def _transcript(case: Case, folder: Path, code: int, out: str, err: str) -> str:
-    parts = [f"$ ropext {' '.join(case.words)}", f"exit {code}"]
+    parts = [f"$ ropext {case.line}", f"exit {code}"]
     parts += ["--- stdout", out, "--- stderr", err]
     if case.output is not None:
-        parts += _files(folder / case.output)
+        parts += _files(folder / case.output, case.shown)
     text = steady("\n".join(parts), folder)
-    for pattern, name in _OF_LEARNED if case.trained else ():
-        text = pattern.sub(name, text)
+    if case.learned:
+        for pattern, name in _OF_LEARNED:
+            text = pattern.sub(name, text)
     return text
 
 
@@ -89,30 +68,21 @@ def steady(text: str, folder: Path) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _files(output: Path) -> list[str]:
-    """Every file of an output, by name and content."""
-    parts = []
-    for path in sorted(output.rglob("*")):
-        if path.is_file():
-            parts += [f"--- {path.relative_to(output.parent)}", _content(path)]
+def _files(output: Path, shown: tuple[str, ...]) -> list[str]:
+    """The names of an output's files, and the content of those that are shown."""
+    names = [p.relative_to(output).as_posix() for p in output.rglob("*") if p.is_file()]
+    parts = ["--- files", *sorted(names)]
+    for name in shown:
+        parts += [f"--- {output.name}/{name}", _content(output / name)]
     return parts
 
 
 def _content(path: Path) -> str:
     if path.suffix == ".safetensors":
         return _tensors(path)
-    if path.name in ("tokenizer.json", "report.html") or path.suffix not in _KINDS:
-        return "(named only)"
     text = path.read_text("utf-8")
-    if len(text) > LONGEST_TEXT:
-        return f"{len(text.splitlines())} lines"
     if path.suffix == ".json":
-        content = json.loads(text)
-        base = content["base"] if path.name == "ropext.json" else {}
-        while base:  # its config stands whole in the transcript of its own extension
-            base["config"] = f"{len(base['config'])} keys"
-            base = base.get("extended", {}).get("base")
-        text = json.dumps(content, indent=1, ensure_ascii=False)
+        text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     return text
 
 

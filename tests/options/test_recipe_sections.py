@@ -179,6 +179,10 @@ def test_one_seed_for_all_sections_but_those_that_name_their_own():
             "model: a\nextend: {factor: 2}\nfit: {data: b, within: pi}\n",
             "line 3: fit.within is one of",
         ),
+        (
+            "model: a\nextend: {factor: 2}\nfit: {data: b, factor: 4}\n",
+            "line 3: fit has no key 'factor'; it is a key of extend",
+        ),
     ],
 )
 def test_what_the_options_refuse_is_told_with_the_section_and_its_line(tmp_path, text, words):
