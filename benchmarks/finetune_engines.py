@@ -94,7 +94,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
     rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
     training: Any = SimpleNamespace(settings=settings, options=options, padding=0)
-    job = ours.Job(
+    job = ours.Optimisation(
         training=training,
         recompute=run.recompute,
         model=joined,

@@ -105,7 +105,7 @@ def reading_case(folder: Path, count: int, tokens: int) -> dict[str, Any]:
     """`ropext eval`, whole, with its report."""
     import torch
 
-    from ropext.evaluation.session import evaluate
+    from ropext.pipeline.public import evaluate
 
     torch.set_num_threads(1)
     model, path = str(folder / "model"), folder / f"{count}-{tokens}.jsonl"

@@ -20,7 +20,7 @@ import torch
 
 from ropext.bundled import MODELS
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.session import evaluate
+from ropext.pipeline.public import evaluate
 
 TASKS = ("niah_multikey_1", "niah_multikey_2", "niah_multikey_3")
 DEPTHS = 5

@@ -28,6 +28,7 @@ ABOVE_THE_LINE = (
     "locks",
     "guard",
     "workdir",
+    "jobs",
     "bundled",
     "rope",
     "forms",

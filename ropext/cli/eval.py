@@ -10,6 +10,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
 from ropext.errors import UsageError
+from ropext.jobs import counted
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import flag
@@ -119,19 +120,21 @@ def command(
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
+    from ropext.evaluation.request import EvaluationRequest, prepared
     from ropext.models.processes import is_main
-    from ropext.pipeline import evaluating
     from ropext.report import text
 
-    asked = evaluating.EvaluationRequest(model, given, revision, gates, losses)
+    request = EvaluationRequest(model, Evaluate(**given), revision, gates, losses)
     if dry_run:
         call = call_of(out, force=force, trust_remote_code=trust_remote_code)
-        costs = evaluating.count_evaluation(asked, output, call)
+        with prepared(request, output, call) as job:
+            costs = counted(job, output, call)
         out.result(text.costs(costs), costs)
         return
     with stoppable() as stop:
         call = call_of(out, force=force, trust_remote_code=trust_remote_code, stop=stop)
-        done = evaluating.evaluate(asked, output, call)
+        with prepared(request, output, call) as job:
+            done = job.make(output, call)
     if is_main():
         _tell(out, done, gates, full)
 

@@ -2,14 +2,11 @@
 model is read in the memory that is free, for which alone a peak is estimated.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ropext import families
-from ropext.checkpoint import with_weights
 from ropext.errors import RopextError
 from ropext.evaluation.forward import (
     HEAD_BYTES,
@@ -18,14 +15,11 @@ from ropext.evaluation.forward import (
     columns_for,
     slice_for,
 )
-from ropext.evaluation.lineup import Lineup
-from ropext.evaluation.preparing import Evaluation, prepare
+from ropext.evaluation.preparing import Evaluation
 from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, skeleton, with_attention
 from ropext.models.memory import free_memory
-from ropext.narration import NOBODY, Call
 from ropext.options.evaluate import DocumentOptions
-from ropext.results.gates import Gate
 
 # Chunks shorter than this cost more time than they save memory.
 SHORTEST_CHUNK = 1024
@@ -175,21 +169,10 @@ class Costs:
     columns: int | None
 
 
-def count_evaluation(
-    model: str,
-    output: Path | None = None,
-    call: Call = NOBODY,
-    *,
-    revision: str | None = None,
-    lineup: Lineup | None = None,
-    gates: Sequence[Gate] = (),
-    **values: Any,
-) -> tuple[Evaluation, Costs]:
-    """Count what `evaluate` would take; no weight is read, and what it would refuse is refused."""
+def count_evaluation(evaluation: Evaluation) -> Costs:
+    """Count what an evaluation takes; no weight is read."""
     import torch
 
-    evaluation = prepare(model, revision, call.trust_remote_code, values, lineup, gates)
-    _check_places(evaluation, output, call.force)
     snapshot = evaluation.lineup.variants[-1].snapshot
     options = evaluation.options
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -197,7 +180,7 @@ def count_evaluation(
     device = torch.device(device_of(options))
     empty = with_attention(
         options.attn_implementation,
-        lambda kind: skeleton(snapshot, kind, call.trust_remote_code, masked, dtype),
+        lambda kind: skeleton(snapshot, kind, evaluation.trust_remote_code, masked, dtype),
     )
     shape = replace(shape_of(empty), device=device.type)
     free = free_memory(device)
@@ -214,7 +197,7 @@ def count_evaluation(
         cache = families.as_read(snapshot.config).kv_bytes(
             evaluation.frame.longest, shape.dtype_bytes
         )
-    return evaluation, Costs(
+    return Costs(
         work=tuple(work),
         passes=sum(part.passes for part in work),
         tokens=sum(map(evaluation.reads.tokens, evaluation.lineup.variants)),
@@ -224,17 +207,6 @@ def count_evaluation(
         slice_tokens=manner.slice_tokens,
         columns=manner.columns,
     )
-
-
-def _check_places(evaluation: Evaluation, output: Path | None, force: bool) -> None:
-    """Weights that should lie here and do not; an output that holds something else."""
-    for variant in evaluation.lineup.variants:
-        if variant.snapshot.hub_id != variant.snapshot.name:
-            with_weights(variant.snapshot)
-        elif not variant.snapshot.weight_files:
-            return  # fetched first, and part of what says which run it is
-    if output is not None:
-        evaluation.workdir(output).check(force)
 
 
 def work_of(evaluation: Evaluation) -> list[Passes]:

@@ -63,9 +63,10 @@ class Lineup:
 
 
 def line_up(model: str, revision: str | None, options: Evaluate, name: str = "") -> Lineup:
-    """The variants of a command; `name` is what a directory made of another file is called."""
+    """The variants of a command; `name` is what the user calls the model, also where that is
+    another file, of which the directory `model` was made."""
     snapshot = open_snapshot(model, revision=revision)
-    if name:
+    if name not in ("", model):
         snapshot = replace(snapshot, name=name, hub_id=None)
     context, limit, masked = context_of(snapshot, options.context)
     bounded = _is_bounded(snapshot)

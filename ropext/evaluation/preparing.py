@@ -3,25 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ropext.checkpoint import provenance
+from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.digests import Digests
-from ropext.corpus import (
-    Corpus,
-    DocumentEncoder,
-)
+from ropext.corpus import Corpus, DocumentEncoder
 from ropext.evaluation import harness
 from ropext.evaluation.documents import settle_documents
-from ropext.evaluation.lineup import Lineup, line_up
+from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.masking import masking_for
 from ropext.evaluation.questions import build_questions
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import trained_on
 from ropext.lengths import tail_tokens
 from ropext.models.load import silenced
+from ropext.models.processes import is_main
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Show, unseen
+from ropext.narration import Say, Show, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import SCHEMA
@@ -63,6 +60,12 @@ class Evaluation:
     def frame(self) -> Frame:
         return self.reads.frame
 
+    def tell_warnings(self, say: Say) -> None:
+        """Say what the user is to know before anything is read; one process does."""
+        if is_main():
+            for warning in self.warnings:
+                say(f"warning: {warning}")
+
     def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
         """Where it is kept, and what exactly is run: what must be equal for it to go on there.
         Weights that are not remembered are read for it, which is shown."""
@@ -101,7 +104,8 @@ class Evaluation:
         """Name the folder of each variant's readings, by its label: it holds what this very model
         reads in this manner, whichever run read it. Documents and questions name the files."""
         rest = {key: value for key, value in place.decides.items() if key in OF_EVERY_UNIT}
-        rest |= {key: place.decides["settings"][key] for key in ("dtype", "attn_implementation")}
+        rest["dtype"] = self.options.dtype
+        rest["attn_implementation"] = self.options.attn_implementation
         if "masking" in rest:
             rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
         contents = place.decides["variants"]
@@ -113,29 +117,21 @@ class Evaluation:
 
 
 def prepare(
-    model: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    values: Mapping[str, Any],
-    lineup: Lineup | None = None,
+    options: Evaluate,
+    lineup: Lineup,
+    trust_remote_code: bool = False,
     gates: Sequence[Gate] = (),
+    *,
+    needs_target: bool = False,
 ) -> Evaluation:
-    """Choose models, lengths, documents and questions; gates about anything else are refused."""
-    options = Evaluate(**values)
+    """Choose lengths, documents and questions; gates about anything else are refused, and with
+    `needs_target` documents of which too few reach the target of an extension."""
     if options.lm_eval:
         harness.check(options.lm_eval)
-    not_given = lineup is None
-    lineup = lineup or line_up(model, revision, options)
-    with silenced():
-        tokenizer = load_tokenizer(lineup.variants[-1].snapshot, trust_remote_code)
-    config = lineup.variants[-1].snapshot.config
-    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
-    encoder.template_args = options.template_args
-    masking = None
-    if lineup.masked:
-        masking = masking_for(options, encoder, lineup.variants[-1].snapshot.name)
-    corpus, grid, warnings = settle_documents(lineup, options, encoder, stops=not_given)
+    last = lineup.variants[-1].snapshot
+    encoder = _encoder_of(last, options, trust_remote_code)
+    masking = masking_for(options, encoder, last.name) if lineup.masked else None
+    corpus, grid, warnings = settle_documents(lineup, options, encoder, stops=needs_target)
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = build_questions(options, grid, encoder, corpus)
     labels = [variant.label for variant in lineup.variants]
@@ -144,30 +140,44 @@ def prepare(
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
     tail = tail_tokens(lineup.context)
     stride = 0
+    protocol = PROTOCOLS[options.protocol]
     if masking is not None:
         # Every length scores the same tokens, in one piece, for all tokens see one another.
         tail = min(tail, masking.text_in(grid[0]))
         stride = MASK_STRIDE
         options = options.model_copy(update={"chunk": grid[-1]})
-    return Evaluation(
-        options,
-        lineup,
-        encoder,
-        trust_remote_code,
-        corpus,
-        Reads(
-            Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
-            corpus.documents if corpus else (),
-            questions,
-            masking,
-            encoder.bos,
-            encoder.decode,
-            is_strided=options.protocol == "hf-stride",
-        ),
-        PROTOCOLS["pseudo-perplexity" if masking else options.protocol],
-        (*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
-        overlaps,
+        protocol = PROTOCOLS["pseudo-perplexity"]
+    reads = Reads(
+        Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
+        corpus.documents if corpus else (),
+        questions,
+        masking,
+        encoder.bos,
+        encoder.decode,
+        is_strided=options.protocol == "hf-stride",
     )
+    return Evaluation(
+        options=options,
+        lineup=lineup,
+        encoder=encoder,
+        trust_remote_code=trust_remote_code,
+        corpus=corpus,
+        reads=reads,
+        protocol=protocol,
+        warnings=(*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
+        overlaps=overlaps,
+    )
+
+
+def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
+    """How documents and questions become tokens of a model."""
+    with silenced():
+        tokenizer = load_tokenizer(snapshot, trust_remote_code)
+    config = snapshot.config
+    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
+    encoder.template_args = options.template_args
+    return encoder
 
 
 def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[str, Overlap]:

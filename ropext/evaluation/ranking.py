@@ -23,7 +23,7 @@ from ropext.lengths import length_text, tail_tokens
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory
 from ropext.narration import NOBODY, SILENT, Call, Hooks
-from ropext.options.evaluate import DocumentOptions, SelfExtend
+from ropext.options.evaluate import DocumentOptions, Evaluate, SelfExtend
 from ropext.options.extend import KNOBS, Extend, parse_extend
 from ropext.planning import Plan, plan_config
 from ropext.results import BASE, EXTENDED, rules
@@ -210,7 +210,7 @@ def measure(
     everyone = tuple(contenders(snapshot, plans, beside))
     lineup = Lineup(everyone, first.model.context, first.target)
     try:  # the documents that `ropext eval --lengths TARGET` would read
-        evaluation = prepare(model, revision, call.trust_remote_code, options, lineup)
+        evaluation = prepare(Evaluate(**options), lineup, call.trust_remote_code)
     except InputError as error:
         said = str(error).replace("shorter --lengths", "a smaller --factor")
         raise InputError(said.replace("--data", "--measure")) from error

@@ -1,25 +1,27 @@
-"""One evaluation from beginning to end: prepare, read, assemble. Only here is the order known."""
+"""One evaluation as a job: read what is not there yet, assemble, report."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext import guard, workdir
-from ropext.checkpoint import Snapshot
+from ropext.checkpoint import Snapshot, with_weights
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
-from ropext.evaluation.lineup import Lineup, fetched
-from ropext.evaluation.preparing import Evaluation, prepare
+from ropext.evaluation.costs import Costs, count_evaluation
+from ropext.evaluation.lineup import fetched
+from ropext.evaluation.preparing import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
-from ropext.narration import NOBODY, Call, Hooks, told_of_files, unseen
+from ropext.narration import Call, Hooks, told_of_files, unseen
+from ropext.report.evaluation import write_report
 from ropext.results import rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
@@ -28,59 +30,68 @@ from ropext.workdir import USED, Workdir
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
 
 
-def evaluate(
-    model: str,
-    output: str | Path | None = None,
-    call: Call = NOBODY,
-    *,
-    revision: str | None = None,
-    lineup: Lineup | None = None,
-    gates: Sequence[Gate] = (),
-    losses: str | Path | None = None,
-    report: Callable[[Measurement], None] = lambda run: None,
-    **values: Any,
-) -> Measurement:
-    """Measure a model on long text and by retrieval; `values` are the fields of Options.
+@dataclass(frozen=True)
+class EvaluationJob:
+    """An evaluation that is prepared."""
 
-    With `output` every finished piece is kept there, and the same call goes on where it stopped.
-    `lineup` names the models to be read, where they are not those that follow from `model`.
-    `gates` will be held against the result: one about what is not measured is refused here.
-    `losses` is a parquet file for the loss of every token. `report` is given the run that was kept,
-    while nobody else may write into its folder.
-    """
-    hooks = call.hooks
-    rank, world = rank_and_count()
-    if output is None and world > 1:
-        raise UsageError("several processes share their work through a directory; give -o RUN")
-    wait_for_everyone()  # so that one that is refused is noticed by the others
-    evaluation = prepare(model, revision, call.trust_remote_code, values, lineup, gates)
-    if losses is not None and evaluation.corpus is None:
-        raise UsageError("--losses writes the loss of every token of --data; give documents")
-    for warning in evaluation.warnings if rank == 0 else ():
-        hooks.say(f"warning: {warning}")
-    _check_stop(hooks)
-    evaluation = replace(evaluation, lineup=fetched(evaluation.lineup))
-    _check_stop(hooks)
-    read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
-    guard.check(read, {"--output": output})
-    with ExitStack() as stack:
-        room = output or Path(
-            stack.enter_context(  # Windows does not delete what a virus scanner still reads
-                tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True)
-            ),
-            "run",
-        )
-        place = evaluation.workdir(Path(room), call.command, told_of_files(hooks.say))
-        place = replace(place, is_temporary=output is None)
-        stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
-        stack.enter_context(silenced())
-        done = _measure(evaluation, place, None if output is None else Path(output), hooks)
-        if losses is not None and evaluation.corpus is not None and rank == 0:
-            texts = ((document.name, document.ids) for document in evaluation.corpus.documents)
-            rundir.write_losses(Path(losses), texts, done)
-        if output is not None and rank == 0:
-            report(done)
-    return done
+    evaluation: Evaluation
+    gates: Sequence[Gate] = ()  # shown in the report
+    losses: Path | None = None  # a parquet file for the loss of every token
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse weights that should lie here and do not, and an output that holds something
+        else."""
+        for variant in self.evaluation.lineup.variants:
+            if variant.snapshot.hub_id != variant.snapshot.name:
+                with_weights(variant.snapshot)
+            elif not variant.snapshot.weight_files:
+                return  # fetched first, and part of what says which run it is
+        self.evaluation.workdir(output).check(call.force)
+
+    def counts(self) -> Costs:
+        """Count passes, tokens and bytes."""
+        return count_evaluation(self.evaluation)
+
+    def make(self, output: Path | None, call: Call) -> Measurement:
+        """Measure. With an output every finished piece is kept there, the same call goes on where
+        it stopped, and the report is written while nobody else may write into the folder."""
+        hooks = call.hooks
+        rank, world = rank_and_count()
+        if output is None and world > 1:
+            raise UsageError("several processes share their work through a directory; give -o RUN")
+        wait_for_everyone()  # so that one that is refused is noticed by the others
+        _check_stop(hooks)
+        evaluation = replace(self.evaluation, lineup=fetched(self.evaluation.lineup))
+        _check_stop(hooks)
+        read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
+        guard.check(read, {"--output": output})
+        with ExitStack() as stack:
+            room = output
+            if room is None:
+                room = Path(stack.enter_context(_temporary()), "run")
+            place = evaluation.workdir(room, call.command, told_of_files(hooks.say))
+            place = replace(place, is_temporary=output is None)
+            stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
+            stack.enter_context(silenced())
+            done = _measure(evaluation, place, output, hooks)
+            if rank == 0:
+                self._write(done)
+        return done
+
+    def _write(self, done: Measurement) -> None:
+        """Write what goes with the results."""
+        corpus = self.evaluation.corpus
+        if self.losses is not None and corpus is not None:
+            texts = ((document.name, document.ids) for document in corpus.documents)
+            rundir.write_losses(self.losses, texts, done)
+        if done.path is not None:
+            write_report(done, self.gates)
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for what is not kept. Windows does not delete what a virus scanner still
+    reads."""
+    return tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True)
 
 
 def _check_stop(hooks: Hooks) -> None:
@@ -93,7 +104,9 @@ def _measure(
     evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
 ) -> Measurement:
     """Read what is not there yet, and write the results beside it."""
-    (rank, world), path, options = rank_and_count(), place.folder, evaluation.options
+    rank, world = rank_and_count()
+    path = place.folder
+    options = evaluation.options
     variants = evaluation.lineup.variants
     reads = evaluation.reads
     stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}

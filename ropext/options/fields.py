@@ -348,12 +348,13 @@ class Options(BaseModel):
         __init__.__pydantic_base_init__ = True
 
     def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
-        """Return the values that decide so, as `model_dump` writes them."""
+        """Return the values that decide so and are not the default, as `model_dump` writes them: an
+        option that is added leaves the keys of what was done before as they are."""
         names = set[str]()
         for name, info in type(self).model_fields.items():
             if decision_of(info) in decisions:
                 names.add(name)
-        return self.model_dump(include=names, **dumping)
+        return self.model_dump(include=names, exclude_defaults=True, **dumping)
 
     @classmethod
     def unstored(cls) -> dict[str, JsonValue]:

@@ -5,5 +5,5 @@ The parts, from the bottom: extending (one checkpoint, planned, written and prov
 checked), hashes (contents), steps (the stages themselves), outcome (the finished checkpoint and the
 report), dividing, prospect, trying and choosing (`--method auto`: its documents, what would be
 tried, what was read, what is taken), running (all of it in order, and what it would take),
-evaluating, fitting, ports and public (what Python and the command line call).
+fitting, ports and public (what Python and the command line call).
 """

@@ -163,13 +163,15 @@ def evaluate(
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
     `options` are the fields of options.evaluate.Evaluate, `losses` is a parquet file for the loss
     of every token, `gates` that name what is not measured are refused."""
-    from ropext.pipeline import evaluating
+    from ropext.evaluation.request import EvaluationRequest, prepared
+    from ropext.options.evaluate import Evaluate
 
     call = Call(hooks, (), force, trust_remote_code)
     place = None if output is None else from_home(output)
     losses = None if losses is None else Path(losses)
-    asked = evaluating.EvaluationRequest(model_name(model), options, revision, gates, losses)
-    return evaluating.evaluate(asked, place, call)
+    request = EvaluationRequest(model_name(model), Evaluate(**options), revision, gates, losses)
+    with prepared(request, place, call) as job:
+        return job.make(place, call)
 
 
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":

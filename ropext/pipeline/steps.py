@@ -324,18 +324,14 @@ class Work:
             return {"results": self.hashes.of(results)} if whole else None
 
         def make() -> None:
-            from ropext.evaluation.session import evaluate
-            from ropext.report.evaluation import write_report
+            from ropext.evaluation.preparing import prepare
+            from ropext.evaluation.session import EvaluationJob
 
-            evaluate(
-                self.job.model,
-                self.evaluation,
-                self.call_of_stages,
-                lineup=self.lineup(),
-                gates=self.gates,
-                report=partial(write_report, gates=self.gates),
-                **self.job.evaluation,
-            )
+            call = self.call_of_stages
+            options = Evaluate(**self.job.evaluation)
+            evaluation = prepare(options, self.lineup(), call.trust_remote_code, self.gates)
+            evaluation.tell_warnings(self.say)
+            EvaluationJob(evaluation, self.gates).make(self.evaluation, call)
 
         # What was read of models that are still the same stays, and is not read again.
         clear = partial(results.unlink, missing_ok=True)

@@ -41,7 +41,7 @@ from ropext.tasks import Item
 from ropext.training import defaults, loss, models, trainer
 from ropext.training.judge import Numbers
 from ropext.training.rows import Row
-from ropext.training.trainer import History, Job
+from ropext.training.trainer import History, Optimisation
 from ropext.training.training import Training
 from ropext.workdir import USED, has_work
 
@@ -278,7 +278,9 @@ class Objective(ABC):
         """Train what of a model can be trained, from the last checkpoint on."""
         place = self.folder / label
         recompute = self.counts.recompute
-        return trainer.train(Job(training, model, rows, place, recompute, **more), self.say)
+        return trainer.train(
+            Optimisation(training, model, rows, place, recompute, **more), self.say
+        )
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class LossNotFinite(Stopped):
 class _Trainer(transformers.Trainer):
     """Rows in their own order, our evaluations, a stop at the first loss that is no number."""
 
-    job: "Job"
+    job: "Optimisation"
     say: Say
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -167,7 +167,7 @@ def _no_better(values: Sequence[float], patience: int) -> bool:
 class _Watch(transformers.TrainerCallback):
     """Narrates, marks checkpoints as complete, and stops when asked to."""
 
-    def __init__(self, say: Say, job: "Job") -> None:
+    def __init__(self, say: Say, job: "Optimisation") -> None:
         self.say = say
         self.job = job
         self.asked: Callable[[], bool] = lambda: False
@@ -226,7 +226,7 @@ class _Watch(transformers.TrainerCallback):
 
 
 @dataclass(frozen=True)
-class Job:
+class Optimisation:
     """All that one training needs."""
 
     training: Training
@@ -247,7 +247,7 @@ class Job:
         return self.until or self.training.settings.steps.value
 
 
-def arguments(job: Job) -> transformers.TrainingArguments:
+def arguments(job: Optimisation) -> transformers.TrainingArguments:
     """Trainer's own arguments, from ours."""
     settings = job.training.settings
     options = job.training.options
@@ -382,7 +382,7 @@ def history_in(checkpoint: Path, patience: int) -> History:
     return history
 
 
-def train(job: Job, say: Say) -> History:
+def train(job: Optimisation, say: Say) -> History:
     """Train, from the last checkpoint on where there is one."""
     watch = _Watch(say, job)
     train_args = arguments(job)
@@ -427,5 +427,5 @@ def train(job: Job, say: Say) -> History:
     return history
 
 
-def _finished(history: History, job: Job) -> bool:
+def _finished(history: History, job: Optimisation) -> bool:
     return history.stopped_early or history.steps >= job.last_step

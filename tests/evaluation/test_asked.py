@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 from command_line import run
 from matplotlib.colorbar import Colorbar
+from prepared import costs_of, evaluation_of
 from small_tokenizer import make_tokenizer
 from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.errors import InputError, Interrupted, UsageError
-from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.preparing import prepare
-from ropext.evaluation.session import evaluate
 from ropext.jsontext import values_json
-from ropext.narration import Call, Hooks
-from ropext.report.evaluation import heat_pictures, write_report
+from ropext.narration import Hooks
+from ropext.pipeline.public import evaluate
+from ropext.report.evaluation import heat_pictures
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import judge
@@ -39,9 +38,7 @@ def model(tmp_path_factory):
 def whole(model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrieval, "CAN_DO", 0.0)
-        return evaluate(
-            model, tmp_path_factory.mktemp("run") / "whole", report=write_report, **ASKED
-        )
+        return evaluate(model, tmp_path_factory.mktemp("run") / "whole", **ASKED)
 
 
 def rows(path):
@@ -96,7 +93,7 @@ def test_the_pictures_say_what_the_scores_are(whole, monkeypatch):
 
 
 def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
-    done = evaluate(model, tmp_path / "run", report=write_report, **ASKED)
+    done = evaluate(model, tmp_path / "run", **ASKED)
     assert list(done.results["not_measurable"]) == ["niah_single_1", "niah_multikey_2", "vt"]
     assert done.results["variants"]["untouched"]["metrics"] == {}
     assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
@@ -120,7 +117,7 @@ def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, m
     done = []
     hooks = Hooks(show=lambda read, *_: read and done.append(read), stop=lambda: len(done) >= 2)
     with pytest.raises(Interrupted, match="2 finished pieces"):
-        evaluate(model, tmp_path / "run", call=Call(hooks), **ASKED)
+        evaluate(model, tmp_path / "run", hooks=hooks, **ASKED)
     done = evaluate(model, tmp_path / "run", **ASKED)
     assert done.resumed == 2
     assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()
@@ -137,8 +134,8 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
         )
     expected = []
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
-    evaluate(model, call=Call(hooks), **ASKED)
-    _, costs = count_evaluation(model, **ASKED)
+    evaluate(model, hooks=hooks, **ASKED)
+    costs = costs_of(model, **ASKED)
     # One haystack of two questions, and four prompts alone.
     assert [part.passes for part in costs.work] == [2, 1, 2]
     assert expected[0] == costs.tokens
@@ -151,9 +148,7 @@ def test_through_the_chat_template(model, tmp_path):
     write_checkpoint(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     for chat in (False, True):
-        (item, *_), *_ = prepare(
-            str(tmp_path), None, False, {**ASKED, "chat": chat}
-        ).reads.questions
+        (item, *_), *_ = evaluation_of(tmp_path, **ASKED | {"chat": chat}).reads.questions
         text = tokenizer.decode(item.prompt)
         assert text.startswith("[user]Some secret" if chat else "Some secret")
         assert ("?[answer]As the text tells" in text) is chat
@@ -170,8 +165,8 @@ def test_the_chat_template_is_told_more(model, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     texts = []
     for told in ((), ("enable_thinking=false", "tone=dry"), ("enable_thinking=true",)):
-        (item, *_), *_ = prepare(
-            str(tmp_path), None, False, {**ASKED, "chat": True, "chat_args": told}
+        (item, *_), *_ = evaluation_of(
+            tmp_path, **ASKED | {"chat": True, "chat_args": told}
         ).reads.questions
         texts.append(tokenizer.decode(item.prompt))
     plain, short, thinking = texts
@@ -195,7 +190,7 @@ def test_the_chat_template_is_told_more(model, tmp_path):
 )
 def test_bad_input_is_a_sentence(model, more, error, said):
     with pytest.raises(error, match=said):
-        prepare(model, None, False, {**ASKED, **more})
+        evaluation_of(model, **ASKED | more)
 
 
 @pytest.mark.parametrize(
@@ -216,13 +211,13 @@ def test_a_broken_file_of_passages_is_told_by_its_line(model, tmp_path, line):
     (tmp_path / "own.jsonl").write_text(f"{good}\n\n{line}\n")
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
     with pytest.raises(InputError, match=r"own\.jsonl, line 3: not a JSON object"):
-        prepare(model, None, False, {**ASKED, **more})
+        evaluation_of(model, **ASKED | more)
     (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(InputError, match="line 1"):
-        prepare(model, None, False, {**ASKED, **more})
+        evaluation_of(model, **ASKED | more)
     (tmp_path / "own.jsonl").write_text("\n")
     with pytest.raises(InputError, match="is empty"):
-        prepare(model, None, False, {**ASKED, **more})
+        evaluation_of(model, **ASKED | more)
 
 
 def test_the_users_passages_are_asked(model, tmp_path):
@@ -232,7 +227,7 @@ def test_the_users_passages_are_asked(model, tmp_path):
     ]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in known))
     more = {"tasks": "qa_1", "passages": str(tmp_path / "own.jsonl")}
-    evaluation = prepare(model, None, False, {**ASKED, **more})
+    evaluation = evaluation_of(model, **ASKED | more)
     text = evaluation.encoder.decode(evaluation.reads.questions[0][0].prompt)
     number = text.rsplit("Who is ", 1)[1].partition("?")[0]
     assert f"M{number} is {number}." in text
@@ -243,7 +238,7 @@ def test_of_lengths_that_are_too_short_the_longest_need_is_said(model):
     needs = []
     for name in ("copy,vt", "vt,copy", "vt"):
         with pytest.raises(UsageError, match=r"the task vt .* at least (\d+) tokens") as caught:
-            prepare(model, None, False, {"tasks": name, "lengths": "16"})
+            evaluation_of(model, tasks=name, lengths="16")
         needs.append(str(caught.value))
     assert len(set(needs)) == 1
 
@@ -252,8 +247,8 @@ def test_a_window_that_holds_no_question_is_told(tmp_path):
     """Default lengths up to the model's 64 tokens: nothing fits, and the least length is said."""
     own = str(write_checkpoint(tmp_path))
     with pytest.raises(UsageError, match=r"one item of it takes at least \d+ tokens"):
-        prepare(own, None, False, {"tasks": "ruler"})
+        evaluation_of(own, tasks="ruler")
     write_documents(tmp_path / "d.jsonl")
-    evaluation = prepare(own, None, False, {"tasks": "copy,vt"})
+    evaluation = evaluation_of(own, tasks="copy,vt")
     assert {group[0].task for group in evaluation.reads.questions} == {"copy"}
     assert any("vt is left out at 64" in line for line in evaluation.warnings)

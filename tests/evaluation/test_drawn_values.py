@@ -10,7 +10,7 @@ import pytest
 from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.checkpoint import card
-from ropext.evaluation.session import evaluate
+from ropext.pipeline.public import evaluate
 from ropext.report import plots, tables
 from ropext.report.evaluation import draw, heat_pictures
 from ropext.table import with_rows

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from command_line import run
+from prepared import costs_of
 from small_tokenizer import wrapping_tokenizer
 from tiny_checkpoints import write_documents
 from transformers import (
@@ -21,7 +22,6 @@ from transformers import (
 
 import ropext
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.pipeline.public import evaluate
 from ropext.report.evaluation import compare_runs
@@ -176,7 +176,7 @@ def test_a_table_shorter_than_the_probe_is_read():
 
 
 def test_a_dry_run_counts_every_pass(place):
-    _, costs = count_evaluation(str(place / "bert-copy"), **asked(place))
+    costs = costs_of(str(place / "bert-copy"), **asked(place))
     # Of eight documents eight passes at each length, the base's no longer than its own.
     assert costs.passes == 8 * 8 * 5
     assert costs.tokens == 8 * 8 * (2 * (32 + CONTEXT) + TARGET)

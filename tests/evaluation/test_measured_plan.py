@@ -21,10 +21,10 @@ from ropext.evaluation.ranking import (
     rank,
 )
 from ropext.evaluation.reads import Reads
-from ropext.evaluation.session import evaluate
 from ropext.jsontext import values_json
 from ropext.narration import Call, Hooks
 from ropext.options import extend
+from ropext.pipeline.public import evaluate
 from ropext.planning import make_plan
 from ropext.report.ranking import ranking_text
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import Forked, in_two_processes
+from prepared import costs_of, evaluation_of
 from small_models import CONTEXT, rope, tiny
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM
@@ -23,7 +24,6 @@ from ropext.errors import (
     Stopped,
     UsageError,
 )
-from ropext.evaluation.costs import count_evaluation
 from ropext.evaluation.lineup import Lineup, fetched, line_up
 from ropext.evaluation.variants import Variant
 from ropext.models.load import load_model
@@ -269,7 +269,7 @@ def test_the_attention_that_a_config_names_is_not_followed(tmp_path):
     few = {"tasks": "copy", "items": 1, "depths": "0.5", "lengths": "64", "haystack": "noise"}
     done = evaluate(str(tmp_path / "model"), **few)
     assert done.results["variants"]["untouched"]["retrieval"]
-    count_evaluation(str(tmp_path / "model"), **few)
+    costs_of(str(tmp_path / "model"), **few)
 
 
 def test_force_replaces_another_run_and_nothing_else(place):
@@ -315,7 +315,7 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
     (label,) = [own for own in done.results["variants"] if own != "base"]
     passes = done.results["variants"][label]["passes"]
     assert passes == {"pass-64": 64, "pass-256": 256}
-    _, costs = count_evaluation(str(path), **options)
+    costs = costs_of(str(path), **options)
     whole = [(own.passes, own.tokens) for own in costs.work if "whole" in own.what]
     assert whole == [(9, 64), (9, 256)]
     assert any("2 passes, one for each spectrum" in line for line in heard)
@@ -399,7 +399,8 @@ def test_the_dry_run_counts_what_is_then_done(place):
     units = []
     hooks = Hooks(show=lambda done, total, what: units.append((done, total)))
     evaluate(str(place / "model"), hooks=hooks, **asked(place))
-    setting, costs = count_evaluation(str(place / "model"), **asked(place))
+    setting = evaluation_of(place / "model", **asked(place))
+    costs = costs_of(place / "model", **asked(place))
     assert units[-1] == (costs.tokens, costs.tokens)
     assert len(setting.corpus.documents) == 9
     assert costs.passes == sum(part.passes for part in costs.work)
@@ -416,7 +417,7 @@ def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied, dtyp
     write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=dtype)
     model.save_pretrained(tmp_path / "model")
-    _, costs = count_evaluation(str(tmp_path / "model"), **asked(place))
+    costs = costs_of(str(tmp_path / "model"), **asked(place))
     assert costs.weight_bytes == sum(own.nbytes for own in model.parameters())
 
 

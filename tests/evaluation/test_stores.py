@@ -24,16 +24,16 @@ def place(tmp_path_factory):
 
 
 def decides(**changes):
-    settings = {"dtype": "auto", "attn_implementation": None, "lengths": [64, 128]}
-    own = {"schema": 1, "settings": settings, "context": 64, "lengths": [64, 128], "bos": 1}
+    own = {"schema": 1, "context": 64, "lengths": [64, 128], "bos": 1}
     return own | {"tokenizer_sha256": "t", "versions": {"torch": "2"}} | changes
 
 
-def names(tmp, model="model", options=(), **changes):
+def names(tmp, model="model", options=(), reading=(), **changes):
     lineup = line_up(str(tmp / model), None, Evaluate(data="any", **dict(options)))
+    read = Evaluate(data="any", **dict(reading))
     variants = lineup.contents(Digests(), trust_remote_code=False)
     place = Workdir(Path("out"), "eval", decides(variants=variants, **changes))
-    return Evaluation.stores(SimpleNamespace(lineup=lineup), place)
+    return Evaluation.stores(SimpleNamespace(lineup=lineup, options=read), place)
 
 
 def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
@@ -48,7 +48,7 @@ def test_all_that_decides_a_reading_is_in_the_name_of_its_store(place):
         names(place, options=methods, bos=None),
         names(place, options=methods, short_window=3),
         names(place, options=methods, masking={"token": 3}),
-        names(place, options=methods, settings=decides()["settings"] | {"dtype": "bfloat16"}),
+        names(place, options=methods, reading={"dtype": "bfloat16"}),
     ]
     everyone = [name for own in (usual, *changed) for name in own.values()]
     assert len({*everyone}) == len(everyone)

@@ -213,12 +213,18 @@ class Later(Evaluate):
 
 
 def test_an_option_that_says_nothing_of_itself_decides_the_numbers():
-    options = Later(data="a.txt", device="cpu", new=2)
+    options = Later(data="a.txt", device="cpu", new=2, place="there")
     numbers, content = options.deciding(NUMBERS), options.deciding(CONTENT)
-    assert (numbers["new"], content["place"], content["data"]) == (2, "here", "a.txt")
+    assert (numbers["new"], content["place"], content["data"]) == (2, "there", "a.txt")
     assert options.deciding(NEUTRAL)["device"] == "cpu"
-    parts = [options.deciding(word) for word in DECISIONS]
-    assert sorted(name for part in parts for name in part) == sorted(Later.model_fields)
+
+
+def test_an_option_at_its_default_stands_in_no_key():
+    """A folder of before the option was added goes on with it."""
+    before = Evaluate(data="a.txt", seed=3)
+    assert before.deciding(NUMBERS) == {"seed": 3}
+    for word in DECISIONS:
+        assert Later(data="a.txt", seed=3, new=1).deciding(word) == before.deciding(word)
 
 
 def test_types_of_weights_have_the_names_that_other_programs_give_them():

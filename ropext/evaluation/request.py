@@ -1,0 +1,51 @@
+"""What a command measures, and the job that it becomes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropext import guard
+from ropext.dequantising import directory_of
+from ropext.errors import UsageError
+from ropext.evaluation.lineup import line_up
+from ropext.evaluation.preparing import prepare
+from ropext.evaluation.session import EvaluationJob
+from ropext.narration import Call
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import reads
+from ropext.results.gates import Gate, split_spec
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What is to be measured."""
+
+    model: str
+    options: Evaluate
+    revision: str | None = None
+    gates: Sequence[Gate] = ()
+    losses: Path | None = None  # a parquet file for the loss of every token
+
+
+@contextmanager
+def prepared(
+    request: EvaluationRequest, output: Path | None, call: Call
+) -> Iterator[EvaluationJob]:
+    """Open the model, a GGUF as a directory of its weights while this lasts, and read documents and
+    questions. To write over, into or around what is read is refused."""
+    options = request.options
+    runs = [split_spec(gate.run)[0] for gate in request.gates if gate.run]
+    read = {"MODEL": request.model, "--fail-if": runs, **reads(dict(options), Evaluate)}
+    guard.check(read, {"--output": output, "--losses": request.losses})
+    guard.check_file(request.losses, "--losses", guard.LOSSES)
+    with directory_of(request.model, call.hooks.say) as place:
+        revision = request.revision if place == request.model else None
+        lineup = line_up(place, revision, options, request.model)
+        evaluation = prepare(
+            options, lineup, call.trust_remote_code, request.gates, needs_target=True
+        )
+        if request.losses is not None and evaluation.corpus is None:
+            raise UsageError("--losses writes the loss of every token of --data; give documents")
+        evaluation.tell_warnings(call.hooks.say)
+        yield EvaluationJob(evaluation, request.gates, request.losses)

@@ -1,0 +1,19 @@
+"""An evaluation as `ropext eval` prepares it, for tests that look into it."""
+
+from ropext.evaluation.lineup import line_up
+from ropext.evaluation.preparing import prepare
+from ropext.evaluation.request import EvaluationRequest, prepared
+from ropext.narration import NOBODY
+from ropext.options.evaluate import Evaluate
+
+
+def evaluation_of(model, **options):
+    """What is decided before weights are loaded."""
+    asked = Evaluate(**options)
+    return prepare(asked, line_up(str(model), None, asked), needs_target=True)
+
+
+def costs_of(model, **options):
+    """What a dry run counts."""
+    with prepared(EvaluationRequest(str(model), Evaluate(**options)), None, NOBODY) as job:
+        return job.counts()
