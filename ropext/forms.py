@@ -1,17 +1,19 @@
 """The stock rope types: the spectrum and attention factor of a rope dict, and the dict of a wish.
 
 A *form* is a `rope_type` with its keys in transformers-5 names. `read` transcribes transformers'
-arithmetic in float64 instead of its float32; `carry` looks for a form whose reading equals the
+arithmetic in float64 instead of its float32; `candidates` are the dicts whose reading equals the
 wanted spectrum. An export is exact or it raises.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
-from ropext.errors import InputError, NotExpressible
+from ropext.errors import InputError
 from ropext.rope import Params as Params
 from ropext.rope import Rope, Spectrum, plain_inv_freq
+
+Offer = TypeVar("Offer")  # what may say a spectrum: a rope dict, the keys of a GGUF
 
 NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 # Keys without which stock transformers cannot build the form.
@@ -479,10 +481,25 @@ def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
 GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope_form)
 
 
+def exact(
+    offers: Iterable[Offer], read: Callable[[Offer], Spectrum], wanted: Spectrum
+) -> Iterator[Offer]:
+    """Yield each offer that reads back as exactly the wanted spectrum."""
+    for offer in offers:
+        if same(read(offer), wanted):
+            yield offer
+
+
 def candidates(
     rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
 ) -> Iterator[Params]:
     """Every stock dict that reads back as exactly the wanted spectrum, best form first."""
+    offers = _offers(rope, wanted, target, native)
+    return exact(offers, lambda params: read(params, rope, target), wanted)
+
+
+def _offers(rope: Rope, wanted: Spectrum, target: int, native: Params | None) -> Iterator[Params]:
+    """Yield the method's own dict, and one of each form that may say the same."""
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = divisors(plain, wanted.inv_freq)
     if native is not None:
@@ -490,30 +507,9 @@ def candidates(
             native = native | _mscale_pair(rope)
         if native["rope_type"] in ("yarn", "longrope"):
             native = with_attention(native, wanted.attention_factor)
-        if _reads_as(native, rope, wanted, target):
+        if native["rope_theta"] < LARGEST_THETA:
             yield native
     for build in GENERAL:
         params = build(rope, factors, wanted, target)
-        if params is not None and _reads_as(params, rope, wanted, target):
+        if params is not None and params["rope_theta"] < LARGEST_THETA:
             yield params
-
-
-def _reads_as(params: Params, rope: Rope, wanted: Spectrum, target: int) -> bool:
-    """Whether stock computes the wanted spectrum from a dict."""
-    if params["rope_theta"] >= LARGEST_THETA:
-        return False
-    return same(read(params, rope, target), wanted)
-
-
-def carry(
-    rope: Rope,
-    wanted: Spectrum,
-    target: int,
-    native: Params | None = None,
-    accept: Callable[[Params], bool] = lambda params: True,
-) -> Params:
-    """The first stock dict that carries `wanted` exactly and that `accept` agrees to."""
-    for params in candidates(rope, wanted, target, native):
-        if accept(params):
-            return params
-    raise NotExpressible("no stock rope type that is allowed here carries this spectrum exactly")

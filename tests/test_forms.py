@@ -1,14 +1,17 @@
 """Rope dicts as stock reads them, against literal transcriptions; and which dict carries a wish."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import configs
 import pytest
 import transcriptions as truth
 from comparing import assert_close, assert_number
 
-from ropext import forms, scaling
-from ropext.errors import InputError, NotExpressible, UsageError
+from ropext import families, forms, scaling
+from ropext.carriers import ConfigCarrier, carry
+from ropext.errors import InputError, UsageError
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 BOUND = 1e-12
@@ -184,7 +187,7 @@ def test_a_broken_dict_is_told_in_one_sentence(params: dict[str, Any], told: str
 
 def test_theta_with_a_temperature_is_a_yarn_with_an_empty_ramp() -> None:
     wanted = Spectrum(tuple(truth.ntk_aware(DIM, THETA, ORIGINAL, TARGET)[0]), 1.25)
-    params = forms.carry(ROPE, wanted, TARGET)
+    params = next(forms.candidates(ROPE, wanted, TARGET))
     assert params["rope_type"] == "yarn"
     # The published code, given these betas and the new theta, keeps every frequency.
     inv_freq, default = truth.yarn(
@@ -199,8 +202,10 @@ def test_theta_with_a_temperature_is_a_yarn_with_an_empty_ramp() -> None:
 def test_attn_factor_counts_from_deepseeks_own_default() -> None:
     rope = Rope(DIM, THETA, ORIGINAL, mscale=1.0, mscale_all_dim=0.5)
     asked = scaling.scale(rope, "yarn", TARGET, scaling.find("yarn").knobs(), 1.3)
-    params = forms.carry(
-        rope, scaling.compose(rope, asked, TARGET), TARGET, scaling.native(rope, asked)
+    params = next(
+        forms.candidates(
+            rope, scaling.compose(rope, asked, TARGET), TARGET, scaling.native(rope, asked)
+        )
     )
     default = truth.deepseek_attention(4.0, 1.0, 0.5)
     assert_number(params["attn_factor"] * default, 1.3, BOUND, "attn_factor")
@@ -208,7 +213,7 @@ def test_attn_factor_counts_from_deepseeks_own_default() -> None:
 
 def test_pi_with_a_temperature_is_a_longrope_under_every_name() -> None:
     wanted = Spectrum(tuple(truth.position_interpolation(DIM, THETA, ORIGINAL, TARGET)[0]), 1.2)
-    params = forms.carry(ROPE, wanted, TARGET)
+    params = next(forms.candidates(ROPE, wanted, TARGET))
     assert params["rope_type"] == "longrope"
     assert params["short_factor"] == params["long_factor"]
     assert_close(params["long_factor"], [4.0] * (DIM // 2), BOUND, "factors")
@@ -223,7 +228,7 @@ def test_longrope_names_its_default_factor_too_but_not_twice() -> None:
     wanted = Spectrum(
         tuple(f / p for f, p in zip(plain_inv_freq(DIM, THETA), FACTORS, strict=True)), default
     )
-    params = forms.carry(ROPE, wanted, TARGET)
+    params = next(forms.candidates(ROPE, wanted, TARGET))
     assert params["attention_factor"] == default
     assert "short_mscale" not in params
 
@@ -234,7 +239,7 @@ def test_proportional_is_for_models_with_standing_pairs() -> None:
     rope = Rope(DIM, THETA, ORIGINAL, pair_factors=standing)
     asked = scaling.scale(rope, "pi", TARGET, scaling.find("pi").knobs(), None)
     wanted = scaling.compose(rope, asked, TARGET)
-    params = forms.carry(rope, wanted, TARGET, scaling.native(rope, asked))
+    params = next(forms.candidates(rope, wanted, TARGET, scaling.native(rope, asked)))
     assert params == {
         "rope_type": "proportional",
         "rope_theta": THETA,
@@ -251,7 +256,7 @@ def test_proportional_share_survives_stocks_rounding(dim: int) -> None:
     for turning in range(1, dim // 2):
         standing = (2.0,) * turning + (math.inf,) * (dim // 2 - turning)
         spectrum = Rope(dim, THETA, TARGET, pair_factors=standing).spectrum
-        params = forms.carry(Rope(dim, THETA, ORIGINAL), spectrum, TARGET)
+        params = next(forms.candidates(Rope(dim, THETA, ORIGINAL), spectrum, TARGET))
         assert params["rope_type"] == "proportional"
         share = params["partial_rotary_factor"]
         assert truth.proportional(dim, THETA, share, 2.0)[0][turning] == 0.0
@@ -275,7 +280,7 @@ def test_a_second_set_stays_when_the_model_is_extended() -> None:
     rope, target = phi3(), 262_144
     asked = scaling.scale(rope, "pi", target, scaling.find("pi").knobs(), None)
     wanted = scaling.compose(rope, asked, target)
-    params = forms.carry(rope, wanted, target, scaling.native(rope, asked))
+    params = next(forms.candidates(rope, wanted, target, scaling.native(rope, asked)))
     assert params["rope_type"] == "longrope"
     assert_close(params["long_factor"], [2 * p for p in FACTORS], BOUND, "long set, doubled")
     assert_close(params["short_factor"], [1.05] * (DIM // 2), BOUND, "short set, as it was")
@@ -295,7 +300,7 @@ def test_two_sets_on_a_scaled_model_switch_at_its_present_context() -> None:
     knobs = scaling.find("longrope").knobs((2.0,) * 32, (1.0,) * 32)
     target = 2 * TARGET
     wanted = scaling.compose(rope, scaling.scale(rope, "longrope", target, knobs, None), target)
-    params = forms.carry(rope, wanted, target)
+    params = next(forms.candidates(rope, wanted, target))
     assert_close(params["long_factor"], [8.0] * 32, BOUND, "long")
     assert_close(params["short_factor"], [4.0] * 32, BOUND, "short")
     assert params["original_max_position_embeddings"] == TARGET
@@ -337,7 +342,7 @@ def test_deepseek_extended_again_counts_from_its_original_context() -> None:
     target = 327_680
     asked = scaling.scale(rope, "yarn", target, scaling.find("yarn").knobs(), None)
     wanted = scaling.compose(rope, asked, target)
-    params = forms.carry(rope, wanted, target, scaling.native(rope, asked))
+    params = next(forms.candidates(rope, wanted, target, scaling.native(rope, asked)))
     assert_number(wanted.softmax_factor, truth.deepseek_softmax(80.0, 1.0), BOUND, "softmax")
     assert params["factor"] == 80.0
 
@@ -349,24 +354,34 @@ def test_native_knobs_are_written_only_where_stock_reads_them() -> None:
         rope = Rope(DIM, THETA, ORIGINAL, nested=nested)
         asked = scaling.scale(rope, "yarn", TARGET, knobs, None)
         wanted = scaling.compose(rope, asked, TARGET)
-        params = forms.carry(rope, wanted, TARGET, scaling.native(rope, asked))
+        params = next(forms.candidates(rope, wanted, TARGET, scaling.native(rope, asked)))
         assert params["rope_type"] == kind
         expected = truth.yarn(DIM, THETA, ORIGINAL, TARGET, truncate=False)
         assert_close(forms.read(params, rope, TARGET).inv_freq, expected[0], BOUND, kind)
 
 
-def test_carry_takes_the_first_form_that_is_accepted_or_raises() -> None:
-    asked = scaling.scale(ROPE, "yarn", TARGET, scaling.find("yarn").knobs(), None)
-    wanted, native = scaling.compose(ROPE, asked, TARGET), scaling.native(ROPE, asked)
-    phi3_forms = ("default", "longrope")
-    params = forms.carry(ROPE, wanted, TARGET, native, lambda p: p["rope_type"] in phi3_forms)
-    assert params["rope_type"] == "longrope"
-    with pytest.raises(NotExpressible):
-        forms.carry(ROPE, wanted, TARGET, native, lambda p: p["rope_type"] == "default")
+def test_carry_takes_the_first_form_that_the_family_and_the_loaders_read() -> None:
+    model = families.read(configs.LLAMA)
+    (site,) = model.sites
+    target = 4 * site.rope.context
+    asked = scaling.scale(site.rope, "yarn", target, scaling.find("yarn").knobs(), None)
+    wanted = scaling.compose(site.rope, asked, target)
+    native = scaling.native(site.rope, asked)
+    site = replace(site, wanted=wanted)
+
+    def kind(allowed: tuple[str, ...], names: tuple[str, ...] = ()) -> str | None:
+        carrier = ConfigCarrier(replace(model, forms=allowed))
+        params = carry(carrier, site, native, target, names)
+        return None if params is None else params["rope_type"]
+
+    assert kind(("default", "yarn", "longrope")) == "yarn"
+    assert kind(("default", "longrope")) == "longrope"
+    assert kind(("default", "longrope"), ("llama.cpp",)) is None  # it ignores a longrope
+    assert kind(("default",)) is None
 
 
 def test_a_native_dict_that_says_something_else_is_never_used() -> None:
     asked = scaling.scale(ROPE, "yarn", TARGET, scaling.find("yarn").knobs(), None)
     wrong = {"rope_type": "yarn", "rope_theta": THETA} | LENGTHS | {"factor": 3.99}
-    params = forms.carry(ROPE, scaling.compose(ROPE, asked, TARGET), TARGET, wrong)
+    params = next(forms.candidates(ROPE, scaling.compose(ROPE, asked, TARGET), TARGET, wrong))
     assert params["rope_type"] == "longrope"

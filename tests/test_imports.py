@@ -50,9 +50,9 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 72,
-    "plan ropext://demo --factor 4": 85,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 92,
+    "inspect ropext://demo": 73,
+    "plan ropext://demo --factor 4": 87,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 94,
 }
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 92,

@@ -9,6 +9,7 @@ import configs
 import pytest
 
 from ropext import families
+from ropext.carriers import ConfigCarrier
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
 from ropext.planning import attempts, make_plan, make_table_plan
@@ -505,8 +506,8 @@ def counted(monkeypatch, **options):
         monkeypatch.setattr(module, name, counting)
 
     count(attempts.scaling, "scale")
-    count(attempts.forms, "carry")
-    count(attempts, "readings_of")
+    count(attempts, "carry")
+    count(ConfigCarrier, "readings")
     with suppress(NotExpressible):
         make_plan(configs.LLAMA31, Extend(target=262144, **options))
     return counts
@@ -514,11 +515,11 @@ def counted(monkeypatch, **options):
 
 def test_each_method_is_run_once_for_a_plan(monkeypatch):
     """Six methods need no input; the seventh count is the way from before Llama 3.1's scaling."""
-    assert counted(monkeypatch) == {"scale": 7, "carry": 7, "readings_of": 7}
+    assert counted(monkeypatch) == {"scale": 7, "carry": 7, "readings": 7}
 
 
 def test_each_method_is_run_once_for_a_refusal(monkeypatch):
     """Six methods from the scaled model and six from before; the one that was named is tried twice
     more, for any loader and for those that were not measured."""
     counts = counted(monkeypatch, method="llama3", for_loaders=("llama.cpp",))
-    assert counts == {"scale": 12, "carry": 14, "readings_of": 6}
+    assert counts == {"scale": 12, "carry": 14, "readings": 6}

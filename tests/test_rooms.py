@@ -35,6 +35,7 @@ ABOVE_THE_LINE = (
     "scaling",
     "families",
     "loaders",
+    "carriers",
     "tasks",
     "lengths",
     "table",

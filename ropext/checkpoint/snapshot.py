@@ -17,6 +17,7 @@ from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
 from ropext.inputs import check_link, is_plain_name, read_bytes
 from ropext.jsontext import parse_object, read_object
+from ropext.rope import CONFIG
 
 INDEX_LIMIT = 128 * 10**6  # bytes of an index of weight files
 
@@ -218,6 +219,24 @@ class Snapshot:
         return None
 
     @property
+    def config_name(self) -> str:
+        """What an error about its config calls that."""
+        if self.container:
+            return f"{self.name}, its metadata as a config"
+        return CONFIG
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """The bytes of all tensors; None where neither they nor their index is here."""
+        shards = set((self.index or {}).values())
+        here = self.weight_files
+        if here and shards <= set(here):
+            return sum(self.files[name] for name in here)
+        if shards:
+            return _stated_bytes(self.path(INDEX))
+        return None
+
+    @property
     def short_name(self) -> str:
         """What a card may say without telling where things lie on the user's disk."""
         if self.name in bundled.MODELS:
@@ -227,6 +246,18 @@ class Snapshot:
     def path(self, name: str) -> Path:
         """Where a file of the checkpoint lies."""
         return self.directory / name
+
+
+def _stated_bytes(path: Path) -> int | None:
+    """The bytes that the index of the shards states."""
+    index = parse_object(read_bytes(path, INDEX_LIMIT), str(path), containers=INDEX_CONTAINERS)
+    about = index.get("metadata")
+    stated = None
+    if isinstance(about, dict):
+        stated = about.get("total_size")
+    if isinstance(stated, int | float) and 0 < stated < 1 << 60:
+        return int(stated)
+    return None
 
 
 def open_snapshot(

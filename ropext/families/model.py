@@ -51,7 +51,6 @@ class Model:
     obstacles: tuple[str, ...]  # why scaling cannot help here
     asks_context: str = ""  # a sentence where the config leaves open how many tokens it reads ...
     asks_original: str = ""  # ... or read before the scaling that it declares
-    container: str = ""  # the GGUF architecture that carries it; "" is a config.json
 
     @property
     def scaled_sites(self) -> tuple[RopeSite, ...]:

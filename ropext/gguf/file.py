@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ropext import bundled, forms
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import Label, family
@@ -66,6 +66,11 @@ class GgufFile(Snapshot):
             return f"type {most}"
         name: str = TYPES[most][0]
         return name
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.size for part in self.parts for tensor in part.tensors)
 
     @property
     def short_name(self) -> str:
@@ -448,12 +453,10 @@ def _params(
         if llama3 is not None:
             return llama3
     plain_rope = Rope(dim, rope.freq_base, context, original or context)
-    return forms.carry(
-        plain_rope,
-        ggml_read(rope, dim),
-        context,
-        accept=lambda params: params["rope_type"] in ("proportional", "longrope"),
-    )
+    for params in forms.candidates(plain_rope, ggml_read(rope, dim), context):
+        if params["rope_type"] in ("proportional", "longrope"):
+            return params
+    raise NotExpressible("no stock rope type that is allowed here carries this spectrum exactly")
 
 
 def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:

@@ -16,7 +16,7 @@ from ropext.loaders.gguf import (
     GgufRope,
     alike,
     architecture,
-    carry,
+    candidates,
     is_given_scaling,
     keys_of,
     older_names,
@@ -38,7 +38,8 @@ def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, 
     divisors."""
     assert isinstance(model, GgufFile)  # nothing else has a container
     site = plan.main
-    rope = carry(model.container, site.rope, site.wanted, site.params)
+    ropes = candidates(model.container, site.rope, site.wanted, site.params)
+    rope = next(ropes, None)
     if rope is None:  # the plan was made with this very question
         raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
     row = architecture(model.container)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import bundled, families, scaling
+from ropext.carriers import Carrier, carrier_of
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, UsageError
@@ -37,15 +38,13 @@ def said_of(snapshot: Snapshot) -> Iterator[None]:
     try:
         yield
     except (InputError, UsageError) as error:
-        if not snapshot.container:
-            raise
-        said = str(error).replace("config.json", f"{snapshot.name}, its metadata as a config")
+        said = str(error).replace("config.json", snapshot.config_name)
         raise type(error)(said) from None
 
 
 def positions_of(snapshot: Snapshot) -> Positions | None:
     """The scheme of a model that rotates nothing; None where it rotates."""
-    return None if snapshot.container else families.read_positions(snapshot.config)
+    return families.read_positions(snapshot.config)
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,15 @@ class Inspection:
     """What a model has, from its config files alone."""
 
     name: str
-    model: Model
+    carrier: Carrier
     target: int
     limits: dict[str, Any]
     extended: str = ""  # by what, as ropext.json says
+
+    @property
+    def model(self) -> Model:
+        """The model as its config says it."""
+        return self.carrier.model
 
     @property
     def main(self) -> RopeSite:
@@ -89,6 +93,7 @@ class Inspection:
             )
         facts = asdict(self.model) | {"sites": sites}
         del facts["stock_sites"]  # the notes say where they differ
+        facts["container"] = self.carrier.architecture
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
         head = {"model": self.name, "target": self.target, "extended": self.extended or None}
         return head | facts | kv | {"limits": self.limits}
@@ -144,12 +149,12 @@ def inspect(
         return Unrotated(str(model), positions, _limits(snapshot), stored, snapshot.directory)
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
-    read = replace(read, container=snapshot.container)
+    carrier = carrier_of(read, snapshot.container)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
     record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""
     wanted = resolve_target(request, read.context)
-    return Inspection(str(model), read, wanted, _limits(snapshot), done)
+    return Inspection(str(model), carrier, wanted, _limits(snapshot), done)
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What llama.cpp computes from a GGUF's rotary keys and tensors, and which carry a spectrum.
 
 The table gguf.json says what each architecture reads; `read` is ggml's formula in float64, and
-`carry` offers what the architecture has until one reads back as the wanted spectrum. Nothing is
+`candidates` is what the architecture has that reads back as the wanted spectrum. Nothing is
 written here: that is ropext.gguf.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
-from ropext.loaders.lookup import LoaderReading, loader_of, reading_in
+from ropext.loaders.lookup import LoaderReading, reading_in
 from ropext.loaders.table import gguf_readers
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
@@ -266,10 +266,18 @@ def _yarn_offer(row: Architecture, rope: Rope, params: Params, original: int) ->
     return offer
 
 
-def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope | None:
-    """Return the keys and divisors that make llama.cpp compute `wanted` in this architecture, if
-    any do; `params` is a stock rope dict of that spectrum."""
-    row = architecture(name)
+def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
+    """Every set of keys and divisors from which llama.cpp computes `wanted` in this architecture,
+    the most widely read first; `params` is a stock rope dict of that spectrum."""
+    offers = _completed_offers(architecture(name), rope, wanted, params)
+    return forms.exact(offers, lambda offer: read(offer, rope.dim), wanted)
+
+
+def _completed_offers(
+    row: Architecture, rope: Rope, wanted: Spectrum, params: Params
+) -> Iterator[GgufRope]:
+    """Yield what the architecture reads of the offers, with divisors that keep still what stands in
+    the base, and the attention factor."""
     fixed_theta = "theta" in row.lacks and rope.nested  # its windowed layers would follow
     for offer in _offers(row, rope, wanted, params):
         if offer.scaling in row.lacks:
@@ -283,9 +291,7 @@ def carry(name: str, rope: Rope, wanted: Spectrum, params: Params) -> GgufRope |
             offer = replace(offer, attn_factor=ratio)
         if "attn" in row.lacks and offer.attn_factor != 1:
             continue
-        if farthest(read(offer, rope.dim), wanted) <= forms.EXACT:
-            return offer
-    return None
+        yield offer
 
 
 def _standing(rope: Rope) -> tuple[float, ...]:
@@ -391,15 +397,3 @@ def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderRe
     for reader in gguf_readers():
         listed.append(reading_in(reader, reader.known(text_type, name), {}, (kind,)))
     return tuple(listed)
-
-
-def exact_in(names: tuple[str, ...], name: str, rope: GgufRope, kind: str, even_so: bool) -> bool:
-    """Whether every loader of --for reads such a file exactly."""
-    verdicts = dict[str, str]()
-    for reading in readings(name, rope, kind):
-        verdicts[reading.loader] = reading.verdict
-    for each in names:
-        verdict = verdicts.get(loader_of(each), "not measured")
-        if verdict != "same" and not (even_so and verdict == "not measured"):
-            return False
-    return True

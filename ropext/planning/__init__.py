@@ -4,7 +4,7 @@ named, computed without touching a file.
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from ropext.planning.plan import ExtensionPlan, Plan, readings_of
+from ropext.planning.plan import ExtensionPlan, Plan
 from ropext.planning.rotary import make_plan, reached
 from ropext.planning.tables import TablePlan, make_table_plan, plan_config
 
@@ -16,5 +16,4 @@ __all__ = [
     "make_table_plan",
     "plan_config",
     "reached",
-    "readings_of",
 ]

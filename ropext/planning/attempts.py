@@ -3,13 +3,13 @@ and who reads that. Each is computed once, however many rows, ways and refusals 
 
 from dataclasses import dataclass, replace
 
-from ropext import families, forms, loaders, scaling
-from ropext.errors import NotExpressible, UsageError, listed
-from ropext.families import Model
+from ropext import forms, scaling
+from ropext.carriers import Carrier, carry
+from ropext.errors import UsageError, listed
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend, knobs_for
-from ropext.planning.plan import LENGTH_ONLY, WRONG, MethodRow, newest, readings_of
-from ropext.rope import Rope, RopeSite, Spectrum, explain
+from ropext.planning.plan import LENGTH_ONLY, WRONG, MethodRow, newest
+from ropext.rope import RopeSite, explain
 
 
 @dataclass(frozen=True)
@@ -37,103 +37,70 @@ def attempt_of(recipe: Extend, method: str, knobs: object) -> Attempt:
 
 
 @dataclass(frozen=True)
-class WantedSpectrum:
-    """The spectrum that a method asks for at a place, and the method's own dict for it."""
+class WishedSite:
+    """What a method asks for at a site, and the method's own dict for it."""
 
-    site: RopeSite
-    rope: Rope  # the one that is scaled: with from_original that before the config's scaling
-    spectrum: Spectrum
+    site: RopeSite  # with the embedding that is scaled, the wanted spectrum, and the dict as it was
     native: forms.Params | None
 
     @property
     def moves(self) -> bool:
         """Whether any pair turns otherwise than before."""
-        return self.spectrum.inv_freq != self.rope.spectrum.inv_freq
+        return self.site.wanted.inv_freq != self.site.rope.spectrum.inv_freq
 
 
 class Attempts:
     """The attempts for one model and target."""
 
-    def __init__(self, model: Model, target: int) -> None:
-        self.model = model
+    def __init__(self, carrier: Carrier, target: int) -> None:
+        self.carrier = carrier
+        self.model = carrier.model
         self.target = target
-        self._wanted: dict[tuple[str, Attempt], WantedSpectrum] = {}
-        self._params: dict[tuple[str, Attempt], forms.Params | None] = {}
+        self._wishes: dict[tuple[str, Attempt], WishedSite] = {}
+        self._planned: dict[tuple[str, Attempt], RopeSite | None] = {}
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
         self._rows: dict[Attempt, MethodRow] = {}
 
-    def wanted(self, site: RopeSite, attempt: Attempt) -> WantedSpectrum:
+    def wish(self, site: RopeSite, attempt: Attempt) -> WishedSite:
         """What the method asks for; UsageError where it cannot be run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
-        if key not in self._wanted:
-            self._wanted[key] = self._new_wanted(site, attempt)
-        return self._wanted[key]
+        if key not in self._wishes:
+            self._wishes[key] = self._new_wish(site, attempt)
+        return self._wishes[key]
 
-    def _new_wanted(self, site: RopeSite, attempt: Attempt) -> WantedSpectrum:
-        rope = site.rope.original() if attempt.from_original else site.rope
+    def _new_wish(self, site: RopeSite, attempt: Attempt) -> WishedSite:
+        rope = site.rope
+        if attempt.from_original:
+            rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            return WantedSpectrum(site, rope, rope.spectrum, _stated_anew(site, self.target))
+            return WishedSite(site.of(rope), _stated_anew(site, self.target))
         scaled = scaling.scale(rope, attempt.method, self.target, attempt.knobs, attempt.attention)
         spectrum = scaling.compose(rope, scaled, self.target)
-        return WantedSpectrum(site, rope, spectrum, scaling.native(rope, scaled))
+        return WishedSite(replace(site, rope=rope, wanted=spectrum), scaling.native(rope, scaled))
 
-    def params(self, site: RopeSite, attempt: Attempt) -> forms.Params | None:
-        """The stock dict that carries it as asked; None where none does."""
+    def planned(self, site: RopeSite, attempt: Attempt) -> RopeSite | None:
+        """The site with the dict that carries it as asked; None where none does."""
         key = (site.label, attempt)
-        if key not in self._params:
-            self._params[key] = self._carried(self.wanted(site, attempt), attempt)
-        return self._params[key]
+        if key not in self._planned:
+            self._planned[key] = self._carried(self.wish(site, attempt), attempt)
+        return self._planned[key]
 
-    def _carried(self, wanted: WantedSpectrum, attempt: Attempt) -> forms.Params | None:
-        model = self.model
-        rope = wanted.rope
-
-        def accept(params: forms.Params) -> bool:
-            if params["rope_type"] not in model.forms:
-                return False
-            # A length that also scales queries stays, and may be another than this form asks for.
-            scaled = families.keep_query_scales(wanted.site.params, params)
-            if not forms.same(forms.read(scaled, rope, self.target), wanted.spectrum):
-                return False
-            if model.container:
-                params = scaled
-            else:
-                params = families.as_written(model.text_type, params, rope)
-            return self.are_exact(attempt.for_loaders, wanted, params, even_so=attempt.even_so)
-
-        try:
-            carried = forms.carry(rope, wanted.spectrum, self.target, wanted.native, accept)
-        except NotExpressible:
+    def _carried(self, wish: WishedSite, attempt: Attempt) -> RopeSite | None:
+        names = attempt.for_loaders
+        params = carry(self.carrier, wish.site, wish.native, self.target, names, attempt.even_so)
+        if params is None:
             return None
-        return families.as_written(model.text_type, carried, rope)
+        return replace(wish.site, params=params)
 
     def readings(self, site: RopeSite, attempt: Attempt) -> tuple[LoaderReading, ...]:
         """Who reads the dict that carries it how."""
         key = (site.label, attempt)
         if key not in self._readings:
-            wanted = self.wanted(site, attempt)
-            params = self.params(site, attempt)
-            assert params is not None  # who asks has seen that it can be written
-            self._readings[key] = readings_of(
-                self.model, wanted.rope, wanted.spectrum, params, self.target
-            )
+            planned = self.planned(site, attempt)
+            assert planned is not None  # who asks has seen that it can be written
+            self._readings[key] = self.carrier.readings(planned, self.target)
         return self._readings[key]
-
-    def are_exact(
-        self, names: tuple[str, ...], wanted: WantedSpectrum, params: forms.Params, *, even_so: bool
-    ) -> bool:
-        """Whether these loaders read a dict exactly, as a config or as GGUF keys."""
-        model = self.model
-        if model.container:
-            from ropext.loaders import gguf  # late: no directory needs it
-
-            form = gguf.carry(model.container, wanted.rope, wanted.spectrum, params)
-            text = model.text_type
-            return form is not None and gguf.exact_in(names, model.container, form, text, even_so)
-        return loaders.exact_in(
-            names, model.text_type, params, even_so=even_so, model_type=model.model_type
-        )
 
     def row(self, recipe: Extend, method: str, chosen: str = "") -> MethodRow:
         """The two numbers of a method, and the form that would carry it; with the request's knobs
@@ -154,22 +121,22 @@ class Attempts:
         method = attempt.method
         site = self.model.scaled_sites[0]
         try:
-            wanted = self.wanted(site, attempt)
+            wish = self.wish(site, attempt)
         except UsageError as error:
             return MethodRow(method, None, None, str(error))
-        explanation = explain(site.rope, wanted.spectrum, self.target)
-        if not wanted.moves and attempt.attention is None and not attempt.even_so:
+        explanation = explain(site.rope, wish.site.wanted, self.target)
+        if not wish.moves and attempt.attention is None and not attempt.even_so:
             return MethodRow(method, explanation, None, "moves no pair here")
-        params = self.params(site, attempt)
-        if params is None:
+        planned = self.planned(site, attempt)
+        if planned is None:
             where = f"for {listed(attempt.for_loaders)}" if attempt.for_loaders else "here"
             return MethodRow(method, explanation, None, f"cannot be written exactly {where}")
         readings = newest(self.readings(site, attempt))
         return MethodRow(
             method,
             explanation,
-            params["rope_type"],
-            attention_factor=wanted.spectrum.attention_factor,
+            planned.params["rope_type"],
+            attention_factor=planned.wanted.attention_factor,
             read_by=tuple(r.loader for r in readings if r.verdict == "same"),
             misread_by=tuple(r.loader for r in readings if r.verdict in WRONG),
         )

@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ropext.carriers import CacheRules, Carrier
 from ropext.errors import UsageError
-from ropext.families import Model
 from ropext.families.geometry import attends
 from ropext.families.model import CacheLayer
 
 LONGEST = 1 << 31  # tokens: positions are 32-bit integers in most engines
-# llama.cpp makes a cache in steps of so many tokens, and keeps one micro-batch (-ub) of tokens
-# beside the window of a windowed layer.
-STEP = 256
-MICRO_BATCH = 512
+STEP = 256  # tokens by which the longest length is sought, as llama.cpp makes a cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ CACHE_TYPES = {
     "q4_0": CacheType(32, 18),
     "fp8": CacheType(1, 1),
 }
-OF_LLAMA_CPP = ("f16", "q8_0", "q4_0")
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Cache:
 
     layers: tuple[CacheLayer, ...]
     parallel: int
-    llama_cpp: bool  # rounds up to its steps, and keeps a micro-batch beside each window
+    rules: CacheRules
 
     def bytes_at(self, tokens: int, kind: CacheType) -> int | None:
         """All sequences, each full with so many tokens; None where the type cannot hold it."""
@@ -59,13 +55,15 @@ class Cache:
         return self.parallel * total
 
     def _kept_values(self, layer: CacheLayer, tokens: int) -> int:
-        if not self.llama_cpp:
-            return layer.kept(tokens)
-        cells = _in_steps(tokens)
-        if layer.window is not None:
-            cells = min(cells, _in_steps(layer.window + MICRO_BATCH))
+        cells = self._in_steps(tokens)
+        if layer.window:
+            cells = min(cells, self._in_steps(layer.window + self.rules.micro_batch))
         entries = tokens // layer.rate if layer.rate else 0
         return layer.values * (cells + entries)
+
+    def _in_steps(self, tokens: int) -> int:
+        """So many tokens in the steps in which the cache grows."""
+        return -(-tokens // self.rules.step) * self.rules.step
 
     def longest_in(self, room: int, kind: CacheType) -> int | None:
         """The most tokens whose caches fit into so many bytes, in whole steps; 0 where not even
@@ -84,16 +82,12 @@ class Cache:
         return low * STEP
 
 
-def cache_bytes(model: Model, tokens: int) -> int | None:
+def cache_bytes(carrier: Carrier, tokens: int) -> int | None:
     """The KV cache of one full sequence at 2 bytes a value; None where it is not known."""
+    model = carrier.model
     if model.kv_layers is None or model.masked_lm:
         return None
-    return Cache(model.kv_layers, 1, bool(model.container)).bytes_at(tokens, CACHE_TYPES["f16"])
-
-
-def _in_steps(tokens: int) -> int:
-    """So many tokens in llama.cpp's steps."""
-    return -(-tokens // STEP) * STEP
+    return Cache(model.kv_layers, 1, carrier.cache).bytes_at(tokens, CACHE_TYPES["f16"])
 
 
 @dataclass(frozen=True)
@@ -146,10 +140,16 @@ def _room(memory: int, weights: int | None) -> int | None:
 
 
 def fit_memory(
-    model: Model, length: int, memory: int, weights: int | None, types: Sequence[str], parallel: int
+    carrier: Carrier,
+    length: int,
+    memory: int,
+    weights: int | None,
+    types: Sequence[str],
+    parallel: int,
 ) -> MemoryFit:
     """What of a model fits into a memory, by each of these types of cache; where
-    none is named by all, of a GGUF by those of llama.cpp."""
+    none is named by all that its programs have."""
+    model = carrier.model
     without = sum(1 for kind in model.layer_types if not attends(kind))
     if model.masked_lm:
         reason = "a masked language model reads all at once and keeps no cache"
@@ -157,10 +157,10 @@ def fit_memory(
     if model.kv_layers is None:
         reason = "the config does not say what every layer keeps in the cache"
         return MemoryFit(memory, weights, parallel, length, (), reason)
-    cache = Cache(model.kv_layers, parallel, bool(model.container))
+    cache = Cache(model.kv_layers, parallel, carrier.cache)
     room = _room(memory, weights)
     rows = list[CacheRow]()
-    usual = OF_LLAMA_CPP if model.container else tuple(CACHE_TYPES)
+    usual = carrier.cache.types
     for name in types or usual:
         if name not in usual:
             raise UsageError(f"--kv {name}: no program that runs a GGUF has it; it is for vLLM")

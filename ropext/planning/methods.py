@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropext import families, forms, loaders, scaling
+from ropext import families, forms, scaling
+from ropext.carriers import Carrier
 from ropext.errors import NotExpressible, listed
 from ropext.families import Model
 from ropext.options.extend import KNOBS, Extend
@@ -18,7 +19,6 @@ from ropext.planning.plan import (
     Recommendation,
     Way,
     by_options,
-    nearest_form,
 )
 from ropext.rope import RopeSite, turns
 
@@ -27,11 +27,10 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
     """The site as an attempt leaves it; NotExpressible where nothing carries that."""
     if not site.scaled:
         return site
-    params = attempts.params(site, attempt)
-    if params is None:
+    planned = attempts.planned(site, attempt)
+    if planned is None:
         raise NotExpressible(_why_not(attempts, site, attempt, recipe))
-    wanted = attempts.wanted(site, attempt)
-    return replace(site, rope=wanted.rope, wanted=wanted.spectrum, params=params)
+    return planned
 
 
 def needs_no_scaling(model: Model) -> bool:
@@ -73,11 +72,11 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
     """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
     model = attempts.model
     method = attempt.method
-    spectra = [attempts.wanted(site, attempt) for site in model.scaled_sites]
-    moved = any(wanted.moves for wanted in spectra)
+    wishes = [attempts.wish(site, attempt) for site in model.scaled_sites]
+    moved = any(wish.moves for wish in wishes)
     if moved or recipe.attention is not None or recipe.even_so:
         return
-    ropes = [wanted.rope for wanted in spectra]
+    ropes = [wish.site.rope for wish in wishes]
     turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
     if not turning:
         raise NotExpressible(f"--method {method}: every pair of this model stands still already")
@@ -95,18 +94,18 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
 
 def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> str:
     """Which part of the request nothing carries, and what would be carried."""
-    model = attempts.model
+    carrier = attempts.carrier
     method = attempt.method
     names = recipe.for_loaders
-    trusted = attempts.params(site, replace(attempt, even_so=True))
-    free = attempts.params(site, replace(attempt, for_loaders=()))
+    trusted = attempts.planned(site, replace(attempt, even_so=True))
+    free = attempts.planned(site, replace(attempt, for_loaders=()))
     if trusted is not None:
-        misread = _misread(model, names, free)
+        misread = _misread(carrier, names, free)
         if misread:
-            form = trusted["rope_type"]
+            form = trusted.params["rope_type"]
             other = f"--even-so writes {form} scaling instead, which was not measured there"
             return f"--method {method} --for {','.join(names)}: {misread}; {other}"
-        return _not_measured(attempts, site, attempt, trusted)
+        return _not_measured(carrier, names, trusted)
     knobs = []
     for key in KNOBS:
         value = getattr(recipe, key)
@@ -127,55 +126,47 @@ def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exten
             hint = f"; without that factor these methods can: {', '.join(able)}"
     if not able:
         hint = _from_original(attempts, method, recipe)
-    if free is not None and not able and not hint and not model.container:
-        near = {name: nearest_form(model, name, free, attempts.target) for name in names}
+    if free is not None and not able and not hint:
+        near = {name: carrier.nearest(name, free.params, attempts.target) for name in names}
         for options, readers in by_options(near).items():
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
     if recipe.method is None and recipe.attention is None and not knobs and not able:
         wish = "no method can"  # nobody asked for this one
-    return f"{wish} be written exactly in the {_carriers(model, names)}{hint}"
+    return f"{wish} be written exactly in the {_where(carrier, names)}{hint}"
 
 
-def _not_measured(
-    attempts: Attempts, site: RopeSite, attempt: Attempt, trusted: forms.Params
-) -> str:
+def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> str:
     """That loaders of --for are not known to read the dict that would carry it."""
-    model = attempts.model
-    wanted = attempts.wanted(site, attempt)
     unsure = []
-    for name in attempt.for_loaders:
-        if not attempts.are_exact((name,), wanted, trusted, even_so=False):
+    known = []
+    for name in names:
+        if not carrier.are_exact((name,), trusted):
             unsure.append(name)
+            known.append(carrier.unmeasured(name, trusted.params))
     said = (
-        f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted['rope_type']} scaling"
-        f" in {model.model_type} was not measured"
+        f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted.params['rope_type']} "
+        f"scaling in {carrier.model.model_type} was not measured"
     )
-    if not model.container:
-        kind = model.model_type
-        halves = [
-            loaders.unmeasured(name, model.text_type, trusted, model_type=kind) for name in unsure
-        ]
-        said += f" ({'; '.join(halves)})"
+    if any(known):
+        said += f" ({'; '.join(known)})"
     return f"{said}; --even-so writes it anyway"
 
 
-def _carriers(model: Model, names: Sequence[str]) -> str:
-    """What would have to carry the spectrum, in words."""
-    where = f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
-    if model.container:
-        where = f"keys and tensors that llama.cpp reads of a {model.container} GGUF"
+def _where(carrier: Carrier, names: Sequence[str]) -> str:
+    """What would have to carry the spectrum, and who would have to read it, in words."""
+    where = carrier.where
     if names:
         where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
     return where
 
 
-def _misread(model: Model, names: Sequence[str], params: forms.Params | None) -> str:
+def _misread(carrier: Carrier, names: Sequence[str], site: RopeSite | None) -> str:
     """Say which of the loaders of --for is known to read this dict as something else, if any is."""
-    if params is None or model.container:
+    if site is None:
         return ""
     for name in names:
-        why = loaders.misread(name, model.text_type, params, model_type=model.model_type)
+        why = carrier.misread(name, site.params)
         if why:
             return why
     return ""
@@ -321,14 +312,15 @@ def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> 
         return Recommendation(LENGTH_ONLY, False, authors.why_length_alone)
     if needs_no_scaling(model) and recipe.attention is None and not recipe.from_original:
         return Recommendation(LENGTH_ONLY, False, _why_no_scaling(model))
-    cases = _cases(model, recipe)
-    first = _first(model, recipe, cases, rows)
+    cases = _cases(attempts.carrier, recipe)
+    first = _first(attempts.carrier, recipe, cases, rows)
     if first is not None:
         return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
         originals = rows_of(attempts, recipe.changed(from_original=True))
-        first = _first(model, recipe, _unscaled_cases(model, recipe), originals)
+        unscaled = _unscaled_cases(attempts.carrier, recipe)
+        first = _first(attempts.carrier, recipe, unscaled, originals)
         if first is not None:
             why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
@@ -349,25 +341,23 @@ def _for(recipe: Extend) -> str:
     return f" for {listed(recipe.for_loaders)}" if recipe.for_loaders else ""
 
 
-def _three_axes(model: Model) -> bool:
-    return model.mrope and not model.container
-
-
-def _cases(model: Model, recipe: Extend) -> list[_Case]:
+def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     """Every case that applies, the most specific first."""
-    cases = _unscaled_cases(model, recipe)
+    model = carrier.model
+    cases = _unscaled_cases(carrier, recipe)
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
-    if recipe.from_original or not scaled or _three_axes(model):
+    if recipe.from_original or not scaled or carrier.three_axes:
         return cases
     said = "the model is scaled already, and this goes on from its current wavelengths"
     return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
 
 
-def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
+def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
+    model = carrier.model
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
-    if windowed and len(model.sites) == 1 and not _three_axes(model):
+    if windowed and len(model.sites) == 1 and not carrier.three_axes:
         said = "windowed and full layers share one rope dict, so that both are scaled"
         cases.append(_Case(said, "by-parts"))
     if pairs < FEW_PAIRS:
@@ -375,25 +365,25 @@ def _unscaled_cases(model: Model, recipe: Extend) -> list[_Case]:
     if recipe.attention is not None:
         cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
     said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
-    if _three_axes(model):
+    if carrier.three_axes:
         said += ", and it turns images by three axes (mRoPE), which vLLM and SGLang keep with a "
         said += "yarn or a theta alone"
-    return [*cases, *(_Case(said, method) for method in _preferred(model))]
+    return [*cases, *(_Case(said, method) for method in _preferred(carrier))]
 
 
-def _preferred(model: Model) -> tuple[str, ...]:
-    return PREFERRED_MROPE if _three_axes(model) else PREFERRED
+def _preferred(carrier: Carrier) -> tuple[str, ...]:
+    return PREFERRED_MROPE if carrier.three_axes else PREFERRED
 
 
 def _first(
-    model: Model, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
+    carrier: Carrier, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
 ) -> tuple[str, str] | None:
     """Method and reason of the first case whose method can be written."""
     by_name = {row.method: row for row in rows}
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = by_name[case.method]
-        lost = _three_axes(model) and row.form not in ("default", "yarn")
+        lost = carrier.three_axes and row.form not in ("default", "yarn")
         if row.form is None or lost:
             note = row.note or f"as {row.form} it loses mRoPE"
             passed.setdefault(note, []).append(row.method)
@@ -416,15 +406,15 @@ def _readers(row: MethodRow) -> str:
 def default_method(attempts: Attempts, recipe: Extend) -> str:
     """The first of those recommended that can be written (with --for, that every loader named reads
     exactly) and has the knobs that were given."""
-    model = attempts.model
+    carrier = attempts.carrier
     knobs = {name for name in KNOBS if getattr(recipe, name) is not None}
 
     def takes(method: str) -> bool:
         return knobs <= set(scaling.find(method).knob_names())
 
-    cases = [case for case in _cases(model, recipe) if takes(case.method)]
-    first = _first(model, recipe, cases, rows_of(attempts, recipe))
+    cases = [case for case in _cases(carrier, recipe) if takes(case.method)]
+    first = _first(carrier, recipe, cases, rows_of(attempts, recipe))
     if first is not None:
         return first[0]
-    preferred = _preferred(model)
+    preferred = _preferred(carrier)
     return next(filter(takes, preferred), preferred[0])

@@ -1,16 +1,16 @@
 """The plan as a value: what `extend` does, why, and who reads the result how."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
 from typing import Any
 
-from ropext import families, forms, loaders, scaling
+from ropext import loaders, scaling
+from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.narration import pasted
 from ropext.options.extend import Extend
-from ropext.rope import ABSENT, Edit, Explanation, Rope, RopeSite, Spectrum
+from ropext.rope import Edit, Explanation, RopeSite, Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
@@ -96,9 +96,9 @@ class ExtensionPlan:
         return self.target / self.context
 
     @property
-    def container(self) -> str:
-        """The architecture of a GGUF file that is extended; "" of a directory."""
-        return ""
+    def words(self) -> Words:
+        """What people read of what is written."""
+        return DIRECTORY
 
     @property
     def main(self) -> RopeSite:
@@ -141,6 +141,10 @@ class ExtensionPlan:
         """How to run the result in each loader, once it lies in `directory`."""
         return ()
 
+    def usual(self, lines: Sequence[loaders.Serving]) -> Sequence[loaders.Serving]:
+        """Those of the lines of `serving` that most users need."""
+        return lines
+
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         """How to run the base itself so, in each loader that is known to read it."""
         return ()
@@ -174,7 +178,7 @@ def why_unfolded(model: Model) -> str:
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with who reads the result how."""
 
-    model: Model
+    carrier: Carrier
     methods: tuple[MethodRow, ...]
     recommendation: Recommendation
     ways: tuple[Way, ...] = ()  # of a model that is scaled already
@@ -184,8 +188,18 @@ class Plan(ExtensionPlan):
         return f", written as {self.main.params['rope_type']}"
 
     @property
-    def container(self) -> str:
-        return self.model.container
+    def model(self) -> Model:
+        """The model as its config was read."""
+        return self.carrier.model
+
+    @property
+    def words(self) -> Words:
+        return self.carrier.words
+
+    @property
+    def keeps_spectrum(self) -> bool:
+        """Whether the stated length alone grows."""
+        return self.recipe.length_only
 
     def facts(self) -> list[tuple[str, str]]:
         now = self.model.scaled_sites[0].rope
@@ -220,7 +234,8 @@ class Plan(ExtensionPlan):
                 for place, way in enumerate(self.ways)
             ),
         ]
-        if not self.container and not self.recipe.length_only and not why_unfolded(self.model):
+        in_memory = self.carrier.in_transformers and not why_unfolded(self.model)
+        if in_memory and not self.keeps_spectrum:
             words = ("--method", self_extend.NAME, "--target", str(self.target))
             line = pasted("ropext", "serve", self.name, *words)
             facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
@@ -265,92 +280,27 @@ class Plan(ExtensionPlan):
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         if self.refusal is not None:  # there will be nothing to serve
             return ()
-        if self.model.container:
-            one = directory.lower().endswith(".gguf")
-            name = PurePath(self.name).name
-            name = name if name.lower().endswith(".gguf") else "model.gguf"
-            file = directory if one else f"{directory}/{name}"
-            params = {} if self.recipe.length_only else self.main.params  # no scaling to set
-            return loaders.file_lines(file, self.target, self.readings, params)
-        served = loaders.ServedDirectory(
-            directory, self.model.text_type, self.model.model_type, self.model.masked_lm
-        )
-        return loaders.serving_lines(
-            served, self.main.params, context=self.context, target=self.target
-        )
+        return self.carrier.serving(self, directory)
 
-    @property
-    def override(self) -> dict[str, Any]:
-        """The keys of the text config that say this plan to a loader of the base's weights."""
-        text = families.text_part(self.config, self.model.path)
-        depth = 1 + len(self.model.path)
-        top = [edit for edit in self.edits if len(edit.path) == depth]
-        lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
-        known = [edit.path[-1] for edit in top if edit.before is not ABSENT]
-        original_key = "original_max_position_embeddings"
-        original = [key for key in known if key == original_key]
-        # The size of a head, where the config leaves it to a class that has none (Mixtral).
-        sizes = list[str]()
-        for edit in top:
-            key = edit.path[-1]
-            is_new = edit.before in (ABSENT, None)
-            if is_new and type(text.get(key)) is int and key not in (*lengths, original_key):
-                sizes.append(key)
-        names = ("rope_parameters", *lengths, *original, *sizes)
-        return {key: text[key] for key in names if key in text}
+    def usual(self, lines: Sequence[loaders.Serving]) -> Sequence[loaders.Serving]:
+        return self.carrier.usual(lines)
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
-        standing = 0.0 in self.main.wanted.inv_freq  # which a command line cannot say
-        if (
-            self.refusal is not None
-            or self.model.masked_lm
-            or (standing and not self.model.container)
-        ):
+        if self.refusal is not None:
             return ()
-        name = "MODEL" if self.name.startswith("ropext://") else self.name
-        lines = list[loaders.OverrideLine]()
-        if not self.model.container:
-            kind = self.model.model_type
-            path = self.model.path
-            override = loaders.Override(name, kind, self.override, path, self.target)
-            lines += loaders.override_lines(override, self.readings)
-        exact = {each.loader: each.verdict == "same" for each in newest(self.readings)}
-        if exact.get("llama.cpp"):
-            here = bool(self.model.container) and not name.startswith("ollama:")
-            file = name if here else "MODEL.gguf"
-            lines.append(loaders.file_override_line(file, self._flags(), self.target))
-        return tuple(lines)
-
-    def _flags(self) -> str:
-        """What makes llama-server read a GGUF of the base so; "" where nothing but a copy does."""
-        from ropext.loaders import gguf  # late: it reads a table of its own
-
-        main = self.main
-        plain = not any(site.rope.is_scaled for site in self.model.scaled_sites)
-        row = gguf.converted_to(self.model.text_type)
-        name = self.model.container or (row.name if row and plain else "")
-        rope = gguf.carry(name, main.rope, main.wanted, main.params) if name else None
-        if rope is None:
-            return ""
-        keys = {edit.key: edit.after for edit in self.edits}
-        divided = any(isinstance(value, list) for value in keys.values())
-        if not self.model.container:  # a file that is not here says the base's theta and no scaling
-            known = ("none", 1.0, main.rope.theta)
-            divided = bool(rope.divisors)
-            keys = gguf.keys_of(name, rope, self.target)
-            keys = {key: value for key, value in keys.items() if value not in known}
-        return "" if divided else gguf.flags(name, rope, keys)
+        return self.carrier.overrides(self)
 
     def nearest(self) -> dict[str, str]:
-        out: dict[str, str] = {}
-        if self.model.container or self.refusal is not None:
-            return out
+        nearest = dict[str, str]()
+        if self.refusal is not None:
+            return nearest
         for reading in newest(self.readings):
+            options = ""
             if reading.verdict in WRONG:
-                out[reading.loader] = nearest_form(
-                    self.model, reading.loader, self.main.params, self.target
-                )
-        return {loader: options for loader, options in out.items() if options}
+                options = self.carrier.nearest(reading.loader, self.main.params, self.target)
+            if options:
+                nearest[reading.loader] = options
+        return nearest
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -409,35 +359,12 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
     )
 
 
-def readings_of(
-    model: Model, rope: Rope, wanted: Spectrum, params: forms.Params, target: int
-) -> tuple[loaders.LoaderReading, ...]:
-    """Who reads a rope dict how: as a config, or as the keys of a GGUF file."""
-    if model.container:
-        from ropext.loaders import gguf  # late: no directory needs it
-
-        carried = gguf.carry(model.container, rope, wanted, params)
-        return gguf.readings(model.container, carried, model.text_type)
-    kind = model.model_type
-    length = target
-    return loaders.readings(model.text_type, params, model_type=kind, length=length, target=target)
-
-
 def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderReading, ...]:
     """Each loader in its newest version, which comes first."""
     latest: dict[str, loaders.LoaderReading] = {}
     for reading in readings:
         latest.setdefault(reading.loader, reading)
     return tuple(latest.values())
-
-
-def nearest_form(model: Model, loader: str, params: forms.Params, target: int) -> str:
-    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
-    options = loaders.nearest_exact(
-        loader, model.text_type, params, scaled=scaled, model_type=model.model_type
-    )
-    # A factor would count from the original context there, and mean fewer tokens.
-    return options.replace("--from-original", f"--from-original --target {target}")
 
 
 def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -1,10 +1,11 @@
 """The plan for rotary embeddings, in the order in which it is made."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ropext import families
+from ropext.carriers import Carrier, carrier_of
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.forms import same
@@ -93,9 +94,10 @@ def _what_moves(recipe: Extend, main: RopeSite, context: int, target: int) -> It
 
 
 def warnings_of(
-    model: Model, recipe: Extend, sites: tuple[RopeSite, ...], context: int, target: int
+    carrier: Carrier, recipe: Extend, sites: tuple[RopeSite, ...], context: int, target: int
 ) -> tuple[str, ...]:
     """What a user must know before relying on the result; each a sentence."""
+    model = carrier.model
     main = next(site for site in sites if site.scaled)
     needed = "" if recipe.even_so or recipe.length_only else EVEN_SO
     out = [*model.notes, *(obstacle + needed for obstacle in model.obstacles)]
@@ -116,12 +118,12 @@ def warnings_of(
                 "and keys after the rotation"
             )
     for keys in (("attn_factor",), ("short_mscale", "long_mscale")):
-        if keys[0] in main.params and not model.container:
+        if keys[0] in main.params and carrier.in_transformers:
             out.append(
                 f"[unknown-keys] transformers will warn of unrecognized keys ({', '.join(keys)}), "
                 "under which other loaders read the attention factor"
             )
-    if model.mrope and not model.container:
+    if carrier.three_axes:
         out += mrope_warnings(model, main, target > context)
     softmax = model.site(main.label).rope.softmax_factor
     if softmax != main.wanted.softmax_factor:
@@ -193,22 +195,21 @@ def make_plan(
     config: Mapping[str, Any],
     recipe: Extend,
     name: str = "MODEL",
-    container: str = "",
+    architecture: str = "",
     origin: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan for a config dict; raises where the request cannot be carried exactly. `container`
-    is the GGUF architecture that will carry it, where it is not the config; `origin` is the config
-    to extend from, where that is recorded and `config` does not say it."""
+    """The plan for a config dict; raises where the request cannot be carried exactly. A GGUF of an
+    `architecture` carries it where one is named, not the config; `origin` is the config to extend
+    from, where that is recorded and `config` does not say it."""
     read = dict(origin or config)
     model = families.read(read, context=recipe.context, original=recipe.original_context)
-    if container:  # whose keys are no dict of the family's
-        model = replace(model, container=container, forms=tuple({*model.forms, "longrope"}))
+    carrier = carrier_of(model, architecture)
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
     if _leaves_the_spectrum(model, recipe, target):
         recipe = recipe.changed(length_only=True)
-    attempts = Attempts(model, target)
+    attempts = Attempts(carrier, target)
     method = LENGTH_ONLY
     knobs = None
     if recipe.length_only:
@@ -227,7 +228,7 @@ def make_plan(
     main = next(site for site in sites if site.scaled)
     readings = attempts.readings(model.scaled_sites[0], attempt)
     ways = ways_of(attempts, recipe, method)
-    warnings = warnings_of(model, recipe, sites, context, target)
+    warnings = warnings_of(carrier, recipe, sites, context, target)
     authors = families.recipe_of(model)
     notes = tuple[str, ...]()
     if authors is not None and authors.card is not None and recipe.length_only:
@@ -244,7 +245,7 @@ def make_plan(
             warnings = (*warnings, f"[disputed] {authors.contradiction}")
     return Plan(
         name=name,
-        model=model,
+        carrier=carrier,
         recipe=recipe,
         method=method,
         knobs=asdict(knobs) if knobs else {},  # type: ignore[call-overload]
@@ -259,7 +260,7 @@ def make_plan(
         notes=notes,
         readings=readings,
         ways=ways,
-        **_of_model(model, target),
+        **_of_model(carrier, target),
     )
 
 
@@ -274,11 +275,12 @@ def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
     return not recipe.from_original and all(value is None for value in given)
 
 
-def _of_model(model: Model, target: int) -> dict[str, Any]:
+def _of_model(carrier: Carrier, target: int) -> dict[str, Any]:
     """What a plan tells of its model; no task of a composite, which does more than text."""
+    model = carrier.model
     task = "text-generation" if model.text_type == model.model_type else ""
     task = "fill-mask" if model.masked_lm else task
-    kv_cache_bytes = cache_bytes(model, target)
+    kv_cache_bytes = cache_bytes(carrier, target)
     return {"obstacles": model.obstacles, "kv_cache_bytes": kv_cache_bytes, "task": task}
 
 

@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ropext.carriers import Carrier
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import Model
 from ropext.families.config import named
@@ -68,7 +68,8 @@ _TEMPERATURE = {
 }
 
 
-def _facts(model: Model, limits: JsonObject) -> list[tuple[str, str]]:
+def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
+    model = carrier.model
     kind = model.model_type
     if model.text_type != kind:
         kind += f" (text part: {model.text_type})"
@@ -77,7 +78,7 @@ def _facts(model: Model, limits: JsonObject) -> list[tuple[str, str]]:
         facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
     facts.append(("shape", _shape(model)))
     per_token = model.kv_bytes_per_token
-    full = cache_bytes(model, model.context)
+    full = cache_bytes(carrier, model.context)
     if per_token is not None and full is not None:
         facts.append(
             ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")
@@ -182,7 +183,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
     if isinstance(seen, Unrotated):
         return _unrotated(seen)
     model = seen.model
-    parts = [seen.name, _columns(_facts(model, seen.limits))]
+    parts = [seen.name, _columns(_facts(seen.carrier, seen.limits))]
     for site in model.sites:
         title = "rotary embedding"
         if site.label:
@@ -284,7 +285,6 @@ def edit_lines(edits: Iterable[Edit]) -> str:
 WITHOUT_COPY = (
     "or without a copy: serve the base's own weights by these lines, and plain for short prompts"
 )
-SHARED = "(`extend --link hard` writes a directory that shares the weights)"
 
 
 def plan(made: ExtensionPlan) -> str:
@@ -305,8 +305,8 @@ def plan(made: ExtensionPlan) -> str:
     if methods.rows:
         parts += ["", columns(methods.header, methods.rows)]
         parts += methods.note.splitlines()
-    edited = "metadata" if made.container else "config.json"
-    parts += ["", edited, edit_lines(made.edits)]
+    words = made.words
+    parts += ["", words.edited, edit_lines(made.edits)]
     if made.readings:
         parts += ["", READ, loader_lines(made.readings)]
     for remark in made.remarks():
@@ -316,16 +316,12 @@ def plan(made: ExtensionPlan) -> str:
         for options, loaders in nearest.items():
             rows.append((f"  {options}", ", ".join(loaders)))
         parts += ["\nthe nearest forms that other loaders read exactly", columns((), rows)]
-    what = "directory"
-    out = "OUT"
-    if made.container:
-        what = "file"
-        out = "OUT.gguf"
-    if lines := made.serving(out):
-        parts += ["", f"to serve it (OUT is the {what} you write)", serving_text(lines)]
+    if lines := made.serving(words.name):
+        parts += ["", f"to serve it (OUT is the {words.output} you write)", serving_text(lines)]
     if lines := made.overrides():
         parts += ["", WITHOUT_COPY]
-        parts += [] if made.container else [SHARED]
+        if words.without_copy:
+            parts.append(words.without_copy)
         parts.append(serving_text(lines))
     return "\n".join(parts)
 
@@ -381,11 +377,10 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
     out = pasted(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     parts.append(_proof(written.proof))
-    if made.container and made.kv_cache_bytes:
-        parts.append(
-            f"KV cache: {size(made.kv_cache_bytes)} for one full sequence; to try it, start "
-            "llama-server as below and paste a long text at http://127.0.0.1:8080"
-        )
+    first_try = made.words.first_try
+    if first_try and made.kv_cache_bytes:
+        taken = size(made.kv_cache_bytes)
+        parts.append(f"KV cache: {taken} for one full sequence; to try it, {first_try}")
     for note in written.notes:
         parts.append(f"note: {note}")
     for name, reason in written.left.items():
@@ -393,21 +388,12 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
             parts.append(f"left out: {name}: {reason}")
     parts = list(map(folded, parts))
     if serving := made.serving(str(written.output)):
-        lines = serving if every else _usual(serving, made.container)
+        lines = serving if every else made.usual(serving)
         others = "" if every else f" (in other programs: ropext plan {out})"
         parts += ["", f"to serve it{others}", serving_text(lines)]
     if made.sites:
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
-
-
-def _usual(serving: Sequence["Serving"], container: str) -> list["Serving"]:
-    """Choose what most users need: every command that runs a GGUF file, without its notes, or the
-    one of a directory, vLLM's where it reads the form."""
-    commands = [replace(line, note="") for line in serving if line.command]
-    if container and commands:
-        return commands
-    return [min(serving, key=lambda line: (not line.command, line.loader != "vllm"))]
 
 
 def _proof(proof: JsonObject | None) -> str:

@@ -59,8 +59,10 @@ def scaled(model, method, target):
         made = scaling.scale(site.rope, method, target, pairs, attention)
         wanted = scaling.compose(site.rope, made, target)
         native = scaling.native(site.rope, made)
-        params = forms.carry(
-            site.rope, wanted, target, native, lambda p: p["rope_type"] in model.forms
+        params = next(
+            p
+            for p in forms.candidates(site.rope, wanted, target, native)
+            if p["rope_type"] in model.forms
         )
         out[site.label] = wanted, params
     return out

@@ -30,7 +30,7 @@ class Case:
         knobs = scaling.find(self.method).knobs(**self.knobs_for(rope))
         asked = scaling.scale(rope, self.method, target, knobs, None)
         wanted = scaling.compose(rope, asked, target)
-        return wanted, forms.carry(rope, wanted, target, scaling.native(rope, asked))
+        return wanted, next(forms.candidates(rope, wanted, target, scaling.native(rope, asked)))
 
     def knobs_for(self, rope: Rope) -> dict[str, Any]:
         if self.method == "longrope":

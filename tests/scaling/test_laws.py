@@ -71,7 +71,7 @@ def test_linear_composes(rope: Rope, s: int, t: int) -> None:
     both = wanted(first, "pi", s * t * rope.context)
     once = wanted(rope, "pi", s * t * rope.context)
     assert_close(both.inv_freq, once.inv_freq, ROUNDING, "pi after pi")
-    params = forms.carry(first, both, s * t * rope.context)
+    params = next(forms.candidates(first, both, s * t * rope.context))
     assert params["rope_type"] == "linear"
     assert params["factor"] == s * t
 
@@ -81,7 +81,7 @@ def test_linear_composes(rope: Rope, s: int, t: int) -> None:
 def test_ntk_composes(rope: Rope, s: int, t: int) -> None:
     assume(rope.dim > 2)
     # What ntk leaves is a theta: the config that is read back is not scaled, only longer.
-    params = forms.carry(rope, wanted(rope, "ntk", s * rope.context), s * rope.context)
+    params = next(forms.candidates(rope, wanted(rope, "ntk", s * rope.context), s * rope.context))
     first = Rope(rope.dim, params["rope_theta"], s * rope.context)
     both = wanted(first, "ntk", s * t * rope.context)
     once = wanted(rope, "ntk", s * t * rope.context)
@@ -171,7 +171,7 @@ def test_longrope_carries_any_spectrum(rope: Rope, s: int, data: st.DataObject) 
     plain = plain_inv_freq(rope.dim, rope.theta)
     spectrum = Spectrum(tuple(f / p for f, p in zip(plain, divisors, strict=True)), 1.17)
     target = s * rope.context
-    read = forms.read(forms.carry(rope, spectrum, target), rope, target)
+    read = forms.read(next(forms.candidates(rope, spectrum, target)), rope, target)
     assert_close(read.inv_freq, spectrum.inv_freq, forms.EXACT, "carried")
     assert_number(read.attention_factor, 1.17, forms.EXACT, "carried attention factor")
 
@@ -185,8 +185,10 @@ def test_composition_is_sequential(first: str, second: str, rope: Rope, s: int, 
     assume(rope.dim > 2)
     middle, end = s * rope.context, s * t * rope.context
     asked = scaling.scale(rope, first, middle, knobs_of(rope, first), None)
-    params = forms.carry(
-        rope, scaling.compose(rope, asked, middle), middle, scaling.native(rope, asked)
+    params = next(
+        forms.candidates(
+            rope, scaling.compose(rope, asked, middle), middle, scaling.native(rope, asked)
+        )
     )
     now = forms.read(params, rope, middle)
     again = Rope(
@@ -208,7 +210,7 @@ def test_composition_is_sequential(first: str, second: str, rope: Rope, s: int, 
         ROUNDING,
         "attention factors multiply",
     )
-    carried = forms.read(forms.carry(again, got, end), again, end)
+    carried = forms.read(next(forms.candidates(again, got, end)), again, end)
     assert_close(carried.inv_freq, got.inv_freq, forms.EXACT, "and the product is carried")
 
 
@@ -298,7 +300,7 @@ def test_everything_is_carried_exactly_or_refused_in_a_sentence(
     try:
         asked = scaling.scale(rope, method, target, knobs_of(rope, method), None)
         spectrum = scaling.compose(rope, asked, target)
-        params = forms.carry(rope, spectrum, target, scaling.native(rope, asked))
+        params = next(forms.candidates(rope, spectrum, target, scaling.native(rope, asked)))
     except RopextError:
         tiny = 1 in (rope.context, rope.original_context)
         assert tiny or not usable(rope, method) or rope.theta <= 1

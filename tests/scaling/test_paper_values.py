@@ -38,7 +38,7 @@ def test_ntk_by_theta() -> None:
     rope = Rope(6, 1e6, 1000)
     got = spectrum(rope, "ntk", 16_000)
     assert_close(got.inv_freq, [1.0, 1 / 400, 1 / 160_000], BOUND, "ntk")
-    params = forms.carry(rope, got, 16_000)
+    params = next(forms.candidates(rope, got, 16_000))
     assert params["rope_type"] == "default"
     assert_number(params["rope_theta"], 6.4e7, BOUND, "theta")
 
@@ -46,7 +46,7 @@ def test_ntk_by_theta() -> None:
 def test_ntk_llama2() -> None:
     """dim 128, s 2: theta' = 10000 * 2^(128/126) = 20221.2616897379."""
     rope = Rope(128, 1e4, 4096)
-    params = forms.carry(rope, spectrum(rope, "ntk", 8192), 8192)
+    params = next(forms.candidates(rope, spectrum(rope, "ntk", 8192), 8192))
     assert_number(params["rope_theta"], 20221.2616897379, BOUND, "theta")
 
 
@@ -188,7 +188,7 @@ def test_deepseek_softmax(m: float, expected: float) -> None:
     rope = deepseek(m, m)
     asked = scaling.scale(rope, "yarn", 163_840, scaling.find("yarn").knobs(), None)
     got = scaling.compose(rope, asked, 163_840)
-    params = forms.carry(rope, got, 163_840, scaling.native(rope, asked))
+    params = next(forms.candidates(rope, got, 163_840, scaling.native(rope, asked)))
     read = forms.read(params, rope, 163_840)
     assert_number(got.softmax_factor, expected, BOUND, "softmax factor, planned")
     assert_number(read.softmax_factor, expected, BOUND, "softmax factor, as written")

@@ -1,0 +1,317 @@
+"""A config.json as the carrier of a spectrum: rope dicts of the types that its family computes."""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from ropext import families, forms, loaders
+from ropext.errors import RopextError
+from ropext.families import Model
+from ropext.families.config import text_part
+from ropext.forms import Params
+from ropext.jsontext import Json, JsonObject
+from ropext.loaders import LoaderReading, OverrideLine, Serving
+from ropext.loaders.lookup import reading_in
+from ropext.rope import ABSENT, CONFIG, Edit, RopeSite
+
+
+@dataclass(frozen=True)
+class CacheRules:
+    """How the programs that run a model lay out its KV cache."""
+
+    step: int  # tokens by which it grows
+    micro_batch: int  # tokens that are kept beside the window of a windowed layer
+    types: tuple[str, ...]  # of its numbers, by the names of --kv
+
+
+@dataclass(frozen=True)
+class Words:
+    """What people read of a carrier."""
+
+    edited: str  # what an extension changes
+    output: str  # what it writes ...
+    name: str  # ... and a name for that
+    first_try: str = ""  # what may be done with it at once
+    without_copy: str = ""  # what else needs no copy, beside the lines that run the base itself
+
+
+DIRECTORY = Words(
+    CONFIG,
+    "directory",
+    "OUT",
+    without_copy="(`extend --link hard` writes a directory that shares the weights)",
+)
+
+
+class PlannedExtension(Protocol):
+    """What a carrier is told of a plan."""
+
+    @property
+    def name(self) -> str:
+        """The base, as the user named it."""
+
+    @property
+    def main(self) -> RopeSite:
+        """The embedding that is scaled."""
+
+    @property
+    def context(self) -> int:
+        """The tokens that the base reads."""
+
+    @property
+    def target(self) -> int:
+        """The tokens that the result reads."""
+
+    @property
+    def config(self) -> dict[str, Json]:
+        """The config with the edits."""
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """What is changed."""
+
+    @property
+    def readings(self) -> tuple[LoaderReading, ...]:
+        """Who reads the result how."""
+
+    @property
+    def keeps_spectrum(self) -> bool:
+        """Whether the length alone grows."""
+
+
+@dataclass(frozen=True)
+class StandingModel:
+    """A model that is to be run as it stands."""
+
+    name: str
+    config: dict[str, Json]
+    context: int  # from how many tokens it was extended, as its record or its config says
+    on_hub: bool
+    disagrees: bool  # two spellings of its config with each other
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs that read a model, and the lines that run it."""
+
+    readings: tuple[LoaderReading, ...]
+    serving: tuple[Serving, ...]
+
+
+@dataclass(frozen=True)
+class ConfigCarrier:
+    """The config of a directory."""
+
+    model: Model
+
+    architecture = ""
+    words = DIRECTORY
+    in_transformers = True
+    cache = CacheRules(1, 0, ("f16", "q8_0", "q4_0", "fp8"))
+
+    @property
+    def three_axes(self) -> bool:
+        return self.model.mrope
+
+    @property
+    def where(self) -> str:
+        model = self.model
+        return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
+
+    def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
+        return stock_offers(self.model, self.model.forms, site, native, target)
+
+    def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
+        model = self.model
+        return loaders.exact_in(
+            names, model.text_type, site.params, even_so=even_so, model_type=model.model_type
+        )
+
+    def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        model = self.model
+        return loaders.readings(
+            model.text_type,
+            site.params,
+            model_type=model.model_type,
+            length=target,
+            target=target,
+        )
+
+    def misread(self, name: str, params: Params) -> str:
+        model = self.model
+        return loaders.misread(name, model.text_type, params, model_type=model.model_type)
+
+    def unmeasured(self, name: str, params: Params) -> str:
+        model = self.model
+        return loaders.unmeasured(name, model.text_type, params, model_type=model.model_type)
+
+    def nearest(self, loader: str, params: Params, target: int) -> str:
+        model = self.model
+        scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+        options = loaders.nearest_exact(
+            loader, model.text_type, params, scaled=scaled, model_type=model.model_type
+        )
+        # A factor would count from the original context there, and mean fewer tokens.
+        return options.replace("--from-original", f"--from-original --target {target}")
+
+    def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        model = self.model
+        served = loaders.ServedDirectory(place, model.text_type, model.model_type, model.masked_lm)
+        return loaders.serving_lines(
+            served, extension.main.params, context=extension.context, target=extension.target
+        )
+
+    def overrides(self, extension: PlannedExtension) -> tuple[OverrideLine, ...]:
+        if self.model.masked_lm or 0.0 in extension.main.wanted.inv_freq:
+            return ()  # a command line cannot say that a pair stands still
+        name = extension.name
+        if name.startswith("ropext://"):
+            name = "MODEL"
+        keys = override_keys(self.model, extension)
+        override = loaders.Override(
+            name, self.model.model_type, keys, self.model.path, extension.target
+        )
+        lines = list(loaders.override_lines(override, extension.readings))
+        if reads_exactly("llama.cpp", extension.readings):
+            flags = self._file_flags(extension)
+            lines.append(loaders.file_override_line("MODEL.gguf", flags, extension.target))
+        return tuple(lines)
+
+    def _file_flags(self, extension: PlannedExtension) -> str:
+        """Return what makes llama-server read a GGUF of the base so; "" where nothing but a copy
+        does. Such a file is not here: it says the base's theta, and no scaling."""
+        from ropext.loaders import gguf  # late: it reads a table of its own
+
+        main = extension.main
+        row = gguf.converted_to(self.model.text_type)
+        if row is None or any(site.rope.is_scaled for site in self.model.scaled_sites):
+            return ""
+        rope = next(gguf.candidates(row.name, main.rope, main.wanted, main.params), None)
+        if rope is None or rope.divisors:
+            return ""
+        known = ("none", 1.0, main.rope.theta)
+        keys = dict[str, int | float | str]()
+        for key, stated in gguf.keys_of(row.name, rope, extension.target).items():
+            if stated not in known:
+                keys[key] = stated
+        return gguf.flags(row.name, rope, keys)
+
+    def usual(self, lines: Sequence[Serving]) -> list[Serving]:
+        """Return vLLM's where it reads the form."""
+        return [min(lines, key=lambda line: (not line.command, line.loader != "vllm"))]
+
+    def as_it_stands(self, standing: StandingModel) -> Programs:
+        model = self.model
+        main = model.scaled_sites[0]
+        text = text_part(standing.config, model.path)
+        read = partial(
+            loaders.readings,
+            model.text_type,
+            main.params,
+            model_type=model.model_type,
+            length=model.stated_context,
+            target=model.context,
+        )
+        readings = read(v5_only="rope_parameters" in text and "rope_scaling" not in text)
+        if standing.disagrees:
+            agrees = _older_agrees(standing.config, model)
+            readings = _of_two_spellings(read(), read(v5_only=True), agrees)
+        directory = loaders.ServedDirectory(
+            standing.name,
+            model.text_type,
+            model.model_type,
+            masked_lm=model.masked_lm,
+            on_hub=standing.on_hub,
+        )
+        lines = loaders.serving_lines(
+            directory, main.params, context=standing.context, target=model.context
+        )
+        return Programs(readings, lines)
+
+    def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
+        model = self.model
+        listed_readers = loaders.readers_for(model.text_type, model.model_type)
+        meant = list[LoaderReading]()
+        for reader in loaders.select(name):
+            if reader in listed_readers:
+                meant.append(readings[listed_readers.index(reader)])
+            else:
+                known = reader.known(model.text_type, model.model_type)
+                meant.append(reading_in(reader, known, {}, ()))
+        return meant
+
+
+def stock_offers(
+    model: Model, allowed: Sequence[str], site: RopeSite, native: Params | None, target: int
+) -> Iterator[Params]:
+    """Yield each stock dict of the allowed types that reads as a site wants, as the family writes
+    it."""
+    for params in forms.candidates(site.rope, site.wanted, target, native):
+        if params["rope_type"] not in allowed:
+            continue
+        # A length that also scales queries stays, and may be another than this form asks for.
+        kept = families.keep_query_scales(site.params, params)
+        if forms.same(forms.read(kept, site.rope, target), site.wanted):
+            yield families.as_written(model.text_type, params, site.rope)
+
+
+def override_keys(model: Model, extension: PlannedExtension) -> JsonObject:
+    """The keys of the text config that say a plan to a loader of the base's weights."""
+    text = families.text_part(extension.config, model.path)
+    depth = 1 + len(model.path)
+    top = [edit for edit in extension.edits if len(edit.path) == depth]
+    lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
+    known = [edit.path[-1] for edit in top if edit.before is not ABSENT]
+    original_key = "original_max_position_embeddings"
+    original = [key for key in known if key == original_key]
+    # The size of a head, where the config leaves it to a class that has none (Mixtral).
+    sizes = list[str]()
+    for edit in top:
+        key = edit.path[-1]
+        is_new = edit.before in (ABSENT, None)
+        if is_new and type(text.get(key)) is int and key not in (*lengths, original_key):
+            sizes.append(key)
+    names = ["rope_parameters", *lengths, *original, *sizes]
+    return {key: text[key] for key in names if key in text}
+
+
+def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
+    """Whether a loader, in its newest version, reads a dict as planned."""
+    for reading in readings:
+        if reading.loader == loader:
+            return reading.verdict == "same"  # the newest comes first
+    return False
+
+
+def _older_agrees(config: dict[str, Json], model: Model) -> bool:
+    """Whether the spellings of transformers 4, alone, say what stock transformers 5 takes."""
+    older = copy.deepcopy(config)
+    text_part(older, model.path).pop("rope_parameters", None)
+    try:
+        alone = families.as_read(older)
+    except RopextError:
+        return False
+    return [site.params for site in alone.sites] == [site.params for site in model.sites]
+
+
+def _of_two_spellings(
+    plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
+) -> tuple[LoaderReading, ...]:
+    """Who reads what of two spellings that disagree.
+
+    A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of
+    those that know both, only transformers was measured.
+    """
+    out = []
+    for reading, alone in zip(plain, modern, strict=True):
+        if reading.verdict == "same" and alone.verdict != "same":
+            if not older_agrees:
+                why = "takes the older spelling, which disagrees with what transformers 5 takes"
+                reading = replace(reading, verdict="different", why=why, flag="")
+        elif reading.verdict == "same" and reading.loader != "transformers":
+            why = "two spellings disagree; which one it takes was not measured"
+            reading = replace(reading, verdict="not measured", why=why, flag="")
+        out.append(reading)
+    return tuple(out)

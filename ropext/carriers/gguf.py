@@ -1,0 +1,133 @@
+"""A GGUF file as the carrier of a spectrum: the keys and tensors that llama.cpp reads."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from ropext import loaders
+from ropext.carriers.config import (
+    CacheRules,
+    PlannedExtension,
+    Programs,
+    StandingModel,
+    Words,
+    reads_exactly,
+    stock_offers,
+)
+from ropext.errors import UsageError, listed
+from ropext.families import Model
+from ropext.forms import Params
+from ropext.loaders import LoaderReading, OverrideLine, Serving, gguf
+from ropext.loaders.gguf import GgufRope
+from ropext.rope import RopeSite
+
+FILE = Words(
+    "metadata",
+    "file",
+    "OUT.gguf",
+    first_try="start llama-server as below and paste a long text at http://127.0.0.1:8080",
+)
+
+
+@dataclass(frozen=True)
+class GgufCarrier:
+    """The keys and tensors of a GGUF of an architecture."""
+
+    model: Model
+    architecture: str
+
+    words = FILE
+    in_transformers = False
+    three_axes = False
+    # llama.cpp makes a cache in steps of 256 tokens, and keeps one micro-batch (-ub) of 512 beside
+    # the window of a windowed layer.
+    cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"))
+
+    @property
+    def where(self) -> str:
+        return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"
+
+    def rope_of(self, site: RopeSite) -> GgufRope | None:
+        """The keys and divisors from which llama.cpp computes what a site wants, if any do."""
+        ropes = gguf.candidates(self.architecture, site.rope, site.wanted, site.params)
+        return next(ropes, None)
+
+    def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
+        # Divisors are no dict of the family's: a longrope stands for them.
+        allowed = (*self.model.forms, "longrope")
+        for params in stock_offers(self.model, allowed, site, native, target):
+            if self.rope_of(replace(site, params=params)) is not None:
+                yield params
+
+    def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
+        if not names:
+            return True
+        verdicts = dict[str, str]()
+        for reading in self.readings(site, 0):
+            verdicts[reading.loader] = reading.verdict
+        for name in names:
+            verdict = verdicts.get(loaders.loader_of(name), "not measured")
+            if verdict != "same" and not (even_so and verdict == "not measured"):
+                return False
+        return True
+
+    def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
+
+    def misread(self, name: str, params: Params) -> str:
+        return ""
+
+    def unmeasured(self, name: str, params: Params) -> str:
+        return ""
+
+    def nearest(self, loader: str, params: Params, target: int) -> str:
+        return ""
+
+    def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        file = place
+        if not place.lower().endswith(".gguf"):
+            name = PurePath(extension.name).name
+            if not name.lower().endswith(".gguf"):
+                name = "model.gguf"
+            file = f"{place}/{name}"
+        params = extension.main.params
+        if extension.keeps_spectrum:
+            params = {}  # no scaling to set
+        return loaders.file_lines(file, extension.target, extension.readings, params)
+
+    def overrides(self, extension: PlannedExtension) -> tuple[OverrideLine, ...]:
+        if self.model.masked_lm or not reads_exactly("llama.cpp", extension.readings):
+            return ()
+        file = extension.name
+        if file.startswith(("ollama:", "ropext://")):
+            file = "MODEL.gguf"
+        flags = self._flags(extension)
+        return (loaders.file_override_line(file, flags, extension.target),)
+
+    def _flags(self, extension: PlannedExtension) -> str:
+        """Return what makes llama-server read the file so; "" where nothing but a copy does."""
+        rope = self.rope_of(extension.main)
+        keys = {edit.key: edit.after for edit in extension.edits}
+        if rope is None or any(isinstance(value, list) for value in keys.values()):
+            return ""
+        return gguf.flags(self.architecture, rope, keys)
+
+    def usual(self, lines: Sequence[Serving]) -> list[Serving]:
+        """Return every command that runs the file, without its notes."""
+        commands = [replace(line, note="") for line in lines if line.command]
+        return commands or [lines[0]]
+
+    def as_it_stands(self, standing: StandingModel) -> Programs:
+        context = self.model.context
+        readings = self.readings(self.model.scaled_sites[0], context)
+        nothing: Params = {}  # for Ollama's environment: the file is scaled already
+        lines = loaders.file_lines(standing.name, context, readings, nothing)
+        return Programs(readings, lines)
+
+    def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
+        loader = loaders.loader_of(name)
+        meant = [reading for reading in readings if reading.loader == loader]
+        if not meant:
+            known = listed([reading.loader for reading in readings])
+            raise UsageError(f"--for {name}: it runs no GGUF file that was measured; do: {known}")
+        return meant
