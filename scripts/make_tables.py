@@ -1,4 +1,5 @@
-"""Write the tables of methods and loaders in docs/methods.md, loaders.md, loaders-in-detail.md.
+"""Write the tables of methods, loaders and retrieval tasks: in docs/methods.md, loaders.md,
+loaders-in-detail.md, retrieval.md.
 
     python scripts/make_tables.py
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.loaders.table import LoaderVersions, TableCell, loader_table, readers
 from ropext.scaling import METHODS, Method
+from ropext.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
@@ -231,10 +233,27 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
     return head + "\n".join(lines) + "\n"
 
 
+def tasks() -> str:
+    """The table of docs/retrieval.md."""
+    lines = ["| `--tasks` | what is asked | asked in |", "|---|---|---|"]
+    for task in TASKS:
+        lines.append(f"| `{task.name}` | {task.summary} ({task.details}) | {_asked_in(task)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _asked_in(task: Task) -> str:
+    if task.in_words:
+        return "words"
+    if task.wording is not None:
+        return "token ids; of a server in words"
+    return "token ids"
+
+
 TABLES = {
     "docs/methods.md": methods,
     "docs/loaders.md": letters,
     "docs/loaders-in-detail.md": loaders,
+    "docs/retrieval.md": tasks,
 }
 
 

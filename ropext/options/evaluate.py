@@ -42,6 +42,7 @@ from ropext.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FAMILIES = [task.name for task in TASKS if not task.ruler]
+IN_TOKEN_IDS = [task.name for task in TASKS if not task.in_words]
 TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harness
 
 
@@ -158,7 +159,7 @@ class Measuring(DocumentOptions):
     )
     haystack: Served[Literal["repeat", "noise", "text"]] = wanted(
         "repeat",
-        "what surrounds needles of passkey, mkey and copy",
+        f"what surrounds the needles of {', '.join(IN_TOKEN_IDS)}",
         panel=Panel.DATA,
     )
     passages: Content[LocalPath | None] = wanted(

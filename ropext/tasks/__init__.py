@@ -34,8 +34,6 @@ TASKS: tuple[Task, ...] = (
 RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
 # What may stand before the @ of a retrieval metric.
 TASK_NAMES = frozenset([RULER, *(task.name for task in TASKS)])
-# The tasks in token ids that can be asked in words as well.
-WORDINGS = {passkey.NAME: passkey.WORDED, mkey.NAME: mkey.WORDED}
 THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
 
@@ -56,8 +54,8 @@ def wording_of(name: str) -> Worded:
     task = find_task(name)
     if isinstance(task.maker, Worded):
         return task.maker
-    if name in WORDINGS:
-        return WORDINGS[name]
+    if task.wording is not None:
+        return task.wording
     raise UsageError(
         f"the task {name} is asked in token ids, and a server takes words: leave it out of --tasks"
     )

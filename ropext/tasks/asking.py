@@ -188,9 +188,11 @@ class Worded:
         return low
 
 
-def worded_task(maker: Worded, summary: str, *, per_haystack: int = 1, ruler: bool = True) -> Task:
+def worded_task(
+    maker: Worded, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
+) -> Task:
     """Return the entry in the list of tasks for a task that is asked in words."""
-    return Task(maker.name, summary, maker, per_haystack, ruler)
+    return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
 
 
 def _prompt(encoder: Asker, question: Asked) -> str:

@@ -67,4 +67,9 @@ def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
     return one_per_depth(NAME, ask, wanted)
 
 
-TASK = Task(NAME, "a span of random words, to be repeated from its first tokens on", make)
+TASK = Task(
+    NAME,
+    "a span of random words, to be repeated from its first tokens on",
+    make,
+    details="Olsson et al. 2022",
+)

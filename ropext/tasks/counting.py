@@ -91,6 +91,10 @@ def frequent(order: Order) -> list[Asked]:
 CWE = Worded("cwe", common, room=120, least=TEN, most=20_000)
 FWE = Worded("fwe", frequent, room=50, least=LEAST_CODED)
 TASKS = (
-    worded_task(CWE, "the ten common words of a list"),
-    worded_task(FWE, "the three frequent words of a code"),
+    worded_task(
+        CWE,
+        "the ten common words of a list",
+        "30 times each, the others 3 times; 6 and 1 below 4096 tokens",
+    ),
+    worded_task(FWE, "the three frequent words of a code", "counts by a zeta distribution, α = 2"),
 )

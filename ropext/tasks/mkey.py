@@ -144,10 +144,11 @@ def in_words(order: Order) -> list[Asked]:
     return questions
 
 
-WORDED = Worded(NAME, in_words, ROOM)
 TASK = Task(
     NAME,
     "several named four-digit keys in one haystack, asked for one by one",
     make,
     one_haystack=True,
+    details="RULER, Hsieh et al. 2024",
+    wording=Worded(NAME, in_words, ROOM),
 )

@@ -131,19 +131,38 @@ def _uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def _task(name: str, summary: str, needles: Needles, per_haystack: int = 1) -> Task:
-    return worded_task(Worded(f"niah_{name}", needles, ROOM), summary, per_haystack=per_haystack)
+def _task(name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1) -> Task:
+    maker = Worded(f"niah_{name}", needles, ROOM)
+    return worded_task(maker, summary, details, per_haystack=per_haystack)
 
 
 # Where a haystack holds several keys, as many are asked for, one by one.
 AMONG_UUIDS = Needles("needles", "UUID", by_uuid=True, keys=10)
 TASKS = (
-    _task("single_1", "one number in noise", Needles("noise")),
-    _task("single_2", "one number in a book", Needles()),
-    _task("single_3", "one UUID in a book", Needles(value="UUID")),
-    _task("multikey_1", "four keys in a book", Needles(keys=4), 4),
-    _task("multikey_2", "a key among lines like its own", Needles("needles", keys=10), 10),
-    _task("multikey_3", "a UUID among lines of them", AMONG_UUIDS, 10),
-    _task("multivalue", "four values of one key in a book", Needles(values=4)),
-    _task("multiquery", "four keys at once in a book", Needles(keys=4, asked=4)),
+    _task(
+        "single_1",
+        "one number in noise",
+        "RULER, Hsieh et al. 2024, as all up to `qa_2`",
+        Needles("noise"),
+    ),
+    _task("single_2", "one number in a book", "Alice's Adventures in Wonderland", Needles()),
+    _task("single_3", "one UUID in a book", "the same book", Needles(value="UUID")),
+    _task("multikey_1", "four keys in a book", "asked for one by one", Needles(keys=4), 4),
+    _task(
+        "multikey_2",
+        "a key among lines like its own",
+        "nothing but needles",
+        Needles("needles", keys=10),
+        10,
+    ),
+    _task("multikey_3", "a UUID among lines of them", "nothing but needles", AMONG_UUIDS, 10),
+    _task(
+        "multivalue", "four values of one key in a book", "all are to be named", Needles(values=4)
+    ),
+    _task(
+        "multiquery",
+        "four keys at once in a book",
+        "all their values are to be named",
+        Needles(keys=4, asked=4),
+    ),
 )

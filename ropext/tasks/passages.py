@@ -146,11 +146,16 @@ def _worded(name: str) -> Worded:
 
 
 TASKS = (
-    worded_task(_worded("qa_1"), "a question that one of many passages answers"),
-    worded_task(_worded("qa_2"), "a question that two of many passages answer"),
+    worded_task(
+        _worded("qa_1"), "a question that one of many passages answers", "made up, or `--passages`"
+    ),
+    worded_task(
+        _worded("qa_2"), "a question that two of many passages answer", "made up, or `--passages`"
+    ),
     worded_task(
         _worded("passages"),
         "several questions over one set of passages",
+        "the passages of `qa_1`, read once for all",
         per_haystack=10,
         ruler=False,
     ),

@@ -96,5 +96,10 @@ def _key(rng: random.Random) -> str:
     return "".join(rng.choices("0123456789", k=DIGITS))
 
 
-WORDED = Worded(NAME, in_words, ROOM)
-TASK = Task(NAME, "one five-digit key in a haystack, asked for at the end", make)
+TASK = Task(
+    NAME,
+    "one five-digit key in a haystack, asked for at the end",
+    make,
+    details="Mohtashami and Jaggi 2023, in short words",
+    wording=Worded(NAME, in_words, ROOM),
+)

@@ -39,6 +39,7 @@ def make(order: Order) -> list[Asked]:
 TASK = worded_task(
     Worded("shots", make, ROOM, least=2 * LABELS),
     "the label of a new item, after many labelled ones",
+    "as many as fit; after HELMET, Yen et al. 2024",
     per_haystack=10,
     ruler=False,
 )

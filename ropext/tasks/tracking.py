@@ -42,4 +42,8 @@ def _chain(lines: int, rng: random.Random) -> Asked:
     )
 
 
-TASK = worded_task(Worded("vt", make, ROOM), "a chain of assignments in noise")
+TASK = worded_task(
+    Worded("vt", make, ROOM),
+    "a chain of assignments in noise",
+    "four hops; all five variables are to be named",
+)

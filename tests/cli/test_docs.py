@@ -13,7 +13,6 @@ from tiny_checkpoint import make_llama
 
 from ropext.cli.app import COMMANDS, build
 from ropext.options.recipe import RecipeSource, make, parse
-from ropext.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
@@ -171,11 +170,6 @@ def test_a_page_is_read_in_one_sitting(page):
     """But for the generated ones; README has 120 lines."""
     lines_of = (ROOT / page).read_text("utf-8").count("\n")
     assert lines_of <= (120 if page == "README.md" else 150)
-
-
-def test_the_page_on_retrieval_names_every_task():
-    text = (ROOT / "docs/retrieval.md").read_text("utf-8")
-    assert [task.name for task in TASKS if f"| `{task.name}` | {task.summary} (" not in text] == []
 
 
 def test_the_index_names_every_page():
