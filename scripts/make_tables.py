@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ropext.loaders.table import LoaderVersions, TableCell, loader_table, readers
 from ropext.scaling import METHODS, Method
-from ropext.tasks import TASKS, Task
+from ropext.tasks import TASKS, Task, TaskWithWording
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
@@ -244,7 +244,7 @@ def tasks() -> str:
 def _asked_in(task: Task) -> str:
     if task.in_words:
         return "words"
-    if task.wording is not None:
+    if isinstance(task, TaskWithWording):
         return "token ids; of a server in words"
     return "token ids"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ropext.errors import UsageError
 from ropext.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
-from ropext.tasks.asking import Worded
+from ropext.tasks.asking import TaskWithWording, Worded
 from ropext.tasks.item import (
     MOST_ITEMS,
     Encoder,
@@ -54,7 +54,7 @@ def wording_of(name: str) -> Worded:
     task = find_task(name)
     if isinstance(task.maker, Worded):
         return task.maker
-    if task.wording is not None:
+    if isinstance(task, TaskWithWording):
         return task.wording
     raise UsageError(
         f"the task {name} is asked in token ids, and a server takes words: leave it out of --tasks"
@@ -81,6 +81,7 @@ __all__ = [
     "Haystack",
     "Item",
     "Task",
+    "TaskWithWording",
     "Worded",
     "all_named",
     "check_amount",

@@ -188,6 +188,13 @@ class Worded:
         return low
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskWithWording(Task):
+    """A task in token ids that a server, which takes words, can be asked as well."""
+
+    wording: Worded
+
+
 def worded_task(
     maker: Worded, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
 ) -> Task:

@@ -10,12 +10,9 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ropext.errors import UsageError
-
-if TYPE_CHECKING:
-    from ropext.tasks.asking import Worded
 
 # Of one task and length: 1,000 give a share to within 3 points, and more only cost.
 MOST_ITEMS = 1000
@@ -100,7 +97,6 @@ class Task:
     ruler: bool = False  # one of RULER's thirteen
     one_haystack: bool = False  # all depths of one index are asked for in the same haystack
     details: str = ""  # for docs/retrieval.md: after whom, or what lies around
-    wording: "Worded | None" = None  # how a task in token ids is asked of a server, if it can be
 
     @property
     def in_words(self) -> bool:

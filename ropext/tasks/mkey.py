@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ropext.errors import UsageError
-from ropext.tasks.asking import Asked, Order, Worded, planted, surrounding
+from ropext.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
 from ropext.tasks.item import (
     NOUNS,
     SENTENCES,
@@ -19,7 +19,6 @@ from ropext.tasks.item import (
     Haystack,
     Item,
     Request,
-    Task,
     Template,
     Tokens,
     derived_rng,
@@ -144,7 +143,7 @@ def in_words(order: Order) -> list[Asked]:
     return questions
 
 
-TASK = Task(
+TASK = TaskWithWording(
     NAME,
     "several named four-digit keys in one haystack, asked for one by one",
     make,

@@ -6,14 +6,13 @@ the filler is cut by tokens and not by characters, and the depth is given rather
 
 import random
 
-from ropext.tasks.asking import Asked, Order, Worded, planted, surrounding
+from ropext.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
 from ropext.tasks.item import (
     SENTENCES,
     Encoder,
     Haystack,
     Item,
     Request,
-    Task,
     Template,
     Tokens,
     occurs,
@@ -96,7 +95,7 @@ def _key(rng: random.Random) -> str:
     return "".join(rng.choices("0123456789", k=DIGITS))
 
 
-TASK = Task(
+TASK = TaskWithWording(
     NAME,
     "one five-digit key in a haystack, asked for at the end",
     make,
