@@ -267,8 +267,8 @@ class FitSettings(TrainingOptions):
     )
     start: Words | None = wanted(
         None,
-        "method to start from, e.g. yarn; of several (yarn,llama3) the one with the lowest loss "
-        "after a few steps [the two lowest on held-out documents; pose: yarn]",
+        "method to start from, e.g. yarn; of several (yarn,llama3) the one with the lowest loss on "
+        "held-out documents [of all; pose: yarn]",
         "METHOD",
         panel=Panel.METHOD,
         basic=True,

@@ -145,15 +145,6 @@ def is_better(measured: Measurement, label: str, start: str) -> bool:
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
-def is_lower(measured: Measurement, label: str, start: str) -> bool:
-    """Whether it lies below the start in what a fit lowers, and in what it is kept by: surely,
-    where there is an interval."""
-    if fit_loss(measured, label) >= fit_loss(measured, start):
-        return False
-    change = far_change(measured, label, start)
-    return change.value < 0 if change.ci95 is None else is_better(measured, label, start)
-
-
 def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
     """Return the lowest of the steps that surely beat the start; where none does, of all."""
     steps = tuple(steps)

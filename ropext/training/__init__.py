@@ -2,7 +2,7 @@
 the spectrum itself with the weights frozen (a fit).
 
 The parts, from the bottom: `defaults`, `rows` (what a model reads) and `data` (which documents),
-`judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` and `attention` (what a fit moves),
+`judge`, `loss`, `models` (loaded, with a LoRA), `spectrum` (what a fit moves),
 `origin` (where each begins); `training`, `trainer`, `objective` (the order), `report`, `writing`,
 and the two objectives, `finetune` and `fit`.
 """

@@ -6,7 +6,7 @@ the optimiser and the warm-up; steps and batch are cut to what one GPU trains in
 the data holds, and the learning rate is LoRA's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
 from typing import Any
@@ -84,7 +84,6 @@ class Settings:
     # Beside the rows of a step, windows of the original length, and their tokens.
     keep_short: int = 0
     context: int = 0
-    rivals: int = 1  # starts of a fit that are tried up to the first judgement
     between: int = 1  # steps from one evaluation, or judgement of a fit, to the next
     patience: int = 0  # evaluations in a row without a better one that end the training
     is_open: bool = False  # steps are the most there will be
@@ -95,14 +94,8 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """Trained in the whole run, from starts that are tried and left too."""
-        return self.step_tokens * (int(self.steps.value) + (self.rivals - 1) * self.between)
-
-    @property
-    def half(self) -> int:
-        """The judged step by which a fit must have gained; 0 where none is, after the warm-up."""
-        step = int(self.steps.value) // 2 // self.between * self.between
-        return step if step > self.warmup.value else 0
+        """Trained in the whole run."""
+        return self.step_tokens * int(self.steps.value)
 
     @property
     def per_step(self) -> int:
@@ -232,25 +225,14 @@ FAR_FACTOR = 8
 FAR_SHARE = 1.5
 FIT_WARMUP_SHARE = 10  # of all steps, one in so many
 FIT_SCHEDULE = "cosine"
-SLOWER = 3
 FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
-def slower(settings: Settings) -> Settings:
-    """Those of a fit's other half, where the first gained nothing."""
-    steps = Setting(settings.steps.value - settings.half, "what is left")
-    rate = Setting(settings.learning_rate.value / SLOWER, "no step was better than the start")
-    warmup = Setting(max(1, steps.value // FIT_WARMUP_SHARE), FIT_MEASURED)
-    return replace(settings, steps=steps, learning_rate=rate, warmup=warmup)
-
-
-def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: int) -> Settings:
-    """The settings of a fit: in windows of the target's length or in short rows. Of
-    several starts each is tried up to its first judgement, where that is early."""
+def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
+    """The settings of a fit: in windows of the target's length or in short rows."""
     # One in short rows is judged at its end alone, for that takes passes of the target's length.
     parts = 1 if options.strategy == "pose" else JUDGEMENTS
     until = options.eval_every or max(1, options.steps // parts)
-    rivals = 1 if 4 * until > options.steps else starts
     row = _row_tokens(options, context, target)
 
     def said(name: str) -> str:
@@ -276,6 +258,5 @@ def fit_settings(options: Fit, context: int, target: int, pairs: int, starts: in
         gradient_norm=Setting(GRADIENT_NORM, "usual"),
         keep_short=options.keep_short,
         context=context,
-        rivals=rivals,
         between=until,
     )

@@ -2,19 +2,16 @@
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ropext import corpus
 from ropext.checkpoint import open_snapshot, with_weights
 from ropext.checkpoint.provenance import read_record
-from ropext.errors import UnsupportedModel, UsageError, listed
+from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.reader import Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.inspecting import open_model
@@ -32,7 +29,6 @@ from ropext.results.windows import forward_tokens, short_windows
 from ropext.rope import compression
 from ropext.tasks import Item, check_amount
 from ropext.training import (
-    attention,
     data,
     defaults,
     loss,
@@ -52,9 +48,7 @@ from ropext.training.trainer import History, LossNotFinite
 from ropext.training.training import Training
 
 FEWEST = 16  # rows of the target's length that are read of a stream, at least
-RIVALS = 2  # of those that are not named, how many are tried for a few steps
 STEP = "step"  # one that is judged on the way
-SEARCHED = "searched.json"  # of such a step: what it took to find its attention factor
 
 
 # Which step is kept (0 = the start), why, and the plan that is written.
@@ -73,8 +67,7 @@ class SpectrumObjective(Objective):
     judge: Reads
     model: Any
     closed: Measurement  # of every closed form to start from
-    start: str  # the closed form that a step has to beat
-    begun: str  # the one that the steps began at
+    start: str  # the closed form that the steps begin at, and that one of them has to beat
     steps: JudgedSteps
 
     def __init__(
@@ -94,17 +87,14 @@ class SpectrumObjective(Objective):
         self.documents = training.data.documents
         self.facts = {"within": within, "starts": list(starts)}
         start = ", ".join(starts)
-        settings = self.settings
-        start = f"the best of {start}" if len(starts) > 1 else start
-        if settings.rivals > 1:
-            start += f", {settings.rivals} of which are tried for {settings.between} steps"
+        if len(starts) > 1:
+            start = f"the best of {start}"
         self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
-        self.remarks, self.rows = remarks, self._with_short(training.rows)
+        self.remarks = remarks
+        self.rows = self._with_short(training.rows)
         self.near = near
         self.far = far
         self.history = History()
-        self.left_steps = 0  # of starts that were tried and left
-        self.back_at = 0  # the step after which a fit went back to the start; 0 = it did not
 
     def _with_short(self, rows: Rows) -> Sequence[Row]:
         per_step = self.settings.rows.value
@@ -115,14 +105,10 @@ class SpectrumObjective(Objective):
         settings = self.settings
         target = self.target
         judged = self.training.judged
-        judgements = -(-settings.steps.value // settings.between) + settings.rivals - 1
+        judgements = -(-settings.steps.value // settings.between)
         questions = 2 * len(self.far) * target + len(self.near) * self.context
-        searched = 0
-        if self.options.strategy == "pose":
-            windows = attention.windows_of(self.documents, target)
-            searched = judgements * attention.USUAL * len(windows) * target
         passes = len(self.starts) + judgements + 1
-        return int(passes * judged * target + self._base_tokens + questions + searched)
+        return int(passes * judged * target + self._base_tokens + questions)
 
     @property
     def _base_tokens(self) -> int:
@@ -131,14 +117,12 @@ class SpectrumObjective(Objective):
 
     def _tokens_read(self) -> int:
         """What was read without gradients until now, by all processes and earlier runs."""
-        kept = self.folder.glob(f"steps/*/*/{SEARCHED}")
-        searches: list[dict[str, int]] = [Store(file.parent).get(SEARCHED) for file in kept]
-        passes = len(self.starts) + len(searches) + (FITTED in self.models)
+        judgements = len(self.steps.models())
+        passes = len(self.starts) + judgements + (FITTED in self.models)
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
             asked += len(self.models[label].items) * self.target
-        searched = sum(search["tokens"] for search in searches)
-        return passes * self.training.judged * self.target + self._base_tokens + asked + searched
+        return passes * self.training.judged * self.target + self._base_tokens + asked
 
     def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
         numbers = list(self.space(next(iter(self.starts))).parameters())
@@ -177,18 +161,15 @@ class SpectrumObjective(Objective):
         closed = self._measure("reading them by {}", forms, pause)
         self.closed = replace(self.measured, models=closed)
         losses = {method: rules.fit_loss(self.closed, method) for method in self.starts}
-        allowed = {m: loss for m, loss in losses.items() if self.space(m).outside() is None}
-        allowed = allowed or losses  # else all lie outside of the guards
-        lowest = sorted(allowed, key=lambda method: allowed[method])
-        self.start = next(iter(losses)) if self.options.start else lowest[0]
-        count = self.settings.rivals
-        self.begun = self.start
-        self.rivals = lowest[:count] if count > 1 else [self.start]
+        inside = {}
+        for method, lost in losses.items():
+            if self.space(method).outside() is None:
+                inside[method] = lost
+        allowed = inside or losses  # else all lie outside of the guards
+        self.start = min(allowed, key=lambda method: allowed[method])
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
-            self.say(
-                f"far half and tail, nats a token: {shown}; starting from {listed(self.rivals)}"
-            )
+            self.say(f"far half and tail, nats a token: {shown}; starting from {self.start}")
         self.models[START] = closed[self.start]
 
     def _measure(
@@ -230,71 +211,43 @@ class SpectrumObjective(Objective):
         self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
-        """Train the spectrum, from the start that is lowest after a few steps; where half of the
-        steps gain nothing, go back to the best closed form."""
-        trial = self.settings.between
-        half = self.settings.half
-        if len(self.rivals) > 1:
-            ends: dict[str, float] = {}
-            for start in self.rivals:
-                for judged in self._train_from(start, trial).evaluations:
-                    if judged["step"] == trial:
-                        ends[start] = judged["held_out"]
-            self.begun = min(ends, key=lambda start: ends[start], default=self.start)
-            shown = ", ".join(f"from {start} {loss:.4f}" for start, loss in ends.items())
-            self.left_steps = (len(self.rivals) - 1) * trial
-            self.note(f"after {trial} steps {shown} nats a token: going on from {self.begun}")
-        self.history = self._train_from(self.begun)
-        if self.history.steps >= half:
-            return
-        judged_steps = [int(step) for step in self.steps.models() if int(step) <= half]
-        self.back_at = max([self.history.steps, *judged_steps])
-        self.note(
-            f"after {self.back_at} steps not surely better than {self.start}: starting again "
-            "from it, with a third of the learning rate"
-        )
-        self.history = self._train_from(self.start, slower=True)
-
-    def _train_from(self, start: str, until: int | None = None, slower: bool = False) -> History:
-        """Train the spectrum from a start, up to half of the steps where these gain nothing. What
-        was judged before a guard, or a loss that is no number, stays. `slower`: the other half."""
+        """Train the spectrum from its start. What was judged before a guard, or a loss that is no
+        number, stays."""
         training = self.training
-        space = self.space(start)
-        label = f"{FITTED}-{start}"
+        settings = self.settings
         model = self.model
-        judge = self.judge
-        plan = self.starts[start]
-        if slower:
-            training = replace(training, settings=defaults.slower(training.settings))
-            label += "-slower"
-        else:
-            place = self.folder / "steps" / start
-            self.steps = JudgedSteps(place, judge, self.variant(STEP, plan))
-        settings = training.settings
+        plan = self.starts[self.start]
+        space = self.space(self.start)
+        label = f"{FITTED}-{self.start}"
+        place = self.folder / "steps" / self.start
+        self.steps = JudgedSteps(place, self.judge, self.variant(STEP, plan))
         here = self.variant(label, self.plan_of(space.method, space.knobs()))
         with applied(model, here):
             reason = loss.why_not_sliced(model)
-            if reason is not None and not until:
+            if reason is not None:
                 self.note(f"the loss needs whole logits: {reason}")
             self.check_jumps(model)
             spectrum.make_live(model, plan.sites, self.target, space)
-            tail = judge.frame.tail_span(self.target)[0]
+            tail = self.judge.frame.tail_span(self.target)[0]
             learner = Learner(model, space, sliced=reason is None, tail=tail)
             self.say(
-                f"fitting {self.counts.moving} numbers from {start}: "
-                f"{until or settings.steps.value} steps of {settings.step_tokens} tokens"
+                f"fitting {self.counts.moving} numbers from {self.start}: "
+                f"{settings.steps.value} steps of {settings.step_tokens} tokens"
             )
-            how: dict[str, Any] = {
-                "rows_per_step": settings.per_step,
-                "row_tokens": settings.longest,
-            }
-            how |= {"until": until, "evaluate": partial(self._evaluate, space, slower)}
-            judged = f"(from {start}); the steps judged before count"
+            judged = f"(from {self.start}); the steps judged before count"
             try:
-                return self.optimise(label, learner, self.rows, training, **how)
+                self.history = self.optimise(
+                    label,
+                    learner,
+                    self.rows,
+                    training,
+                    rows_per_step=settings.per_step,
+                    row_tokens=settings.longest,
+                    evaluate=partial(self._evaluate, space),
+                )
+                return
             except LeftGuards as error:
-                if str(error):
-                    self.note(f"stopped: {error} {judged}")
+                self.note(f"stopped: {error} {judged}")
             except LossNotFinite as error:
                 lower = "(a lower --learning-rate may go further)"
                 self.note(f"stopped: {error.where} {judged} {lower}")
@@ -303,66 +256,32 @@ class SpectrumObjective(Objective):
                 del learner
                 gc.collect()
         last = trainer.last_checkpoint(self.folder / label)
-        return History() if last is None else trainer.history_in(last, 0)
+        if last is not None:
+            self.history = trainer.history_in(last, 0)
 
-    def _evaluate(self, space: Space, slower: bool, _: Any, step: int) -> tuple[float, float]:
+    def _evaluate(self, space: Space, _: Any, step: int) -> tuple[float, float]:
         """Read the held-out documents by the present spectrum, and keep it with its reading."""
-        if (left := space.outside()) is not None:
+        left = space.outside()
+        if left is not None:
             raise LeftGuards(left)
-        half = self.settings.half
         store = Store()
         self.model.eval()
-        with self._attention_set(space) as searched:
-            done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
-            if processes.is_main():
-                store.put(SEARCHED, {"tokens": searched})
-                self.steps.keep(step + slower * half, space.knobs(), store)
-        measured = replace(done, models={**self.models, **done.models})
-        gains = slower or step != half or rules.is_lower(measured, STEP, START)
-        if not processes.from_first(gains):
-            raise LeftGuards  # of what is worth its cost
-        return rules.fit_loss(measured, STEP), rules.tail_loss(measured, STEP)
-
-    @contextmanager
-    def _attention_set(self, space: Space) -> Iterator[int]:
-        """Short rows ask for another attention factor than long ones, whose softmax is over more
-        keys: while it is judged, a fit in short rows has the one that reads best at full length.
-
-        Yields how many tokens it took to find that."""
-        value = getattr(space, "attention", None)
-        if self.options.strategy != "pose" or value is None:
-            yield 0
-            return
-        trained = value.detach().clone()
-        before = space.knobs()["attention_factor"]
-        windows = attention.windows_of(self.documents, self.target)
-        scorer = Reader(nullcontext).scorer(self.model, self.judge)
-        read = partial(attention.far_losses, scorer, windows, self.show)
-        counts = np.array([float(scored.sum()) for _, scored in windows])
-        trials = attention.line_search(value, read, counts, self.judge.frame.bootstrap)
-        now = space.knobs()["attention_factor"]
-        passes = trials * len(windows)
-        self.note(
-            f"attention factor {before:.4f} in short rows, set to {now:.4f} by {passes} passes of "
-            f"{self.target} tokens"
-        )
-        yield passes * self.target
-        value.data.copy_(trained)
+        done = read_now(self.model, self.steps.variant, self.judge, store, self.show)
+        if processes.is_main():
+            self.steps.keep(step, space.knobs(), store)
+        return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
 
     def choose(self, pause: Show) -> Fitted | None:
         """The lowest step, if it beats the start surely and loses no retrieval."""
         if not processes.is_main():
             return None
         step, reason, plan = self._decide(pause)
-        if self.back_at and step > self.back_at:
-            self.begun = self.start
         self.note(reason)
         written = self._note_written(step, plan)
         measured = self.measured
         change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
         history = self.history
         steps = replace(measured, models=self.steps.models())
-        trained = history.steps + self.left_steps + self.back_at
         return Fitted(
             output=self.output,
             objective=self,
@@ -371,9 +290,8 @@ class SpectrumObjective(Objective):
             kept=written,
             reason=reason,
             start=self.start,
-            begun=self.begun,
             step=step,
-            tokens=self.settings.step_tokens * trained,
+            tokens=self.settings.step_tokens * history.steps,
             forward_tokens=self._tokens_read(),
             method=plan.method,
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
@@ -424,7 +342,7 @@ class SpectrumObjective(Objective):
         """Tell what is to be known of the spectrum that is written; its label."""
         label = FITTED if step else START
         factors = compression(plan.main.rope.spectrum, plan.main.wanted)
-        guarded = spectrum.held(factors, self.space(self.begun).ceiling)
+        guarded = spectrum.held(factors, self.space(self.start).ceiling)
         if step and guarded:
             self.note(f"held at a guard: pair {', '.join(map(str, guarded))}")
         behind = rules.far_change(self.measured, label, BASE)
@@ -471,8 +389,7 @@ def prepare(
     check_geometry(plan)
     snapshot = with_weights(snapshot)
     pairs = plan.main.rope.dim // 2
-    rivals = len(starts) if options.start else min(len(starts), RIVALS)
-    settings = defaults.fit_settings(options, plan.context, plan.target, pairs, rivals)
+    settings = defaults.fit_settings(options, plan.context, plan.target, pairs)
     length = settings.row_tokens.value
     per_step = settings.rows.value
     processes.check_rows(per_step, length, options.keep_short)

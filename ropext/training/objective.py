@@ -363,8 +363,7 @@ class Fitted(TrainingResult):
     plan: Plan = field(metadata={"json": None})  # the one that was written
     kept: str  # "fitted" or "start"
     reason: str  # why that one
-    start: str  # the closed form that it has to beat
-    begun: str  # the one that its steps began at
+    start: str  # the closed form that it begins at and has to beat
     step: int  # the step that was kept; 0 = the start
     tokens: int  # read with gradients until the end
     forward_tokens: int  # read without

@@ -43,7 +43,7 @@ TUNED_BY = (
     "seed",
 )
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
-FIT_FACTS = ("kept", "reason", "start", "begun", "step", "tokens", "change")
+FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
 
 
 @dataclass(frozen=True)
@@ -412,12 +412,9 @@ def fit_result(done: Fitted) -> str:
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     for note in done.notes:
         lines.append(folded(f"note: {note}"))
-    steps = f"{len(done.losses)} steps"
-    lost = done.tokens // done.training.settings.step_tokens - len(done.losses)
-    if lost:
-        steps += f" and {lost} that were given up"
     lines += [
-        f"cost: {steps}, {done.tokens:,} tokens with gradients, {done.forward_tokens:,} without",
+        f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
+        f"{done.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
     ]
@@ -519,7 +516,7 @@ def fit_story(done: Fitted) -> Story:
     }
     summary = (
         f"Its spectrum was fitted on text with the weights frozen: {objective.counts.moving} "
-        f"numbers, {done.step} steps, starting from {done.begun}; {done.reason}."
+        f"numbers, {done.step} steps, starting from {done.start}; {done.reason}."
     )
     if done.kept == START:
         summary = (

@@ -163,7 +163,7 @@ def in_brackets(options, name):
 
 
 def test_a_fit_names_a_flag_only_where_it_was_given():
-    plain, given = (defaults.fit_settings(own, 256, 1024, 32, 1) for own in (Fit(), Fit(steps=40)))
+    plain, given = (defaults.fit_settings(own, 256, 1024, 32) for own in (Fit(), Fit(steps=40)))
     assert plain.steps.value == given.steps.value == 40
     assert [own.steps.source for own in (plain, given)] == [defaults.FIT_MEASURED, "--steps"]
     assert plain.rows.source == given.rows.source == defaults.FIT_MEASURED
@@ -171,7 +171,7 @@ def test_a_fit_names_a_flag_only_where_it_was_given():
 
 def test_the_help_says_the_defaults_that_are_taken():
     def rate(pairs, target=1024):
-        return defaults.fit_settings(Fit(), 256, target, pairs, 1).learning_rate.value
+        return defaults.fit_settings(Fit(), 256, target, pairs).learning_rate.value
 
     many, few = rate(16), rate(4)
     assert many == rate(64) == rate(16, 1792)

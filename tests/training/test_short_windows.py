@@ -1,19 +1,15 @@
 """Rows shorter than the target: those of a fit, whose positions jump, and the windows of the
 original length that a training keeps (--keep-short)."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import CONTEXT
-from torch.nn import functional
 
 from ropext.errors import UsageError
 from ropext.options.training import Finetune, Fit
-from ropext.patching import apply_config
-from ropext.training import count_training, finetune, fit, judge, models, train
+from ropext.training import count_training, finetune, fit, models
 from ropext.training.rows import ControlRows, WithShort
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
@@ -60,36 +56,6 @@ def test_what_a_fit_in_short_rows_trains_on_does_not_grow_with_the_target(base, 
     assert list(count_training("fit", base, str(stories), **POSE | {"start": None}).starts) == [
         "yarn"
     ]
-
-
-@pytest.mark.slow
-def test_the_attention_factor_is_the_one_that_reads_best_at_full_length(base, stories, tmp_path):
-    """Read again by stock transformers, with the factor that short rows gave and the one set."""
-    from transformers import AutoModelForCausalLM
-
-    options = POSE | {"learning_rate": 0.5, "steps": 10}
-    kept = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judge.JudgedSteps, "keep", lambda self, step, knobs, _: kept.append(knobs))
-        done = train("fit", base, str(stories), tmp_path / "out", **options)
-    (note,) = (own for own in done.notes if own.startswith("attention factor"))
-    trained, now = re.fullmatch(r"attention factor (.*) in .* set to (\S+) by .*", note).groups()
-    objective, (knobs,) = done.objective, kept
-    assert float(now) == pytest.approx(knobs["attention_factor"], abs=1e-4)
-    assert trained != now
-    windows = [own.ids[:256] for own in objective.training.data.documents]
-    windows += [own.ids[256:512] for own in objective.training.data.documents]
-    model = AutoModelForCausalLM.from_pretrained(base)
-
-    def far_half(factor):
-        own = {"pair_factors": knobs["pair_factors"], "attention_factor": float(factor)}
-        apply_config(model, objective.plan_of("longrope", own).config)
-        ids = torch.as_tensor(np.stack(windows[: 8192 // 256])).long()
-        with torch.no_grad():
-            logits = model(ids).logits[:, 127:-1]
-        return float(functional.cross_entropy(logits.flatten(0, 1), ids[:, 128:].flatten()))
-
-    assert far_half(now) < far_half(trained)
 
 
 def test_glued_documents_and_short_rows_exclude_each_other():
