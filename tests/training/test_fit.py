@@ -94,19 +94,16 @@ def test_it_finds_the_true_spectrum_again(fitted):
 
 
 def test_of_several_starts_the_lowest_on_held_out_documents_is_taken(tmp_path):
-    """As if it had been the only one, whatever the order in which they are named."""
+    """As if it had been the only one, though another is named first."""
     short = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "retrieval_items": 0}
     data = (DEMO / "checkpoint", str(DEMO / "data" / "tuning.jsonl"))
-    alone, named, other = (
-        train("fit", *data, tmp_path / start, **short | {"start": start})
-        for start in ("yarn", "yarn,pi", "pi,yarn")
-    )
-    assert named.closed_forms["yarn"] < named.closed_forms["pi"]
-    for both in (named, other):
-        assert both.start == "yarn"
-        assert (both.judgements, both.losses) == (alone.judgements, alone.losses)
-        assert both.pair_factors == alone.pair_factors
-        assert both.tokens == both.objective.tokens == alone.tokens
+    alone = train("fit", *data, tmp_path / "alone", **short | {"start": "yarn"})
+    both = train("fit", *data, tmp_path / "both", **short | {"start": "pi,yarn"})
+    assert both.closed_forms["yarn"] < both.closed_forms["pi"]
+    assert both.start == "yarn"
+    assert (both.judgements, both.losses) == (alone.judgements, alone.losses)
+    assert both.pair_factors == alone.pair_factors
+    assert both.tokens == both.objective.tokens == alone.tokens
 
 
 def losses_of(directory, done):
