@@ -48,14 +48,13 @@ PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 def closed_forms(
     snapshot: Snapshot, recipe: Extend, name: str = "MODEL"
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plan of every method that needs no input of its own, of the one that the recipe names
-    with its knobs; and why the others cannot be written as asked. Of a named one that is an error.
+    """The plan of every method that competes, of the one that the recipe names with its knobs; and
+    why the others cannot be written as asked. Of a named one that is an error.
     """
     no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
     methods = []
     for method in scaling.beside(recipe.method):
-        needs_input = method in ("abf", "longrope")  # a theta, or a file of factors
-        if method == recipe.method or not needs_input:
+        if method == recipe.method or scaling.find(method).competes:
             methods.append(method)
 
     def plan(method: str) -> Plan:

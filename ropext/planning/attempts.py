@@ -107,8 +107,7 @@ class Attempts:
         where it is the chosen one."""
         if method == chosen:
             knobs = knobs_for(recipe, method)
-        elif method in ("abf", "longrope"):
-            needs = "--theta" if method == "abf" else "--pair-factors"
+        elif needs := scaling.find(method).needs:
             return MethodRow(method, None, None, f"needs {needs}")
         else:
             knobs = scaling.find(method).knobs()

@@ -25,6 +25,7 @@ from ropext.results import BASE, FITTED, UNTOUCHED
 from ropext.results.retrieval import HeatCell
 from ropext.results.values import Value
 from ropext.rope import Rope, Spectrum
+from ropext.scaling import METHODS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,9 +40,6 @@ GREY = "#6b6b6b"
 INK = "#222222"
 FAINT = "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
-# The place in COLOURS of each method; a fitted spectrum is a longrope's pair factors.
-METHODS = ("pi", "ntk", "yarn", "by-parts", "llama3", "dynamic", "abf", "longrope")
-PALETTE = {name: number for number, name in enumerate(METHODS)} | {FITTED: 7}
 # What the others are held against is grey, and dark where it is read beyond its window.
 REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
 LONGEST_NAME = 48  # letters of a name in a legend
@@ -51,6 +49,21 @@ HEADROOM_NATS = 1.5
 ARROW_SHIFT = 18
 TEXT_WIDTH = 36
 AXIS_SHARE = 0.6
+
+
+def _palette() -> dict[str, int]:
+    """Give each method its place in COLOURS; those that name none take the next, in order."""
+    places = dict[str, int]()
+    for method in METHODS.values():
+        if method.colour is not None:
+            places[method.name] = method.colour
+    for name in METHODS:
+        places.setdefault(name, len(places) % len(COLOURS))
+    places[FITTED] = places["longrope"]  # pair factors
+    return places
+
+
+PALETTE = _palette()
 
 
 def styles(labels: Iterable[str]) -> dict[str, Style]:

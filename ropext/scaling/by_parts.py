@@ -71,6 +71,7 @@ METHODS = (
         carried="llama3",
         scale=by_parts,
         knobs=ByPartsKnobs,
+        colour=3,
     ),
     Method(
         name="llama3",
@@ -79,5 +80,6 @@ METHODS = (
         carried="llama3",
         scale=llama3,
         knobs=Llama3Knobs,
+        colour=4,
     ),
 )

@@ -80,6 +80,10 @@ METHOD = Method(
     carried="longrope",
     scale=longrope,
     knobs=LongropeKnobs,
+    needs="--pair-factors",
+    competes=False,
+    fits=(),
+    colour=7,
 )
 
 

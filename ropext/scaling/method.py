@@ -37,6 +37,10 @@ class Method:
     carried: str  # one line: which stock form says it
     scale: Callable[[Rope, int, Any], Scaling]  # (embedding, target, knobs)
     knobs: type = NoKnobs
+    needs: str = ""  # the option without which it says nothing
+    competes: bool = True  # `plan --measure` and `--method auto` read it beside the others
+    fits: tuple[str, ...] = ("longrope",)  # what moves in a fit (--within) that may begin at it
+    colour: int | None = None  # its place in the palette of pictures [the next that is free]
 
     def knob_names(self) -> tuple[str, ...]:
         return tuple(f.name for f in fields(self.knobs))

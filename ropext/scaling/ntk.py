@@ -69,6 +69,8 @@ METHODS = (
         paper="bloc97 2023; Peng et al. 2023, arXiv 2309.00071, eq. 16",
         carried="theta",
         scale=ntk,
+        fits=("longrope", "ntk"),
+        colour=1,
     ),
     Method(
         name="dynamic",
@@ -76,6 +78,8 @@ METHODS = (
         paper="emozilla 2023; Peng et al. 2023, arXiv 2309.00071, section 3.3",
         carried="theta",
         scale=dynamic,
+        fits=("longrope", "ntk"),
+        colour=5,
     ),
     Method(
         name="abf",
@@ -84,5 +88,9 @@ METHODS = (
         carried="theta",
         scale=abf,
         knobs=AbfKnobs,
+        needs="--theta",
+        competes=False,
+        fits=(),
+        colour=6,
     ),
 )

@@ -17,4 +17,5 @@ METHOD = Method(
     paper="Chen et al. 2023, arXiv 2306.15595",
     carried="linear",
     scale=pi,
+    colour=0,
 )

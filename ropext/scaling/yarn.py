@@ -118,4 +118,6 @@ METHOD = Method(
     carried="yarn",
     scale=yarn,
     knobs=YarnKnobs,
+    fits=("longrope", "yarn"),
+    colour=2,
 )

@@ -168,10 +168,7 @@ def open_origin(model: str) -> Origin:
     return Origin(snapshot, record, None, table, masked)
 
 
-# Which methods may be the start of what moves: by default those that factor and target determine.
-STARTS = {"yarn": ("yarn",), "ntk": ("ntk", "dynamic")}
 POSE_START = "yarn"
-DETERMINED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
 
 
 def plan_with(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:
@@ -209,7 +206,7 @@ def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan
 
 
 def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Plan]:
-    allowed = STARTS.get(within, DETERMINED)
+    allowed = [method.name for method in scaling.METHODS.values() if within in method.fits]
     if options.strategy == "pose" and options.start is None and POSE_START in allowed:
         # Reading every closed form at the target would cost more than the fit.
         options = options.model_copy(update={"start": (POSE_START,)})

@@ -11,6 +11,7 @@ import sys
 import pytest
 import transcriptions
 
+from ropext.scaling import METHODS
 from ropext.version import __version__
 
 
@@ -195,7 +196,7 @@ def test_an_extension_without_training_gives_the_same_bytes_twice(ropext, llama,
 def test_methods_are_listed_and_described(ropext):
     code, out, _ = ropext("methods")
     assert code == 0
-    for name in ("pi", "ntk", "dynamic", "abf", "by-parts", "llama3", "yarn", "longrope"):
+    for name in METHODS:
         assert f"\n{name} " in "\n" + out
     assert "--beta-fast" in ropext("methods", "yarn")[1]
     code, _, err = ropext("methods", "yran")

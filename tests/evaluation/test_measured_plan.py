@@ -27,7 +27,9 @@ from ropext.options import extend
 from ropext.pipeline.public import evaluate
 from ropext.planning import make_plan
 from ropext.report.ranking import ranking_text
+from ropext.scaling import METHODS
 
+COMPETING = [method.name for method in METHODS.values() if method.competes]
 DEMO = Path(ropext.__file__).parent / "demo"
 
 
@@ -55,11 +57,13 @@ def test_the_numbers_are_those_of_eval(place, found):
         str(place / "model"),
         data=str(place / "docs.jsonl"),
         lengths="256",
-        method="pi,ntk,dynamic,by-parts,llama3,yarn,self-extend",
+        method=",".join([*COMPETING, "self-extend"]),
         factor="4",
     )
     ranked = list(ranking.standing.behind)
-    assert {*ranked} == {"pi", "ntk", "dynamic", "by-parts", "llama3", "yarn"}
+    assert {*ranked} == {*COMPETING}
+    assert {"pi", "yarn"} <= {*COMPETING}
+    assert {"abf", "longrope"}.isdisjoint(COMPETING)
     assert list(ranking.beside) == ["self-extend"]  # measured, never taken
     for method in (*ranked, *ranking.beside):
         metrics = done.results["variants"][f"{method}-4x"]["metrics"]
@@ -74,8 +78,8 @@ def test_the_numbers_are_those_of_eval(place, found):
 
 def test_the_cost_is_said_before_it_starts_and_is_what_was_spent(found):
     done, said, shown = found
-    # 9 documents: six methods and Self-Extend at 256 tokens, and 7 windows of 64 for the base.
-    assert done.tokens == 9 * (7 * 256 + 7 * 64)
+    # 9 documents: the methods and Self-Extend at 256 tokens, and 7 windows of 64 for the base.
+    assert done.tokens == 9 * ((len(COMPETING) + 1) * 256 + 7 * 64)
     assert f"{done.tokens:,} forward tokens" in said[0]
     assert shown[0][1] == shown[-1][0] == shown[-1][1] == done.tokens
 
@@ -213,7 +217,7 @@ def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, caps
     data = json.loads(said.out)
     assert data["method"] == taken
     assert data["measured"]["taken"] == taken
-    assert len(data["measured"]["ranking"]) == 6
+    assert len(data["measured"]["ranking"]) == len(COMPETING)
     assert data["measured"]["data"]["used"] == 9
     assert said.err == ""
 

@@ -20,6 +20,7 @@ from ropext.errors import InputError, NotExpressible, RopextError, UsageError
 from ropext.inputs import read_text
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
+from ropext.scaling import METHODS
 from ropext.verifying import check_directory, repair
 
 SMALL = seeds.SMALL_LLAMA
@@ -239,7 +240,7 @@ REQUESTS = [{"factor": 1.0001}, {"factor": 4096.0}, {"factor": 3.7}, {"target": 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 def test_corners_are_exact_or_refused(corner, request_):
     planned = 0
-    for method in ("pi", "ntk", "dynamic", "by-parts", "llama3", "yarn"):
+    for method in (row.name for row in METHODS.values() if not row.needs):
         for extra in ({}, {"attention_factor": 1.5}):
             try:
                 made = plan(SMALL | corner, method=method, **request_, **extra)

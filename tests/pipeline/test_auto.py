@@ -21,6 +21,7 @@ from ropext.pipeline.prospect import prospect
 from ropext.results.model_index import figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
+from ropext.scaling import METHODS
 
 HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
 AUTO = ("extend", "ropext://demo", "--factor", "2", "--method", "auto")
@@ -107,11 +108,15 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
     code, heard = run(*words, capsys=capsys)
     assert (code, list(tmp_path.iterdir())) == (0, []), heard.err
     told = json.loads(heard.out)
-    forms = "untouched, pi, ntk, dynamic, by-parts, llama3, yarn"
-    # Seven forms and Self-Extend, each on 32 documents of 512 tokens, or on as many as are asked.
+    methods = [method.name for method in METHODS.values() if method.competes]
+    assert {"pi", "yarn"} <= {*methods}
+    assert {"abf", "longrope"}.isdisjoint(methods)
+    forms = ", ".join(["untouched", *methods])
+    # These forms and Self-Extend, each on 32 documents of 512 tokens, or on as many as are asked.
     for count, more in ((32, ()), (3, ("evaluate.max_docs=3",))):
         told = json.loads(run(*words, *more, capsys=capsys)[1].out)
-        said = f"{forms}, self-extend: {8 * count * 512:,} tokens, on {count} documents"
+        tokens = (len(methods) + 2) * count * 512
+        said = f"{forms}, self-extend: {tokens:,} tokens, on {count} documents"
         assert told["stages"]["choose"] == said
 
 

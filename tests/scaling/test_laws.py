@@ -26,7 +26,7 @@ factors = st.integers(2, 64)
 ropes = st.builds(Rope, dim=dims, theta=thetas, context=contexts)
 attentions = st.floats(0.2, 5.0)
 
-NO_INPUT = [name for name in scaling.METHODS if name not in ("abf", "longrope")]
+NO_INPUT = [method.name for method in scaling.METHODS.values() if not method.needs]
 # Neither stretches the fastest pair beyond its own frequency nor the slowest beyond its s-th part.
 BOUNDED = [name for name in NO_INPUT if name != "dynamic"]
 
