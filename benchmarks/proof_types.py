@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "families"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 import tiny
 

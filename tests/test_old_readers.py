@@ -13,9 +13,6 @@ from pathlib import Path
 import numpy as np
 import old_versions
 import pytest
-
-sys.path.insert(0, str(Path(__file__).with_name("families")))
-
 import tiny
 from building import Stock, base_case, extended_case, rotary_types, scaled
 

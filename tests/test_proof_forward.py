@@ -2,11 +2,12 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import published
 import pytest
+import tiny
 import transformers
 
 from ropext import extend, proof
@@ -14,11 +15,6 @@ from ropext.errors import ProofFailed
 from ropext.families import table
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-
-sys.path.append(str(Path(__file__).parent / "families"))
-
-import published
-import tiny
 
 pytestmark = pytest.mark.slow
 

@@ -8,18 +8,13 @@ dim(1).
 
 import json
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
+import published
 import pytest
 
 from ropext import families, proof
 from ropext.rope import Site, Spectrum
-
-sys.path.append(str(Path(__file__).parent))
-
-import published
 
 SIZES = published.LLAMA
 # rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script of it: there,

@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support import paths  # noqa: F401  it leads to what follows
 
+# isort: split
 from fuzz import campaign, oracle
 
 

@@ -1,12 +1,9 @@
 """What the fuzzer starts from: real-shaped files of every kind that ropext reads."""
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[1] / "families"))
 
 import configs
 import published

@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support import paths  # noqa: F401  it leads to what follows
 
-from checkpoint.hub_stub import Stub, serving
+# isort: split
+from hub_stub import Stub, serving
 from reliability import campaign, commands, guarding
 
 # Of --kills, by command: what a command writes at more points is killed more often.

@@ -1,12 +1,8 @@
 """The commands that the campaign runs, on a tiny checkpoint, each with what it reads and writes."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 
 SMALL_TRAINING = (
     *("--steps", "4", "--save-every", "2", "--eval-every", "2", "--batch-tokens", "256"),

@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 import pytest
-from checkpoint.hub_stub import Stub, serving
 from cli.test_every_command import ROWS, SMOKE
+from hub_stub import Stub, serving
 
 from ropext.cli.app import COMMANDS
 

@@ -6,19 +6,14 @@ They are parsed, and opened in a headless browser where one is installed.
 import json
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from command_line import run
 from pages import Elements, check
+from tiny_checkpoints import write_checkpoint, write_documents
 
 from ropext.report.html import Page, as_html
 from ropext.table import Table
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
-
-from tiny_checkpoints import write_checkpoint, write_documents
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import configs
+import published
 import pytest
 from gguf_files import making
 
@@ -19,10 +19,6 @@ from ropext.inspecting.serving import read_again
 from ropext.options.extend import Extend
 from ropext.planning import make_plan, plan_config
 from ropext.report import text
-
-sys.path.append(str(Path(__file__).parents[1] / "families"))
-
-import published
 
 TRANSCRIPTS = Path(__file__).parents[1] / "golden/transcripts"
 MODELS = published.CONFIGS | {

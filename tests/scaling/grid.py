@@ -67,7 +67,9 @@ class Case:
             case "longrope":
                 # the file says no attention factor, so that it is 1
                 return truth.longrope(*at, self._factors(dim))[0], 1.0
-        raise KeyError(f"no transcription of {self.method}: write one in tests/transcriptions.py")
+        raise KeyError(
+            f"no transcription of {self.method}: write one in tests/support/transcriptions.py"
+        )
 
 
 CASES = (

@@ -9,8 +9,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
-from families import tiny
 from safetensors.torch import load_file, save_file
 from test_finetune import RUN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS

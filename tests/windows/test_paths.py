@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.tiny_checkpoint import make_llama
+from tiny_checkpoint import make_llama
 
 import ropext
 from ropext import extend, loaders, plan, verify

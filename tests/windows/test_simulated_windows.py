@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.tiny_checkpoint import make_llama
 from command_line import DRIVER, FIRST_APART, environment
 from gguf_files import making
+from tiny_checkpoint import make_llama
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the mask is made for Linux")
 MASK = Path(__file__).with_name("simulated")
