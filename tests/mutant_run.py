@@ -89,7 +89,7 @@ class Killers:
 
 
 def main(copy: str, tests: str, *killers: str) -> None:
-    sys.path[:0] = [copy, tests]
+    sys.path[:0] = [copy, tests, str(Path(tests, "support"))]
     import pytest
 
     import ropext

@@ -48,7 +48,7 @@ def test_no_input_and_nothing_of_a_user_s_is_lost(capsys):
 
 BREAK = """
 import sys
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/support"]
 from ropext import guard
 from ropext.checkpoint import staging
 import os
