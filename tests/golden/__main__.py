@@ -1,9 +1,12 @@
-"""Write transcripts anew: `PYTHONPATH=tests python -m golden [NAME ...]`; read the diff."""
+"""Write transcripts anew: `python -m tests.golden [NAME ...]`; read the diff."""
 
 import argparse
 import tempfile
 from pathlib import Path
 
+from tests.support import paths  # noqa: F401  it leads to what follows
+
+# isort: split
 from golden import transcript
 from golden.cases import CASES, needed
 

@@ -1,7 +1,7 @@
 """The whole answers of ten commands, letter by letter, as they stand in transcripts/.
 
-A change that means to alter one is made with `PYTHONPATH=tests python -m golden NAME`, and shows in
-its diff what users will see. Numbers are compared within rounding: see `transcript`.
+A change that means to alter one is made with `python -m tests.golden NAME`, and shows in its
+diff what users will see. Numbers are compared within rounding: see `transcript`.
 """
 
 from pathlib import Path
