@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ropext.evaluation.divergence import against_key
 from ropext.evaluation.preparing import Evaluation
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import JsonObject
 from ropext.results.measurement import MeasuredModel, Measurement, Store
@@ -33,7 +35,7 @@ def assembled(
         label = variant.label
         finished[label] = replace(
             models[label],
-            source=_source(evaluation, variant, stores[label], done.documents is not None),
+            source=_source(evaluation.reads, variant, stores[label], done.documents is not None),
             numbers=_numbers(measurable, variant),
         )
     facts = EvaluationFacts(
@@ -62,14 +64,15 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
     return RulerTasks(tuple(tasks), tuple(partly))
 
 
-def _source(
-    evaluation: Evaluation, variant: Variant, store: Store, has_documents: bool
-) -> ModelSource:
+def _source(reads: Reads, variant: Variant, store: Store, has_documents: bool) -> ModelSource:
     info = dict(variant.info)
     info.pop("target", None)  # stands by itself
     passes = dict[str, int]()
     if has_documents:
-        passes = variant.regimes(evaluation.frame)
+        passes = variant.regimes(reads.frame)
+    against = ""
+    if has_documents and reads.against is not None and not variant.reads_short:
+        against = against_key(reads.frame, reads.against)
     return ModelSource(
         name=variant.snapshot.name,
         target=variant.target,
@@ -77,6 +80,8 @@ def _source(
         info=info,
         store=store.file().name,
         passes=passes,
+        against=against,
+        unrounded=variant.unrounded,
     )
 
 

@@ -12,14 +12,14 @@ logits ever stands whole: memory does not grow with the vocabulary, and nothing 
 float32 already.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ropext.errors import InputError
+from ropext.errors import InputError, UnsupportedModel
 from ropext.models.head import logits_after, plain_head, why_bent, why_not_apart
 from ropext.results.perplexity import MASK_STRIDE
 
@@ -76,6 +76,70 @@ def tiled_nll(
     return peak + total.log() - picked
 
 
+@dataclass
+class _RunningSum:
+    """The log of a sum of exponents, and the largest of them, over tiles of a row of logits."""
+
+    peak: "torch.Tensor"
+    total: "torch.Tensor"
+    first_choice: "torch.Tensor"
+
+    @staticmethod
+    def over(rows: "torch.Tensor") -> "_RunningSum":
+        import torch
+
+        peak = torch.full((len(rows),), -torch.inf, device=rows.device)
+        return _RunningSum(peak, torch.zeros_like(peak), torch.zeros_like(peak, dtype=torch.long))
+
+    def add(self, tile: "torch.Tensor", start: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """Take a tile in; return its exponents below the new peak, and what the sums before it are
+        to be multiplied by."""
+        import torch
+
+        largest, place = tile.max(-1)
+        self.first_choice = torch.where(largest > self.peak, place + start, self.first_choice)
+        peak = torch.maximum(self.peak, largest)
+        scale = (self.peak - peak).exp()
+        weights = (tile - peak[:, None]).exp()
+        self.total = self.total * scale + weights.sum(-1)
+        self.peak = peak
+        return weights, scale
+
+    @property
+    def log(self) -> "torch.Tensor":
+        return self.peak + self.total.log()
+
+
+def tiled_divergence(
+    base_head: Any, base_rows: "torch.Tensor", head: Any, rows: "torch.Tensor", columns: int
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """KL(base || model) in nats of the next token after each row, and whether both have the same
+    first choice; no row of logits stands whole."""
+    import torch
+
+    base = _RunningSum.over(rows)
+    model = _RunningSum.over(rows)
+    # Of p_base * (logit of the base - logit of the model), times the base's sum of exponents.
+    weighed = torch.zeros_like(base.peak)
+    for start in range(0, len(head.weight), columns):
+        base_tile = _tile(base_head, base_rows, start, columns)
+        tile = _tile(head, rows, start, columns)
+        weights, scale = base.add(base_tile, start)
+        model.add(tile, start)
+        weighed = weighed * scale + (weights * (base_tile - tile)).sum(-1)
+    divergence = weighed / base.total - base.log + model.log
+    return divergence, base.first_choice == model.first_choice
+
+
+def _tile(head: Any, rows: "torch.Tensor", start: int, columns: int) -> "torch.Tensor":
+    """Logits of some columns of the vocabulary, float32."""
+    import torch
+
+    bias = None if head.bias is None else head.bias[start : start + columns]
+    part = head.weight[start : start + columns]
+    return torch.nn.functional.linear(rows, part, bias).float()
+
+
 # Measured bytes per token and vocabulary entry of a slice: logits, their float32 copy, exponents.
 HEAD_BYTES = 9.5
 SHORTEST_SLICE = 16
@@ -91,6 +155,8 @@ HALF_TOLERANCE = 3e-2
 
 TokenNll = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
+# Is shown the position of a token, and the states from which it and those after it are predicted.
+Watch = Callable[[int, "torch.Tensor"], None]
 
 
 @dataclass(frozen=True)
@@ -206,19 +272,34 @@ class TokenScorer:
 
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
 
-    def token_nll(self, ids: Ids) -> TokenNll:
-        """NLL of every token given all before it, float32; position 0 is not-a-number."""
+    def head_of_tiles(self, why: str) -> Any:
+        """The matrix that makes logits of states; where the head is more than one, `why` names who
+        needs it to be."""
+        if not self.manner.split or self.manner.columns is None:
+            raise UnsupportedModel(
+                f"{why}: the head of this model is more than a matrix, or its body does not run "
+                "apart from it; leave the option out"
+            )
+        return plain_head(self.model)
+
+    def token_nll(self, ids: Ids, watch: Watch | None = None) -> TokenNll:
+        """NLL of every token given all before it, float32; position 0 is not-a-number. `watch` is
+        shown the states, where the head is a plain matrix."""
         nll = np.full(len(ids), np.nan, np.float32)
         targets = self._row(ids)[0]
-        tiled = self.manner.split and self.manner.columns is not None
-        for first, losses in self._tiled(ids, targets) if tiled else self._sliced(ids, targets):
+        losses_of = self._sliced(ids, targets)
+        if self.manner.split and self.manner.columns is not None:
+            losses_of = self._tiled(ids, targets, watch)
+        for first, losses in losses_of:
             nll[first : first + len(losses)] = losses.cpu().numpy()
         wrong = np.flatnonzero(~np.isfinite(nll[1:]))
         if len(wrong):
             raise NanInLogits(f"the logits are not finite at token {int(wrong[0]) + 1}")
         return nll
 
-    def _tiled(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
+    def _tiled(
+        self, ids: Ids, targets: "torch.Tensor", watch: Watch | None
+    ) -> Iterator[tuple[int, "torch.Tensor"]]:
         """(position, NLL from there on), the head a plain matrix."""
         head = plain_head(self.model)
         for begin, output in self._bodies(ids):
@@ -229,6 +310,8 @@ class TokenScorer:
                 if len(wanted):
                     rows = hidden[at : at + len(wanted)]
                     wanted = wanted.to(hidden.device)
+                    if watch is not None:
+                        watch(first, rows)
                     yield first, tiled_nll(head, rows, wanted, self.manner.columns or TILE_COLUMNS)
 
     def _sliced(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:

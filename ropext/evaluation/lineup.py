@@ -1,7 +1,7 @@
 """Which models are compared: the base through its short window, and what reads the long one."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
         variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
     else:
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
-    variants += _with_adapter(variant, options.adapter)
+    variants += _with_caches(_with_adapter(variant, options.adapter), options)
     warnings = (warning,) if warning else ()
     return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
 
@@ -168,6 +168,18 @@ def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
     return [variant, replace(variant, label=label, kind=EXTENDED, adapter=adapter)]
 
 
+def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant]:
+    """Each of these, and each once more by every rounded cache that was asked for."""
+    read = list[Variant]()
+    for variant in variants:
+        read.append(variant)
+        for cache in options.stored_caches:
+            label = f"{variant.label}+kv-{cache.name}"
+            rounded = replace(variant, label=label, kind=EXTENDED, cache=cache)
+            read.append(replace(rounded, unrounded=variant.label))
+    return read
+
+
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     table = _has_table(snapshot)
@@ -194,7 +206,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
             target=plan.target,
             info=info | (plan.knobs if plan.fold is not None else {}),
         )
-        variants += _with_adapter(variant, options.adapter)
+        variants += _with_caches(_with_adapter(variant, options.adapter), options)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
     targets = [plan.target for plan in plans]
     bounded = _is_bounded(snapshot)

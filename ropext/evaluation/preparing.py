@@ -7,6 +7,7 @@ from pathlib import Path
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.digests import Digests
 from ropext.corpus import Corpus, DocumentEncoder
+from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.documents import settle_documents
 from ropext.evaluation.lineup import Lineup
@@ -21,7 +22,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Say, Show, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.results import SCHEMA
+from ropext.results import BASE, SCHEMA
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, SHORT_WINDOW, Frame, Protocol
@@ -135,6 +136,10 @@ def prepare(
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = build_questions(options, grid, encoder, corpus)
     labels = [variant.label for variant in lineup.variants]
+    if options.kl and masking is not None:
+        raise UsageError("--kl is of models that predict the next token, not of masked ones")
+    if options.kl and BASE not in labels:
+        raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
     Metrics(options, labels, grid, lineup.masked).check(gates)
     for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
@@ -155,6 +160,7 @@ def prepare(
         encoder.bos,
         encoder.decode,
         is_strided=options.protocol == "hf-stride",
+        against="" if options.kl else None,
     )
     return Evaluation(
         options=options,

@@ -1,9 +1,10 @@
 """The one measurement: variants read what their stores have not, shared out over processes,
 resumable and interruptible between any two units; what the stores have then is gathered."""
 
+import copy
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from ropext.checkpoint import Snapshot
 from ropext.errors import Interrupted, NothingKept
 from ropext.evaluation.costs import manner_of
+from ropext.evaluation.divergence import OPTION, Against
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
 from ropext.evaluation.reads import Reads, Unit
 from ropext.evaluation.variants import Computing, Variant, applied
@@ -19,6 +21,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.processes import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
+from ropext.results import BASE
 from ropext.results.measurement import Measurement, Store
 
 
@@ -112,6 +115,7 @@ class Reader:
     def __init__(self, computing: Computing, options: DocumentOptions | None = None) -> None:
         self.computing, self.options = computing, options or DocumentOptions()
         self.manner: Manner | None = None
+        self.against: Against | None = None
 
     def scorer(self, model: Any, reads: Reads) -> TokenScorer:
         """Prove that a model can be read in slices, and in which way."""
@@ -146,17 +150,48 @@ class Reader:
             # Adapters last: they change the model object.
             return places.index(variant.snapshot.directory), variant.adapter is not None
 
+        self.against = None
+        if reads.against is not None:
+            self.against = self._base(variants, reads, stores)
         for variant in sorted(variants, key=by_weights):
             store = stores[variant.label]
             units = [*reads.units(variant)]
-            if not all(store.has(unit.name) for unit in units):
+            if not all(unit.is_in(store) for unit in units):
                 self._read(variant, reads, units, store, progress)
-                continue
-            for unit in units:
-                progress.skip(unit, store)
+            else:
+                for unit in units:
+                    progress.skip(unit, store)
+            if self.against is not None and variant.kind == BASE and progress.world > 1:
+                wait_for_everyone()  # its states are there now
         if progress.world > 1:
             wait_for_everyone()
         return reads.measured(variants if progress.rank == 0 else (), stores)
+
+    def _base(
+        self, variants: Sequence[Variant], reads: Reads, stores: Mapping[str, Store]
+    ) -> Against:
+        """The base's states and head. The head is that of the model which is read, where the base
+        has the same weights; else it is loaded once, and kept."""
+        base = next(variant for variant in variants if variant.kind == BASE)
+        kept: Any = None
+        if any(self._needs_head(variant, base, reads, stores) for variant in variants):
+            with self.computing(base) as model:
+                kept = copy.deepcopy(self.scorer(model, reads).head_of_tiles(OPTION))
+
+        def head(scorer: TokenScorer) -> Any:
+            return scorer.head_of_tiles(OPTION) if kept is None else kept
+
+        return Against(stores[base.label], head)
+
+    def _needs_head(
+        self, variant: Variant, base: Variant, reads: Reads, stores: Mapping[str, Store]
+    ) -> bool:
+        """Whether a model that is still to be read has another head than the base."""
+        same = variant.snapshot.directory == base.snapshot.directory and variant.adapter is None
+        if same or variant.reads_short:
+            return False
+        store = stores[variant.label]
+        return not all(unit.is_in(store) for unit in reads.units(variant))
 
     def _read(
         self, variant: Variant, reads: Reads, units: list[Unit], store: Store, progress: Progress
@@ -173,23 +208,28 @@ class Reader:
                     f"{variant.label}: its spectrum changes with the length; it is read in "
                     f"{passes} passes, one for each spectrum"
                 )
-            read_units(scorer, units, store, progress)
+            read_units(scorer, units, store, progress, self.against)
 
 
 def read_units(
-    scorer: TokenScorer, units: Iterable[Unit], store: Store, progress: Progress
+    scorer: TokenScorer,
+    units: Iterable[Unit],
+    store: Store,
+    progress: Progress,
+    against: Against | None = None,
 ) -> None:
     """Do this process's share of the units that the store has not."""
     import torch
 
     for number, unit in enumerate(units):
-        if store.has(unit.name):
+        if unit.is_in(store):
             progress.skip(unit, store)
         elif number % progress.world == progress.rank:
             progress.begin(unit)
             with progress.guard(unit.what), torch.no_grad():
                 try:
-                    store.put(unit.name, unit.compute(scorer))
+                    for name, content in unit.compute(scorer, against).items():
+                        store.put(name, content)
                 except NanInLogits as error:
                     hint = "float16 overflows in some models: try --dtype float32"
                     raise NanInLogits(f"{unit.what}: {error} ({hint})") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from packaging.version import Version  # accelerate needs it
 
-from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer
+from ropext.evaluation.forward import Ids, NanInLogits, TokenNll, TokenScorer, Watch
 from ropext.results.retrieval import ItemScore
 from ropext.results.windows import short_windows, strided_windows
 from ropext.tasks import Item
@@ -155,12 +155,19 @@ def hf_stride(size: int) -> int:
     return min(HF_STRIDE, max(1, size // 2))
 
 
-def read_short(scorer: TokenScorer, ids: Ids, context: int, bos: int | None = None) -> TokenNll:
+def read_short(
+    scorer: TokenScorer,
+    ids: Ids,
+    context: int,
+    bos: int | None = None,
+    watch: Callable[[int, int], Watch] | None = None,
+) -> TokenNll:
     """NLL of every token through the short window, each scored by one window; a length-dependent
     spectrum is that of the window's length.
 
     `bos` stands in the place of a window's first token, as in front of any text that a program
-    truncates. What changes here changes SHORT_WINDOW.
+    truncates. `watch` is told where a window begins and from which token on it scores, and is shown
+    its states. What changes here changes SHORT_WINDOW.
     """
     nll = np.full(len(ids), np.nan, np.float32)
     with pinned(scorer.model, context):
@@ -168,7 +175,8 @@ def read_short(scorer: TokenScorer, ids: Ids, context: int, bos: int | None = No
             row = ids[window.begin : window.end].copy()
             if bos is not None:
                 row[0] = bos
-            losses = scorer.token_nll(row)
+            of_window = None if watch is None else watch(window.begin, window.first)
+            losses = scorer.token_nll(row, of_window)
             nll[window.first : window.end] = losses[window.first - window.begin :]
     return nll
 
@@ -191,10 +199,10 @@ def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float
     return total, weight
 
 
-def read_pass(scorer: TokenScorer, ids: Ids, length: int) -> TokenNll:
+def read_pass(scorer: TokenScorer, ids: Ids, length: int, watch: Watch | None = None) -> TokenNll:
     """Read the first `length` tokens in one pass."""
     with pinned(scorer.model, length):
-        return scorer.token_nll(ids[:length])
+        return scorer.token_nll(ids[:length], watch)
 
 
 if TYPE_CHECKING:

@@ -14,6 +14,15 @@ import numpy as np
 
 from ropext.checkpoint.provenance import digest
 from ropext.corpus import Document
+from ropext.evaluation.divergence import (
+    Against,
+    against_key,
+    divergence_folders,
+    read_against,
+    read_base,
+    served_lengths,
+    states_folder,
+)
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.masking import Masking, read_masked
 from ropext.evaluation.reading import (
@@ -28,6 +37,7 @@ from ropext.evaluation.reading import (
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import values_json
 from ropext.lengths import length_text
+from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
@@ -47,7 +57,17 @@ class Unit:
     passes: int
     size: int  # tokens of a pass, or of the longest one
     tokens: int  # forward tokens of all
-    compute: Callable[[TokenScorer], Any]
+    compute: Callable[[TokenScorer, Against | None], Mapping[str, Any]]  # the content of each file
+    beside: tuple[str, ...] = ()  # further files, of what the same passes show
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files, its own last: where that is there, all are."""
+        return (*self.beside, self.name)
+
+    def is_in(self, store: Store) -> bool:
+        """Whether a store has all that it makes."""
+        return all(store.has(name) for name in self.files)
 
     @property
     def asks(self) -> bool:
@@ -66,6 +86,8 @@ class Reads:
     bos: int | None = None
     decode: Decode = str
     is_strided: bool = False  # read also as the loop in the transformers documentation does
+    # The base's store, where the next token of each model is held against the base's.
+    against: str | None = None
 
     def of(self, begin: int, end: int) -> "Reads":
         """Return some of the documents alone."""
@@ -122,11 +144,21 @@ class Reads:
                     size: [store.get(array_name(f"stride-{size}", one)) for one in self.hashes]
                     for size in self.frame.lengths
                 }
+            divergence = None
+            agreement = None
+            if self.documents and self.against is not None and not variant.reads_short:
+                key = against_key(self.frame, self.against)
+                regimes = variant.regimes(self.frame)
+                compared = store.compared(variant.label, key, regimes, self.hashes)
+                divergence, agreement = compared
             models[variant.label] = MeasuredModel(
                 variant.kind,
                 self.reading(variant, store) if self.documents else None,
                 tuple(self.answers(variant, store)),
                 strides=strides,
+                divergence=divergence,
+                agreement=agreement,
+                unrounded=variant.unrounded,
             )
         return Measurement(self.frame, models, self.described if self.documents else None)
 
@@ -143,11 +175,19 @@ class Reads:
         frame = self.frame
         ids = document.ids[: self.frame.longest]
 
-        def unit(regime: str, kind: str, windows: list[Window], read: Callable[..., Any]) -> Unit:
+        def unit(
+            regime: str, kind: str, windows: list[Window], read: Callable[..., Any], *beside: str
+        ) -> Unit:
             sizes = [window.end - window.begin for window in windows]
             what = f"{document.name} ({variant.label}, {regime})"
             counts = len(sizes), max(sizes), sum(sizes)
-            return Unit(array_name(regime, name), what, kind, *counts, read)
+            files = tuple(array_name(folder, name) for folder in beside)
+
+            def compute(scorer: TokenScorer, against: Against | None) -> Mapping[str, Any]:
+                results = read(scorer, against) if beside else (read(scorer),)
+                return dict(zip((*files, array_name(regime, name)), results, strict=True))
+
+            return Unit(array_name(regime, name), what, kind, *counts, compute, files)
 
         read: Callable[..., Any]
         for regime, length in variant.regimes(frame).items():
@@ -155,9 +195,22 @@ class Reads:
                 windows = [*short_windows(frame.longest, frame.context)]
                 bos = int(ids[0]) if document.has_bos else None
                 read = partial(read_short, ids=ids, context=frame.context, bos=bos)
-                yield unit(regime, "short window", windows, read)
+                if self.against is None or variant.kind != BASE:
+                    yield unit(regime, "short window", windows, read)
+                    continue
+                read = partial(read_base, ids=ids, frame=frame, bos=bos)
+                yield unit(regime, "short window", windows, read, states_folder(frame))
                 continue
             windows = [Window(0, length, 1)] * (frame.mask_stride or 1)
+            if self.against is not None:
+                lengths = served_lengths(frame, variant.regimes(frame), length)
+                of_pass = ids[:length]
+                read = partial(
+                    read_against, ids=of_pass, frame=frame, lengths=lengths, document=name
+                )
+                beside = divergence_folders(frame, self.against, regime)
+                yield unit(regime, "whole", windows, read, *beside)
+                continue
             if self.masking is None:
                 read = partial(read_pass, ids=ids, length=length)
             else:
@@ -178,10 +231,10 @@ class Reads:
         task = items[0].task
         length = self._length_of(items)
 
-        def compute(scorer: TokenScorer) -> list[dict[str, Any]]:
+        def compute(scorer: TokenScorer, _: Against | None) -> Mapping[str, Any]:
             with pinned(scorer.model, length):
                 scores = score_items(scorer, items, self.bos, self.decode)
-            return [values_json(score) | {"length": length} for score in scores]
+            return {name: [values_json(score) | {"length": length} for score in scores]}
 
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0

@@ -22,7 +22,7 @@ from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
 from ropext.narration import Call, Hooks, told_of_files, unseen
 from ropext.report.evaluation import write_report
-from ropext.results import rundir
+from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.workdir import USED, Workdir
@@ -108,8 +108,11 @@ def _measure(
     path = place.folder
     options = evaluation.options
     variants = evaluation.lineup.variants
+    names = evaluation.stores(place)
+    if options.kl:
+        evaluation = replace(evaluation, reads=replace(evaluation.reads, against=names[BASE]))
     reads = evaluation.reads
-    stores = {label: rundir.store(path, name) for label, name in evaluation.stores(place).items()}
+    stores = {label: rundir.store(path, name) for label, name in names.items()}
     wait_for_everyone()  # the first one has claimed the folder
 
     def load(snapshot: Snapshot) -> Any:
@@ -136,7 +139,8 @@ def _measure(
     if rank != 0:
         return replace(done, path=kept_in)
     units = ((variant, unit) for variant in variants for unit in reads.units(variant))
-    rundir.keep_only(path, [stores[variant.label].file(unit.name) for variant, unit in units])
+    kept = [stores[variant.label].file(name) for variant, unit in units for name in unit.files]
+    rundir.keep_only(path, kept)
     lm_eval = None
     if options.lm_eval:
         tokenizer = evaluation.encoder.tokenizer

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ropext.checkpoint.provenance import (
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.jsontext import read_object
+from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
 from ropext.results import EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
@@ -37,6 +38,8 @@ class Variant:
     growth: Growth | None = None  # what becomes of a position table then
     fold: Fold | None = None  # of Self-Extend, in memory too
     adapter: str | None = None
+    cache: StoredCache | None = None  # keys and values are rounded as it stores them
+    unrounded: str = ""  # the label of the same variant without that
     target: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +51,10 @@ class Variant:
     def content(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """What tells it from other variants: its kind, its model's identity, its spectrum."""
         adapter = None if self.adapter is None else _adapter_digest(self.adapter)
-        return {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
+        content = {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
+        if self.cache is not None:
+            content["kv_cache"] = asdict(self.cache)
+        return content
 
     def passes(self, frame: Frame) -> tuple[int, ...]:
         """Return the pass lengths that serve all lengths of a frame, by the spectra that the config
@@ -137,6 +143,7 @@ Computing = Callable[[Variant], AbstractContextManager[Any]]
 def applied(model: Any, variant: Variant) -> Iterator[Any]:
     """While this lasts, a loaded model computes as the variant says."""
     from ropext.patching import apply_config, unpatch
+    from ropext.patching.rounding import cache_rounded
 
     with ExitStack() as stack:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
@@ -144,4 +151,7 @@ def applied(model: Any, variant: Variant) -> Iterator[Any]:
         if variant.config is not None:
             apply_config(model, variant.config, variant.growth, variant.fold)
             stack.callback(unpatch, model)
+        if variant.cache is not None:
+            base = model.get_base_model() if hasattr(model, "get_base_model") else model
+            stack.enter_context(cache_rounded(base, variant.cache))
         yield model

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from ropext import scaling
 from ropext.errors import UsageError
 from ropext.jsontext import Json
+from ropext.options.cache import CACHE_NAMES, RoundedCaches, StoredCache, stored_cache
 from ropext.options.fields import (
     ATTENTIONS,
     LARGEST,
@@ -184,6 +185,12 @@ class Measuring(DocumentOptions):
         "perplexity protocol",
         panel=Panel.DATA,
     )
+    kl: bool = wanted(
+        False,
+        "hold the next token of each model against the base's too: KL divergence, and the share of "
+        "tokens with the same first choice",
+        panel=Panel.DATA,
+    )
     lm_eval: Words = wanted(
         (),
         "lm-evaluation-harness tasks on the same model (pip install lm-eval)",
@@ -280,6 +287,18 @@ class Evaluate(SelfExtend, Measuring):
         panel=Panel.COMPARED,
         basic=True,
     )
+    kv: RoundedCaches = wanted(
+        (),
+        f"read each long row also with its KV cache rounded to {', '.join(CACHE_NAMES[1:])}, or to "
+        "two of them as KEYS/VALUES",
+        "LIST",
+        panel=Panel.COMPARED,
+    )
+
+    @property
+    def stored_caches(self) -> tuple[StoredCache, ...]:
+        """The caches by which long rows are read a second time."""
+        return tuple(stored_cache(name) for name in self.kv)
 
     @model_validator(mode="after")
     def _chat(self) -> Self:
@@ -303,6 +322,8 @@ class Evaluate(SelfExtend, Measuring):
             )
         if not self.data and not self.tasks and not self.lm_eval:
             raise UsageError("nothing to measure: give --data for perplexity, --tasks, or both")
+        if self.kl and not self.data:
+            raise UsageError("--kl is measured on documents: give --data")
         if self.haystack == "text" and not self.data:
             raise UsageError("--haystack text is made of --data; give it, or another haystack")
         for task in self.lm_eval:

@@ -6,9 +6,8 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from ropext.errors import UsageError
+from ropext.options.cache import CACHE_NAMES
 from ropext.options.fields import Count, Neutral, Options, Panel, Words, wanted
-
-CACHE_NAMES = ("f16", "q8_0", "q4_0", "fp8")
 
 _MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|[kmgt])(|i?b)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -51,6 +51,18 @@ def _gain_name(run: Measurement, length: int) -> str:
     return f"gain@{length}"
 
 
+def _divergence_name(run: Measurement, length: int) -> str:
+    return f"kl@{length}"
+
+
+def _agreement_name(run: Measurement, length: int) -> str:
+    return f"agreement@{length}"
+
+
+def _rounding_name(run: Measurement, length: int) -> str:
+    return f"rounding@{length}"
+
+
 def _short_tax_name(run: Measurement, length: int) -> str:
     """Name the tax beside one length alone: the trained context, or the shortest."""
     lengths = run.frame.lengths
@@ -75,6 +87,27 @@ MAIN_COLUMNS = (
         _short_tax_name,
         nats,
         "nats per token that a model loses inside the trained context of {context}",
+        by_factor=False,
+    ),
+    MainColumn(
+        "rounding",
+        _rounding_name,
+        nats,
+        "nats per token that the same model loses by its KV cache being rounded",
+        by_factor=False,
+    ),
+    MainColumn(
+        "KL",
+        _divergence_name,
+        point,
+        "nats per token from the base's distribution of the next token to this model's",
+        by_factor=False,
+    ),
+    MainColumn(
+        "same choice",
+        _agreement_name,
+        point_of_two,
+        "share of tokens at which the likeliest next token is the base's",
         by_factor=False,
     ),
 )
@@ -147,6 +180,26 @@ def text_tables(run: Measurement) -> list[Table]:
     )
     columns = at_lengths("bpb", lengths, _four_digits)
     per_byte = table_of("Bits per byte", "comparable across tokenizers", rows, columns)
+    rounding = table_of(
+        "What rounding the KV cache costs (nats per token)",
+        "NLL of the model with its keys and values rounded as an engine stores them, minus NLL of "
+        "the same model without, on the same tokens",
+        rows,
+        at_lengths("rounding", lengths, nats),
+    )
+    divergence = table_of(
+        "Divergence from the base (nats per token)",
+        "KL(base || model) of the next token, the base through its short window, over the last "
+        f"{run.frame.tail} tokens before each length; beyond its context the base sees less",
+        rows,
+        at_lengths("kl", lengths, _four_digits),
+    )
+    agreement = table_of(
+        "First choice of the next token as the base's (share of tokens)",
+        "over the same tokens",
+        rows,
+        at_lengths("agreement", lengths, shown),
+    )
     return [
         headline(run),
         by_factor(run),
@@ -154,6 +207,9 @@ def text_tables(run: Measurement) -> list[Table]:
         summary(run),
         cumulative,
         per_byte,
+        rounding,
+        divergence,
+        agreement,
         _positions(run),
     ]
 

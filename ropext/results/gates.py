@@ -231,7 +231,8 @@ class Metrics:
         beside_base = BASE in self.labels and variant != BASE
         with_base = beside_base and not between
         for metric in metrics_of(masked=self.masked, with_base=with_base, between=between):
-            at.append(metric.name)
+            if not metric.needs or getattr(self.options, metric.needs, False):
+                at.append(metric.name)
         if self.options.protocol == "hf-stride" and variant != BASE and not between:
             at.append(STRIDED)
         for number in WHOLE_METRICS:

@@ -47,6 +47,10 @@ class MeasuredModel:
     items: tuple[ItemScore, ...] = ()
     overlap: Overlap | None = None  # with what it was trained on
     strides: Mapping[int, Sequence[Any]] | None = None  # by window, of the strided loop
+    # Per token, at the ends of lengths: nats from the base's next token, and the same first choice.
+    divergence: Reading | None = None
+    agreement: Reading | None = None
+    unrounded: str = ""  # the same model with its KV cache as it is computed
     source: ModelSource = field(default=ModelSource(), repr=False)
     numbers: ModelNumbers | None = field(default=None, repr=False)
 
@@ -171,7 +175,15 @@ class Measurement:
             return dict(model.numbers.metrics)
         values = dict[str, Value]()
         if model.reading is not None:
-            text = ReadText(self.frame, model.reading, self.base(label), self.documents)
+            text = ReadText(
+                self.frame,
+                model.reading,
+                self.base(label),
+                self.documents,
+                divergence=model.divergence,
+                agreement=model.agreement,
+                unrounded=self.readings.get(model.unrounded),
+            )
             values = text_values(text)
         if model.strides is not None:
             values |= strided_values(self.frame, model.strides)
@@ -210,9 +222,14 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
     models = dict[str, MeasuredModel]()
     for part, order in zip(parts, orders, strict=True):
         for label, model in part.models.items():
-            reading = model.reading and model.reading.subset(order)
-            # The numbers of the whole evaluation are not those of these documents.
-            models[label] = replace(model, reading=reading, numbers=None)
+            models[label] = replace(
+                model,
+                reading=model.reading and model.reading.subset(order),
+                divergence=model.divergence and model.divergence.subset(order),
+                agreement=model.agreement and model.agreement.subset(order),
+                # The numbers of the whole evaluation are not those of these documents.
+                numbers=None,
+            )
     frame = replace(
         frames[0],
         lengths=tuple(sorted(common)),
@@ -374,6 +391,16 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
+# Folders of a store.
+DIVERGENCE = "kl"
+AGREEMENT = "agreement"
+
+
+def compared_regime(kind: str, key: str, regime: str) -> str:
+    """Name the folder of what was compared with a base in a regime; `key` tells which base."""
+    return f"{kind}-{key}-{regime}"
+
+
 def array_name(regime: str, document_hash: str) -> str:
     """Name the file of what was read of a document in a regime."""
     return f"{regime}/{document_hash[:32]}.npy"
@@ -432,3 +459,16 @@ class Store:
             for regime, length in regimes.items()
         }
         return Reading(label, passes)
+
+    def compared(
+        self, label: str, key: str, regimes: Mapping[str, int], hashes: Sequence[str]
+    ) -> tuple[Reading, Reading]:
+        """Return divergence from the base, and agreement with it, per token."""
+        found = list[Reading]()
+        for kind in (DIVERGENCE, AGREEMENT):
+            folders = {
+                compared_regime(kind, key, regime): length for regime, length in regimes.items()
+            }
+            found.append(self.reading(label, folders, hashes))
+        divergence, agreement = found
+        return divergence, agreement

@@ -24,6 +24,9 @@ class ReadText:
     reading: "Reading"
     base: "Reading | None" = None
     documents: "Documents | None" = None  # without them bytes are not known
+    divergence: "Reading | None" = None  # per token, nats from the base's next token
+    agreement: "Reading | None" = None  # 1 where the first choice is the base's
+    unrounded: "Reading | None" = None  # the same model, its KV cache as it is computed
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Metric:
     take: "Callable[[ReadText, int], Value | None]"
     differ: "Callable[[TextPair, int], Value] | None" = None
     needs_base: bool = False
+    needs: str = ""  # the option of an evaluation without which it is not there
     causal: bool = False  # not a number of masked language models, whose tail alone is scored
     judged: Judged = Judged()
 
@@ -130,6 +134,24 @@ def _gain(text: ReadText, length: int) -> "Value | None":
     return text.frame.difference(text.base, text.reading, text.frame.tail_span(length))
 
 
+def _divergence(text: ReadText, length: int) -> "Value | None":
+    if text.divergence is None:
+        return None
+    return text.frame.nll(text.divergence, text.frame.tail_span(length))
+
+
+def _agreement(text: ReadText, length: int) -> "Value | None":
+    if text.agreement is None:
+        return None
+    return text.frame.nll(text.agreement, text.frame.tail_span(length))
+
+
+def _rounding(text: ReadText, length: int) -> "Value | None":
+    if text.unrounded is None:
+        return None
+    return text.frame.difference(text.reading, text.unrounded, text.frame.tail_span(length))
+
+
 def _short_tax(text: ReadText) -> "Value | None":
     if text.base is None:
         return None
@@ -155,6 +177,20 @@ SHORT_TAX = Judged(
     "{model} predicts text inside the trained context {size:.4g} nats a token {side} than the base",
     "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
 )
+LARGER_TYPE = "store the keys in more bits (q8_0), which is where a rounding hurts"
+KL = Judged(
+    "the next token of {model} is {value:.4g} nats from the base's over the last tokens before "
+    "{length}"
+)
+AGREEMENT = Judged(
+    "the likeliest next token of {model} is the base's at {percent} of the last tokens before "
+    "{length}"
+)
+ROUNDING = Judged(
+    "{model} predicts the last tokens before {length} {size:.4g} nats a token {side} than with its "
+    "KV cache as it is computed",
+    LARGER_TYPE,
+)
 KEPT = Judged("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)
 # In the order in which results.json holds them.
 TEXT_METRICS = (
@@ -166,6 +202,9 @@ TEXT_METRICS = (
     Metric("in_window", _in_window, needs_base=True),
     Metric("in_window_nll", _in_window_nll, needs_base=True),
     Metric("gain", _gain, needs_base=True, judged=GAIN),
+    Metric("kl", _divergence, needs_base=True, needs="kl", causal=True, judged=KL),
+    Metric("agreement", _agreement, needs_base=True, needs="kl", causal=True, judged=AGREEMENT),
+    Metric("rounding", _rounding, needs="kv", causal=True, judged=ROUNDING),
 )
 WHOLE_METRICS = (
     WholeMetric("short_tax", _short_tax, _short_tax_difference, SHORT_TAX),

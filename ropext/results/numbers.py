@@ -18,6 +18,8 @@ _NOT_INFO = {
     "adapter",
     "store",
     "passes",
+    "against",
+    "unrounded",
     "metrics",
     "positions",
     "retrieval",
@@ -69,6 +71,8 @@ class ModelSource:
     info: JsonObject = field(default_factory=dict)  # method, factor, frequencies, knobs
     store: str = ""  # a folder under variants/
     passes: Mapping[str, int] = field(default_factory=dict)  # tokens of a pass, by its folder
+    against: str = ""  # of a model whose next token was held against the base's: of which one
+    unrounded: str = ""  # of a model with a rounded KV cache: the same one without
 
     @property
     def method(self) -> str | None:
@@ -85,9 +89,19 @@ class ModelSource:
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Any]:
-        written = {"model": self.name, "target": self.target, "adapter": self.adapter}
+        written: dict[str, Any] = {
+            "model": self.name,
+            "target": self.target,
+            "adapter": self.adapter,
+        }
         written |= self.info
-        return written | {"store": self.store, "passes": dict(self.passes)}
+        written["store"] = self.store
+        written["passes"] = dict(self.passes)
+        if self.against:
+            written["against"] = self.against
+        if self.unrounded:
+            written["unrounded"] = self.unrounded
+        return written
 
     @staticmethod
     def from_json(data: JsonObject) -> "ModelSource":
@@ -99,6 +113,8 @@ class ModelSource:
             info=info,
             store=data["store"],
             passes=data["passes"],
+            against=data.get("against", ""),
+            unrounded=data.get("unrounded", ""),
         )
 
 

@@ -171,11 +171,20 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
     for label, variant in results["variants"].items():
         source = ModelSource.from_json(variant)
         reading = None
+        divergence = None
+        agreement = None
         if documents is not None and source.passes:
-            reading = store(path, source.store).reading(label, source.passes, hashes)
+            kept = store(path, source.store)
+            reading = kept.reading(label, source.passes, hashes)
+            if source.against:
+                compared = kept.compared(label, source.against, source.passes, hashes)
+                divergence, agreement = compared
         models[label] = MeasuredModel(
             kind=variant["kind"],
             reading=reading,
+            divergence=divergence,
+            agreement=agreement,
+            unrounded=source.unrounded,
             items=tuple(items.get(label, ())),
             overlap=overlap_in(variant.get("overlap")),
             source=source,

@@ -99,6 +99,8 @@ DECIDES = {
         "group": "3 --method self-extend --factor 2",
         "literal": "--method self-extend --factor 2",
         "base": "ropext://demo",
+        "kl": "",
+        "kv": "q8_0",
         "tasks": "mkey",
         "depths": "0.5",
         "items": "3",
@@ -305,7 +307,7 @@ MORE["evaluate"] |= {"device_map": "auto", "fail_if": "tail@512>100"}
 MORE["evaluate"] |= {"lm_eval_limit": "3", "chat_args": "a=1 --chat true --tasks vt"}
 MORE["evaluate"] |= {"chat": "--tasks vt", "passages": "own.jsonl --tasks qa_1"}
 OF_THE_RUN = {
-    "eval": {"method", "factor", "target", "base", "window", "group", "literal"},
+    "eval": {"method", "factor", "target", "base", "kv", "window", "group", "literal"},
     "fit": {"factor", "target", "context"},
 }
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`

@@ -1,0 +1,55 @@
+"""Types of KV cache by name, as `plan --memory` counts them and `eval --kv` rounds by them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from ropext.errors import UsageError
+from ropext.options.fields import Words
+
+UNROUNDED = "f16"
+CACHE_NAMES = (UNROUNDED, "q8_0", "q4_0", "fp8")
+APART = "/"  # between the type of the keys and that of the values
+
+
+@dataclass(frozen=True)
+class StoredCache:
+    """How an engine stores keys and values; a type of `f16` is left as it is computed."""
+
+    keys: str
+    values: str
+
+    @property
+    def name(self) -> str:
+        """Its name in a row's label, which also names a folder."""
+        return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
+
+
+def stored_cache(name: str) -> StoredCache:
+    """Read `q8_0`, or `q8_0/q4_0` for keys and values apart."""
+    keys, separator, values = name.partition(APART)
+    if not separator:
+        values = keys
+    for kind in (keys, values):
+        if kind not in CACHE_NAMES:
+            raise UsageError(
+                f"--kv {name[:60]!r}: {kind[:60]!r} is not a type of KV cache; known are "
+                f"{', '.join(CACHE_NAMES)}, or two of them as KEYS/VALUES, such as q8_0/q4_0"
+            )
+    return StoredCache(keys, values)
+
+
+def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the caches of `eval`, each another one, and each rounded somewhere."""
+    for name in names:
+        if stored_cache(name) == StoredCache(UNROUNDED, UNROUNDED):
+            raise UsageError(
+                f"--kv {name}: the row without a rounded cache is read anyway; leave it out"
+            )
+        if names.count(name) > 1:
+            raise UsageError(f"--kv names {name} twice")
+    return names
+
+
+RoundedCaches = Annotated[Words, AfterValidator(_rounded)]

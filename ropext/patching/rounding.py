@@ -1,0 +1,176 @@
+"""A KV cache in few bits, in memory: keys and values rounded as an engine stores them.
+
+Keys are rounded after their rotation, as they lie in a cache; what is attended to is the rounded
+number, in every pass, with or without a cache. Queries, scores and sums stay as the model computes
+them: what an engine's kernel adds to the rounding of its cache is not in it.
+
+q8_0 and q4_0 are ggml's: blocks of 32 channels of one head share a scale of 16 bits. Before it
+rounds, llama.cpp turns each head by an orthonormal Hadamard matrix where its width is a multiple
+of 64 (its PR 21038, April 2026): keys by the largest that divides it, values by that of 64.
+fp8 is e4m3 with a scale of 1, vLLM's where a checkpoint brings none.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ropext import families
+from ropext.errors import UnsupportedModel
+from ropext.options.cache import UNROUNDED, StoredCache
+
+NAME = "ropext_rounded_cache"  # in transformers' tables of attention functions
+BLOCK = 32  # channels that share a scale
+LEAST_TURN = 64  # channels of the smallest Hadamard matrix
+LARGEST_FP8 = 448.0  # of e4m3; what is larger becomes it
+PROBE_TOKENS = 3
+
+
+def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
+    """Round keys or values (..., channels of one head) as a cache of this type returns them;
+    `turn` is the size of the Hadamard matrix that turns them before, 0 for none."""
+    if kind == UNROUNDED:
+        return states
+    if kind == "fp8":
+        limited = states.float().clamp(-LARGEST_FP8, LARGEST_FP8)
+        return limited.to(torch.float8_e4m3fn).to(states.dtype)
+    turned = _turned(states.float(), turn)
+    blocks = turned.unflatten(-1, (-1, BLOCK))
+    stored = _q8_0(blocks) if kind == "q8_0" else _q4_0(blocks)
+    # The matrix is its own inverse.
+    return _turned(stored.flatten(-2), turn).to(states.dtype)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    """Round to -127..127 of the block's largest size, halves away from zero."""
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    steps = blocks * _inverse(scale)
+    whole: Tensor = steps.sign() * (steps.abs() + 0.5).floor()
+    return whole * scale.half().float()
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    """Round to -8..7 of a scale by which the entry of the largest size, with its sign, is -8."""
+    place = blocks.abs().argmax(-1, keepdim=True)
+    scale = blocks.gather(-1, place) / -8
+    steps = blocks * _inverse(scale)
+    whole = (steps + 8.5).floor().clamp(0, 15) - 8
+    return whole * scale.half().float()
+
+
+def _inverse(scale: Tensor) -> Tensor:
+    """Divide one by a scale; a block of zeros has the scale 0, and stays."""
+    return torch.where(scale == 0, 0.0, 1 / scale)
+
+
+def _turned(states: Tensor, size: int) -> Tensor:
+    """Multiply each run of `size` channels by the Hadamard matrix of that size."""
+    if not size:
+        return states
+    runs = states.unflatten(-1, (-1, size))
+    turned: Tensor = runs @ _hadamard(size, states.device)
+    return turned.flatten(-2)
+
+
+def _hadamard(size: int, device: torch.device) -> Tensor:
+    """Make the orthonormal matrix after Sylvester: H(2n) = [[H, H], [H, -H]]."""
+    matrix = torch.ones(1, 1, device=device)
+    while len(matrix) < size:
+        above = torch.cat([matrix, matrix], 1)
+        below = torch.cat([matrix, -matrix], 1)
+        matrix = torch.cat([above, below], 0)
+    return matrix / math.sqrt(size)
+
+
+def turn_of_keys(kind: str, width: int) -> int:
+    """Return the size of the matrix by which llama.cpp turns keys of this width; 0 for none."""
+    if not turn_of_values(kind, width):
+        return 0
+    return width & -width  # the largest power of two that divides it
+
+
+def turn_of_values(kind: str, width: int) -> int:
+    """Return the size of the matrix by which llama.cpp turns values of this width; 0 for none."""
+    if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
+        return 0
+    return LEAST_TURN
+
+
+@contextmanager
+def cache_rounded(live: Any, stored: StoredCache) -> Iterator[None]:
+    """While this lasts, a loaded model attends to a cache that is stored so."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = live.config._attn_implementation
+    seen: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def inner(module: Any) -> Callable[..., Any]:
+        """Return the function that the model's layer would call."""
+        if before == "eager":  # each family's own
+            own = sys.modules[type(module).__module__]
+            return cast(Callable[..., Any], vars(own)["eager_attention_forward"])
+        return cast(Callable[..., Any], ALL_ATTENTION_FUNCTIONS[before])
+
+    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
+        seen[module] = (k, v)
+        return inner(module)(module, q, k, v, mask, **rest)
+
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
+        keys = rounded_cache(k, stored.keys, turn_of_keys(stored.keys, k.shape[-1]))
+        values = rounded_cache(v, stored.values, turn_of_values(stored.values, v.shape[-1]))
+        return inner(module)(module, q, keys, values, mask, **rest)
+
+    AttentionInterface.register(NAME, look)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[before])
+    live.set_attn_implementation(NAME)
+    try:
+        _probe(live)
+        _check_layers(live.config, list(seen.values()), stored)
+        AttentionInterface.register(NAME, attend)
+        yield
+    finally:
+        live.set_attn_implementation(before)
+
+
+def _probe(live: Any) -> None:
+    """Read a few tokens, so that each attention layer shows what it attends to."""
+    trains = live.training
+    try:
+        live.eval()
+        tokens = torch.arange(PROBE_TOKENS, device=live.device)[None]
+        with torch.no_grad():
+            live(input_ids=tokens, use_cache=False)
+    finally:
+        live.train(trains)
+
+
+def _check_layers(config: Any, seen: list[tuple[Tensor, Tensor]], stored: StoredCache) -> None:
+    """Refuse where layers attend to something else than what a cache keeps of them."""
+    layers = families.as_read(config.to_dict()).kv_layers
+    if layers is None:
+        raise UnsupportedModel("--kv: what the layers of this model keep in a cache is not known")
+    kept = sorted(layer.values for layer in layers)
+    attended = sorted(_values(keys) + _values(values) for keys, values in seen)
+    if kept != attended:
+        raise UnsupportedModel(
+            "--kv: the layers of this model attend to other numbers than their cache keeps (a "
+            "latent vector, keys shared between layers, or attention of their own)"
+        )
+    for keys, values in seen:
+        for kind, width in ((stored.keys, keys.shape[-1]), (stored.values, values.shape[-1])):
+            if kind in ("q8_0", "q4_0") and width % BLOCK:
+                raise UnsupportedModel(
+                    f"--kv {kind}: heads of {width} channels are no whole blocks of {BLOCK}; "
+                    "engines refuse that too"
+                )
+
+
+def _values(states: Tensor) -> int:
+    """Count the numbers that one token adds."""
+    return states.shape[1] * states.shape[-1]

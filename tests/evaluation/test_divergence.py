@@ -1,0 +1,212 @@
+"""KL divergence and agreement of next tokens, against both rows of logits held whole; a rounded
+cache's row beside its own."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from command_line import in_two_processes
+from small_models import CONTEXT, tiny
+from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ropext.errors import UnsupportedModel, UsageError
+from ropext.evaluation.forward import tiled_divergence
+from ropext.options.cache import StoredCache
+from ropext.patching import patch, unpatch
+from ropext.patching.rounding import cache_rounded
+from ropext.pipeline.public import evaluate, extend
+from ropext.results.rundir import read_run
+
+DOCUMENTS = 9
+HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("divergence")
+    torch.set_num_threads(1)
+    write_checkpoint(path / "model", **HEADS)
+    write_documents(path / "docs.jsonl", DOCUMENTS)
+    return path
+
+
+def asked(place, **changes):
+    known = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS, "kl": True}
+    return known | {"method": "yarn", "factor": "4"} | changes
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    return evaluate(str(place / "model"), place / "whole", **asked(place, kv="q4_0"))
+
+
+def documents(place):
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    for line in (place / "docs.jsonl").read_text("utf-8").splitlines():
+        yield torch.tensor(tokenizer(json.loads(line)["text"])["input_ids"][:256])
+
+
+def probabilities(model, ids):
+    """Log-probabilities of the token at each place from 1 on, in float64."""
+    with torch.no_grad():
+        return model(input_ids=ids[None], use_cache=False).logits[0, :-1].double().log_softmax(-1)
+
+
+def of_base(model, ids):
+    """The base's at each place: of the window of the context that ends half a context on."""
+    rows = torch.empty(len(ids) - 1, model.config.vocab_size, dtype=torch.float64)
+    half = CONTEXT // 2
+    for begin in range(0, len(ids) - CONTEXT + 1, half):
+        window = ids[begin : begin + CONTEXT].clone()
+        window[0] = ids[0]  # its BOS
+        first = 1 if begin == 0 else half
+        rows[begin + first - 1 : begin + CONTEXT - 1] = probabilities(model, window)[first - 1 :]
+    return rows
+
+
+def by_hand(model, place, length, tail, reading):
+    sums = np.zeros(2)
+    count = 0
+    for ids in documents(place):
+        base = of_base(model, ids)
+        with reading(model):
+            other = probabilities(model, ids)
+        tokens = slice(length - tail - 1, length - 1)
+        kl = (base.exp() * (base - other)).sum(-1)[tokens]
+        same = (base.argmax(-1) == other.argmax(-1))[tokens]
+        sums += [float(kl.sum()), float(same.sum())]
+        count += len(kl)
+    return sums / count
+
+
+class Patched:
+    """The model by YaRN, with its cache rounded where one is named."""
+
+    def __init__(self, cache=None):
+        self.cache = cache
+
+    def __call__(self, model):
+        self.model = model
+        return self
+
+    def __enter__(self):
+        patch(self.model, method="yarn", factor=4)
+        if self.cache is not None:
+            self.rounded = cache_rounded(self.model, self.cache)
+            self.rounded.__enter__()
+
+    def __exit__(self, *error):
+        if self.cache is not None:
+            self.rounded.__exit__(*error)
+        unpatch(self.model)
+
+
+@pytest.mark.parametrize("length", [64, 256])
+@pytest.mark.parametrize(
+    ("label", "reading"),
+    [
+        ("yarn-4x", Patched()),
+        ("yarn-4x+kv-q4_0", Patched(StoredCache("q4_0", "q4_0"))),
+    ],
+)
+def test_it_is_what_both_rows_of_logits_say(place, whole, length, label, reading):
+    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
+    kl, same = by_hand(model, place, length, whole.frame.tail, reading)
+    values = whole.values(label)
+    assert kl > 0.01
+    assert values[f"kl@{length}"].value == pytest.approx(kl, abs=2e-5)
+    assert values[f"agreement@{length}"].value == pytest.approx(same, abs=1e-9)
+
+
+def test_the_untouched_model_is_the_base_inside_its_window(whole):
+    values = whole.values("untouched")
+    assert values["kl@64"].value == pytest.approx(0, abs=1e-6)
+    assert values["agreement@64"].value == 1
+    assert values["kl@256"].value > 0.01
+    assert not any(name.startswith(("kl@", "agreement@")) for name in whole.values("base"))
+
+
+def test_the_cost_of_rounding_is_paired(whole):
+    rounded = whole.values("yarn-4x+kv-q4_0")
+    plain = whole.values("yarn-4x")
+    difference = rounded["tail_nll@256"].value - plain["tail_nll@256"].value
+    assert rounded["rounding@256"].value == pytest.approx(difference, abs=1e-9)
+    assert rounded["rounding@256"].value != 0
+    assert "rounding@256" not in plain
+
+
+def test_it_is_read_back_and_goes_on(place, whole):
+    again = read_run(place / "whole")
+    assert again.results == whole.results
+    for label, model in whole.models.items():
+        if model.divergence is not None:
+            for length, arrays in model.divergence.passes.items():
+                np.testing.assert_array_equal(
+                    np.array(again.models[label].divergence.passes[length]), np.array(arrays)
+                )
+    for file in (place / "whole").glob("variants/yarn-4x-*/kl-*/*.npy"):
+        file.unlink()
+        break
+    done = evaluate(str(place / "model"), place / "whole", **asked(place, kv="q4_0"))
+    assert done.results == whole.results
+    assert done.resumed == 4 * DOCUMENTS - 1
+
+
+def test_without_the_option_nothing_is_kept(place, tmp_path):
+    done = evaluate(str(place / "model"), tmp_path / "run", **asked(place, kl=False))
+    assert not any("kl@" in name for name in done.values("yarn-4x"))
+    assert not list((tmp_path / "run").glob("variants/*/states-*"))
+
+
+def test_weights_of_another_directory(place, tmp_path):
+    """A written checkpoint, whose head is its own, is as far from the base as the patched model."""
+    extend(place / "model", tmp_path / "long", method="yarn", factor=4)
+    known = asked(place)
+    del known["method"], known["factor"]
+    done = evaluate(str(tmp_path / "long"), **known, base=str(place / "model"))
+    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
+    kl, same = by_hand(model, place, 256, done.frame.tail, Patched())
+    values = done.values("extended")
+    assert values["kl@256"].value == pytest.approx(kl, abs=2e-5)
+    assert values["agreement@256"].value == pytest.approx(same, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_two_processes_read_the_same(place, whole):
+    model = str(place / "model")
+    call = partial(evaluate, model, place / "two", **asked(place, kv="q4_0"))
+    for code, said in in_two_processes(call, place):
+        assert code == 0, said
+    results = (place / "two" / "results.json").read_bytes()
+    assert results == (place / "whole" / "results.json").read_bytes()
+
+
+def test_the_tiles_of_half_precision():
+    """Wide logits in bfloat16, in tiles that do not divide the vocabulary."""
+    torch.manual_seed(0)
+    heads = [torch.nn.Linear(32, 100).bfloat16() for _ in range(2)]
+    states = [torch.randn(7, 32).bfloat16() * 9 for _ in range(2)]
+    with torch.no_grad():
+        found, same = tiled_divergence(heads[0], states[0], heads[1], states[1], 33)
+        logs = [
+            head(rows).double().log_softmax(-1) for head, rows in zip(heads, states, strict=True)
+        ]
+    truth = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    torch.testing.assert_close(found.double(), truth, atol=1e-4, rtol=1e-4)
+    assert torch.equal(same, logs[0].argmax(-1) == logs[1].argmax(-1))
+
+
+def test_what_cannot_be_compared_is_refused(place, tmp_path):
+    write_checkpoint(tmp_path / "capped", **HEADS)
+    rows = len(AutoTokenizer.from_pretrained(place / "model"))
+    model = tiny("gemma2", final_logit_softcapping=5.0, vocab_size=rows, **HEADS)
+    model.save_pretrained(tmp_path / "capped")
+    with pytest.raises(UnsupportedModel, match="more than a matrix"):
+        evaluate(str(tmp_path / "capped"), **asked(place))
+    with pytest.raises(UsageError, match="give --data"):
+        evaluate(str(place / "model"), **asked(place, data=None, tasks="copy"))
+    with pytest.raises(UsageError, match="read anyway"):
+        evaluate(str(place / "model"), **asked(place, kv="f16"))
