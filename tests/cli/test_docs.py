@@ -19,7 +19,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
 WITH_COMMANDS = (
     *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
-    *("docs/evaluation.md", "docs/pipeline.md", "docs/loaders.md", "docs/trainers.md"),
+    *(
+        "docs/evaluation.md",
+        "docs/kv-cache.md",
+        "docs/pipeline.md",
+        "docs/loaders.md",
+        "docs/trainers.md",
+    ),
     *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
     "docs/ports.md",
 )
