@@ -56,16 +56,16 @@ for line in json.loads(sys.argv[1]):
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
     "inspect ropext://demo": 65,
-    "plan ropext://demo --factor 4": 69,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 76,
+    "plan ropext://demo --factor 4": 70,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 77,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 76,
+    "extend ropext://demo --factor 4 -o out": 77,
     "verify out": 72,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 122,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 138,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 140,
-    "run recipe.yaml -o ran": 133,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 125,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 141,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 143,
+    "run recipe.yaml -o ran": 136,
 }
 RECIPE = """\
 model: ropext://demo
