@@ -35,11 +35,12 @@ import transformers
 import ropext
 from ropext.bundled import DATA, MODELS
 from ropext.narration import NOBODY
+from ropext.options.training import Fit
 from ropext.pipeline import job
 from ropext.pipeline.prospect import prospect
 from ropext.results import UNTOUCHED
 from ropext.results.values import MARGIN, Value
-from ropext.training import count_training
+from ropext.training.request import FitRequest
 
 STARTS = ("yarn", "llama3", "dynamic")
 # A token that is trained on costs its forward pass and two more backward.
@@ -99,8 +100,8 @@ def searched(
     for start in STARTS:
         output = folder / f"fit-{start}"
         asked: dict[str, Any] = {"factor": factor, "start": start, "steps": steps}
-        plan = count_training("fit", model, str(choosing), **asked)
-        spent += TRAINED_COST * plan.tokens + plan.forward_tokens
+        with FitRequest(model, str(choosing), Fit(**asked)).prepared(None, NOBODY) as job:
+            spent += TRAINED_COST * job.tokens + job.forward_tokens
         done = ropext.fit(model, str(choosing), output, say=told, **asked)
         assert done is not None  # the first process, and the only one
         judged[start] = done.judgements

@@ -19,8 +19,6 @@ from typing import Any
 
 import ropext
 import ropext.demo
-from ropext.narration import Call, Hooks
-from ropext.training import train
 
 DEMO = Path(ropext.demo.__path__[0])
 STEPS = 60
@@ -37,8 +35,7 @@ def tuned(
     extended = folder / f"{method}-{factor}x"
     if not extended.exists():
         ropext.extend(str(model), extended, method=method, factor=factor, no_verify=True)
-    done = train(
-        "finetune",
+    done = ropext.finetune(
         extended,
         str(DEMO / "data" / "tuning.jsonl"),
         folder / name,
@@ -46,7 +43,8 @@ def tuned(
         batch_tokens=8192,
         evaluate=str(DEMO / "data" / "held-out.jsonl"),
         patience=0,
-        call=Call(Hooks(told), force=True),
+        force=True,
+        say=told,
         **options,
     )
     numbers: dict[str, Any] = done.to_json()

@@ -37,9 +37,8 @@ from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.narration import Call, Hooks
 from ropext.results import rules
-from ropext.training import judge, train
+from ropext.training import judge
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
 BASE_TOKENS, BASE_RATE = 4096, 3e-3
@@ -155,9 +154,7 @@ def tail(own: Reads, place: Path) -> float:
 def trained(extended: Path, data: Path, way: str, own: Reads, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
-    done = train(
-        "finetune", extended, str(data), folder / "out", call=Call(Hooks(told), force=True), **asked
-    )
+    done = ropext.finetune(extended, str(data), folder / "out", force=True, say=told, **asked)
     found = {
         "way": way,
         "steps": done.steps,

@@ -28,6 +28,7 @@ from typing import Any
 
 import transformers
 
+import ropext
 from ropext import corpus, patching, scaling
 from ropext.checkpoint import open_snapshot
 from ropext.corpus.selection import NO_LIMIT
@@ -35,7 +36,6 @@ from ropext.errors import RopextError
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Call, Hooks
 from ropext.options.extend import Extend
 from ropext.options.training import Fit
 from ropext.planning import make_plan
@@ -43,7 +43,7 @@ from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import judge as judges
-from ropext.training import rows, train
+from ropext.training import rows
 from ropext.training.data import separator_of
 from ropext.training.judge import fit_numbers, read_now
 
@@ -135,10 +135,12 @@ def fitted(
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
-    done = train("fit", model, data, output, call=Call(Hooks(told)), **options)
+    done = ropext.fit(model, data, output, say=told, **options)
     assert done is not None
     loaded = transformers.AutoModelForCausalLM.from_pretrained(output).eval()
-    own, variant = done.objective.judge, written(output)
+    own = done.objective.judge
+    assert own is not None  # a fit is always judged
+    variant = written(output)
     again = far_loss(own, read(own, loaded, variant)[0])
     label = FITTED if done.kept == FITTED else "start"
     said = done.numbers[label][f"far_half_nll@{own.frame.longest}"].value

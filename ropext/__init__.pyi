@@ -25,8 +25,8 @@ from ropext.ports.beside import PlainServer
 from ropext.report.evaluation import Compared
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
-from ropext.training.objective import Finetuned
-from ropext.training.objective import Fitted
+from ropext.training.result import Finetuned
+from ropext.training.result import Fitted
 from ropext.verifying import Verification
 from typing import Any
 from typing import Literal

@@ -120,20 +120,20 @@ def command(
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
-    from ropext.evaluation.request import EvaluationRequest, prepared
+    from ropext.evaluation.request import EvaluationRequest
     from ropext.models.processes import is_main
     from ropext.report import text
 
     request = EvaluationRequest(model, Evaluate(**given), revision, gates, losses)
     if dry_run:
         call = call_of(out, force=force, trust_remote_code=trust_remote_code)
-        with prepared(request, output, call) as job:
+        with request.prepared(output, call) as job:
             costs = counted(job, output, call)
         out.result(text.costs(costs), costs)
         return
     with stoppable() as stop:
         call = call_of(out, force=force, trust_remote_code=trust_remote_code, stop=stop)
-        with prepared(request, output, call) as job:
+        with request.prepared(output, call) as job:
             done = job.make(output, call)
     if is_main():
         _tell(out, done, gates, full)

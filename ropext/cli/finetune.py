@@ -9,7 +9,7 @@ from ropext.cli import push
 from ropext.cli.fit import NO_OUTPUT
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
-from ropext.options.fields import FINETUNE
+from ropext.jobs import counted
 from ropext.options.training import Finetune
 
 Directory = Annotated[
@@ -40,16 +40,20 @@ def command(
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
-    from ropext.training import count_training, report, train
+    from ropext.training import report
+    from ropext.training.request import FinetuneRequest
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
+    request = FinetuneRequest(directory, data, Finetune(**given))
     if output is None or dry_run:
-        planned = count_training(FINETUNE, directory, data, output, call, **given)
+        with request.prepared(output, call) as job:
+            planned = counted(job, output, call)
         if processes.is_main():
             out.result(report.plan_text(planned), planned)
         return
-    done = train(FINETUNE, directory, data, output, call, **given)
-    if processes.is_main():
+    with request.prepared(output, call) as job:
+        done = job.make(output, call)
+    if done is not None and processes.is_main():
         push.result(out, report.finetune_result(done), done, done.output, wanted)

@@ -8,7 +8,7 @@ from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
-from ropext.options.fields import FIT
+from ropext.jobs import counted
 from ropext.options.training import Fit
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
@@ -38,17 +38,20 @@ def command(
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
-    from ropext.pipeline import fitting
-    from ropext.training import count_training, report
+    from ropext.pipeline.fitting import fit_request
+    from ropext.training import report
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
+    request = fit_request(model, data, Fit(**given), revision)
     if output is None or dry_run:
-        planned = count_training(FIT, model, data, output, call, revision=revision, **given)
+        with request.prepared(output, call) as job:
+            planned = counted(job, output, call)
         if processes.is_main():
             out.result(report.plan_text(planned), planned)
         return
-    done = fitting.fit(model, data, output, call, revision=revision, **given)
+    with request.prepared(output, call) as job:
+        done = job.make(output, call)
     if done is not None and processes.is_main():
         push.result(out, report.fit_result(done), done, done.output, wanted)

@@ -27,25 +27,24 @@ class EvaluationRequest:
     gates: Sequence[Gate] = ()
     losses: Path | None = None  # a parquet file for the loss of every token
 
-
-@contextmanager
-def prepared(
-    request: EvaluationRequest, output: Path | None, call: Call
-) -> Iterator[EvaluationJob]:
-    """Open the model, a GGUF as a directory of its weights while this lasts, and read documents and
-    questions. To write over, into or around what is read is refused."""
-    options = request.options
-    runs = [split_spec(gate.run)[0] for gate in request.gates if gate.run]
-    read = {"MODEL": request.model, "--fail-if": runs, **reads(dict(options), Evaluate)}
-    guard.check(read, {"--output": output, "--losses": request.losses})
-    guard.check_file(request.losses, "--losses", guard.LOSSES)
-    with directory_of(request.model, call.hooks.say) as place:
-        revision = request.revision if place == request.model else None
-        lineup = line_up(place, revision, options, request.model)
-        evaluation = prepare(
-            options, lineup, call.trust_remote_code, request.gates, needs_target=True
-        )
-        if request.losses is not None and evaluation.corpus is None:
-            raise UsageError("--losses writes the loss of every token of --data; give documents")
-        evaluation.tell_warnings(call.hooks.say)
-        yield EvaluationJob(evaluation, request.gates, request.losses)
+    @contextmanager
+    def prepared(self, output: Path | None, call: Call) -> Iterator[EvaluationJob]:
+        """Open the model, a GGUF as a directory of its weights while this lasts, and read documents
+        and questions. To write over, into or around what is read is refused."""
+        options = self.options
+        runs = [split_spec(gate.run)[0] for gate in self.gates if gate.run]
+        read = {"MODEL": self.model, "--fail-if": runs, **reads(dict(options), Evaluate)}
+        guard.check(read, {"--output": output, "--losses": self.losses})
+        guard.check_file(self.losses, "--losses", guard.LOSSES)
+        with directory_of(self.model, call.hooks.say) as place:
+            revision = self.revision if place == self.model else None
+            lineup = line_up(place, revision, options, self.model)
+            evaluation = prepare(
+                options, lineup, call.trust_remote_code, self.gates, needs_target=True
+            )
+            if self.losses is not None and evaluation.corpus is None:
+                raise UsageError(
+                    "--losses writes the loss of every token of --data; give documents"
+                )
+            evaluation.tell_warnings(call.hooks.say)
+            yield EvaluationJob(evaluation, self.gates, self.losses)

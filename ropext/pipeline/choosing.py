@@ -171,19 +171,23 @@ class AutoChoice:
     def _lacks(self, method: str, keys: JsonObject) -> str:
         """Why so few documents give a fit no interval, "" where they do; a fit that cannot be done
         is refused as the fit itself would."""
-        from ropext.training import count_training, judge
+        from ropext.options.training import Fit
+        from ropext.training import judge
+        from ropext.training.request import FitRequest
 
         prospect = self.prospect
         recipe = {f"{EXTEND}.method": method, **keys, **self._judging()}
         chosen = prospect.recipe.chosen({"recipe": recipe, "fits": True})
-        counted = count_training(
-            FIT,
-            prospect.snapshot.name,
-            str(keys[f"{FIT}.data"]),
+        request = FitRequest(
+            model=prospect.snapshot.name,
+            data=str(keys[f"{FIT}.data"]),
+            options=Fit(**chosen.fitting),
             revision=prospect.recipe.revision,
-            **chosen.fitting,
         )
-        return judge.few(counted.judge.documents) or ""
+        with request.prepared(None, self.call) as job:
+            judged = job.counts().judge
+        assert judged is not None  # a fit is always judged
+        return judge.few(judged.documents) or ""
 
     def _judging(self) -> JsonObject:
         """The keys of the evaluation on documents that took no part."""

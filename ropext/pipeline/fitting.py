@@ -1,50 +1,35 @@
 """A fit; of a GGUF, the file with the spectrum that was fitted is written beside the weights."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropext import bundled, guard
 from ropext.checkpoint import provenance
 from ropext.inspecting import open_model, planned
 from ropext.narration import Call
 from ropext.options.extend import Writing
-from ropext.options.fields import FIT, TextsOrPlace
+from ropext.options.training import Fit
 from ropext.pipeline import extending
 from ropext.planning import Plan
 
 if TYPE_CHECKING:
-    from ropext.training.objective import Fitted
+    from ropext.training.request import FitRequest
 
 
-def fit(
-    model: str,
-    data: TextsOrPlace,
-    output: Path,
-    call: Call,
-    *,
-    revision: str | None = None,
-    **options: Any,
-) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit.
+def fit_request(model: str, data: str, options: Fit, revision: str | None = None) -> "FitRequest":
+    """Ask for a fit of a model."""
+    from ropext.training.request import FitRequest
 
-    Under `accelerate launch` the first process has the result, the others None.
-    """
-    from ropext.training import train
-
+    finish = None
     gguf = bundled.find_gguf(model)
-    finish: Callable[[Path], None] | None = None
     if gguf is not None:
-        finish = partial(_add_gguf, model, output, f"{gguf.stem}-long.gguf", call)
-    done: Fitted | None = train(
-        FIT, model, data, output, call, revision=revision, finish=finish, **options
-    )
-    return done
+        finish = partial(_add_gguf, model, f"{gguf.stem}-long.gguf")
+    return FitRequest(model, data, options, revision, finish)
 
 
-def _add_gguf(model: str, output: Path, name: str, call: Call, directory: Path) -> None:
+def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) -> None:
     """Write the GGUF with the spectrum of a directory into it, and list it there. The directory
     will be called `output`, and is so in the record."""
     snapshot = open_model(model)

@@ -15,7 +15,7 @@ from ropext.inputs import from_home, model_name
 from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
 from ropext.options.extend import is_run
-from ropext.options.fields import FINETUNE, TextsOrPlace, as_place
+from ropext.options.fields import TextsOrPlace, as_place
 from ropext.options.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ropext.report.evaluation import Compared
     from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
-    from ropext.training.objective import Finetuned, Fitted
+    from ropext.training.result import Finetuned, Fitted
 
 
 def extend(
@@ -115,12 +115,15 @@ def finetune(
     **options: Any,
 ) -> "Finetuned":
     """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
-    from ropext.training import train
+    from ropext.options.training import Finetune
+    from ropext.training.request import FinetuneRequest
 
+    place = from_home(output)
     call = Call(Hooks(say), force=force)
-    done: Finetuned = train(
-        FINETUNE, model_name(directory), data, from_home(output), call, **options
-    )
+    request = FinetuneRequest(model_name(directory), as_place(data), Finetune(**options))
+    with request.prepared(place, call) as job:
+        done = job.make(place, call)
+    assert done is not None  # every process of a fine-tuning has it
     return done
 
 
@@ -140,12 +143,14 @@ def fit(
 
     Under `accelerate launch` the first process has the result, the others None.
     """
-    from ropext.pipeline import fitting
+    from ropext.options.training import Fit
+    from ropext.pipeline.fitting import fit_request
 
+    place = from_home(output)
     call = Call(Hooks(say), tuple(command), force)
-    return fitting.fit(
-        model_name(model), data, from_home(output), call, revision=revision, **options
-    )
+    request = fit_request(model_name(model), as_place(data), Fit(**options), revision)
+    with request.prepared(place, call) as job:
+        return job.make(place, call)
 
 
 def evaluate(
@@ -163,14 +168,14 @@ def evaluate(
     """Measure a model on long text and by retrieval, and with `output` write the report there too;
     `options` are the fields of options.evaluate.Evaluate, `losses` is a parquet file for the loss
     of every token, `gates` that name what is not measured are refused."""
-    from ropext.evaluation.request import EvaluationRequest, prepared
+    from ropext.evaluation.request import EvaluationRequest
     from ropext.options.evaluate import Evaluate
 
     call = Call(hooks, (), force, trust_remote_code)
     place = None if output is None else from_home(output)
     losses = None if losses is None else Path(losses)
     request = EvaluationRequest(model_name(model), Evaluate(**options), revision, gates, losses)
-    with prepared(request, place, call) as job:
+    with request.prepared(place, call) as job:
         return job.make(place, call)
 
 

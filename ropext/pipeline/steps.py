@@ -36,7 +36,7 @@ from ropext.options.fields import (
     Options,
 )
 from ropext.options.recipe import PLAN, Recipe
-from ropext.options.training import Fit
+from ropext.options.training import Finetune, Fit
 from ropext.pipeline.extending import write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
@@ -274,21 +274,23 @@ class Work:
         return with_weights(self.base)
 
     def _fit(self) -> Step:
-        options = self.job.fitting
+        options = Fit(**self.job.fitting)
 
         def key() -> Flat:
             base = {"base": self.hashes.of_model(self._whole_base)}
-            base |= section_key(FIT, Fit(**options), self.hashes)
+            base |= section_key(FIT, options, self.hashes)
             return self._section(FIT) | base | {"config": digest(self.base.config)}
 
         def make() -> None:
-            from ropext.training import train
+            from ropext.training.request import FitRequest
 
             revision = self.base.commit if self.base.hub_id == self.base.name else None
             data = str(self.job.options(FIT)["data"])
             place = self.checkpoint(FIT)
             call = self.call_of_stages
-            train(FIT, self.base.name, data, place, call, revision=revision, **options)
+            request = FitRequest(self.base.name, data, options, revision)
+            with request.prepared(place, call) as training:
+                training.make(place, call)
 
         return self._making(FIT, key, make)
 
@@ -296,13 +298,15 @@ class Work:
         source = FIT if FIT in self.job.stages else EXTEND
 
         def make() -> None:
-            from ropext.training import train
+            from ropext.training.request import FinetuneRequest
 
-            data = self.job.options(FINETUNE)["data"]
-            options = self.job.finetuning
-            extended = self.checkpoint(source)
+            data = str(self.job.options(FINETUNE)["data"])
             place = self.checkpoint(FINETUNE)
-            train(FINETUNE, extended, data, place, self.call_of_stages, **options)
+            call = self.call_of_stages
+            options = Finetune(**self.job.finetuning)
+            request = FinetuneRequest(str(self.checkpoint(source)), data, options)
+            with request.prepared(place, call) as training:
+                training.make(place, call)
 
         return self._making(
             FINETUNE, lambda: self._section(FINETUNE) | (self._left(source) or {}), make

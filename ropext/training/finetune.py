@@ -31,8 +31,9 @@ from ropext.training import data, defaults, models, report, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import judge_of, numbers_of, read_now, tokens_of
 from ropext.training.loss import use_sliced_loss
-from ropext.training.objective import Finetuned, Objective
+from ropext.training.objective import Objective
 from ropext.training.origin import Origin, open_origin
+from ropext.training.result import Finetuned
 from ropext.training.rows import (
     ControlRows,
     KeyRows,
@@ -50,7 +51,7 @@ from ropext.training.training import Training
 STOPS = "stops when held-out documents no longer improve"
 
 
-class AdapterObjective(Objective):
+class AdapterObjective(Objective[Finetuned]):
     """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
 
     command = "finetune"

@@ -40,8 +40,9 @@ from ropext.training import (
 )
 from ropext.training.data import TrainingData
 from ropext.training.judge import JudgedSteps, few, fit_numbers, judge_of, read_now
-from ropext.training.objective import Fitted, Objective
+from ropext.training.objective import Objective
 from ropext.training.origin import check_geometry, choose_starts, plan_with
+from ropext.training.result import Fitted
 from ropext.training.rows import FitQuestions, Full, Pose, Row, Rows, WithShort, strategy_of
 from ropext.training.spectrum import Learner, LeftGuards, Space, space_of
 from ropext.training.trainer import History, LossNotFinite
@@ -55,7 +56,7 @@ STEP = "step"  # one that is judged on the way
 Verdict = tuple[int, str, Plan]
 
 
-class SpectrumObjective(Objective):
+class SpectrumObjective(Objective[Fitted]):
     """Pair factors and attention factor move; the step that beats the start surely is written."""
 
     command = "fit"
@@ -231,7 +232,7 @@ class SpectrumObjective(Objective):
             tail = self.judge.frame.tail_span(self.target)[0]
             learner = Learner(model, space, sliced=reason is None, tail=tail)
             self.say(
-                f"fitting {self.counts.moving} numbers from {self.start}: "
+                f"fitting {self.needs.moving} numbers from {self.start}: "
                 f"{settings.steps.value} steps of {settings.step_tokens} tokens"
             )
             judged = f"(from {self.start}); the steps judged before count"

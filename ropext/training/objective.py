@@ -1,4 +1,4 @@
-"""What differs between trainings, the order that they share, and what each did.
+"""What differs between trainings, and the order that they share.
 
 An objective is counted on a model without weights, and carried out in the folder OUT.run: measure,
 learn, choose, write.
@@ -8,21 +8,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, weights_digest
+from ropext.checkpoint.provenance import digest, versions, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
 from ropext.jsontext import values_json
 from ropext.models import processes
-from ropext.models.head import foretold_bend
-from ropext.models.load import skeleton
-from ropext.models.memory import free_memory, memory_errors
+from ropext.models.memory import memory_errors
 from ropext.narration import (
+    SILENT,
     Call,
     Hooks,
     Show,
@@ -33,40 +32,27 @@ from ropext.narration import (
     unseen,
 )
 from ropext.options.fields import NUMBERS
-from ropext.planning import Plan
 from ropext.results.measurement import MeasuredModel, Measurement, Store
-from ropext.results.overlap import Overlap
-from ropext.results.values import Value
 from ropext.tasks import Item
-from ropext.training import defaults, loss, models, trainer
-from ropext.training.judge import Numbers
+from ropext.training import loss, trainer
+from ropext.training.counting import Needs, count_needs
+from ropext.training.place import (
+    check_output_of,
+    say_versions,
+    settle_output_of,
+)
 from ropext.training.rows import Row
 from ropext.training.trainer import History, Optimisation
 from ropext.training.training import Training
-from ropext.workdir import USED, has_work
+from ropext.workdir import USED, Workdir, has_work
 
-# Layers are run again in the backward pass unless what they keep for it takes less than this share
-# of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
-# hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
-KEPT_BYTES = 34
-PLENTY = 0.125
-# Copies of each trained number: itself, its gradient, and AdamW's two moments.
-COPIES = 4
+# Adds to what will be the output: its path, how the fit was called, and the directory where it lies
+# finished but without its name.
+Finish = Callable[[Path, Call, Path], None]
+Done = TypeVar("Done")  # what a training gives back
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What a training takes, counted on a model without weights and adapter."""
-
-    targets: tuple[str, ...]  # what is trained
-    moving: int  # parameters in it
-    moving_bytes: int  # with gradients and the optimiser's state
-    weight_bytes: int  # of the model that is read, in all devices together
-    recompute: bool  # layers are run again in the backward pass
-    sliced: str | None  # why the loss is not sliced
-
-
-class Objective(ABC):
+class Objective(ABC, Generic[Done]):
     """Which parameters of a model move, what is measured of it, and how the winner is chosen and
     written. From `begin` on it holds the state of one process of the run."""
 
@@ -76,9 +62,9 @@ class Objective(ABC):
     title: str  # what is done, in a clause
     remarks: Sequence[str]  # what is said of it beforehand
     facts: Mapping[str, Any] = {}  # what --json says of this kind alone
-    counts: Counts
+    needs: Needs
     folder: Path
-    finish: Callable[[Path], None] | None = None  # adds to a fit's OUT, before that has its name
+    finish: Finish | None = None  # adds to a fit's OUT, before that has its name
     output: Path
     call: Call
 
@@ -122,40 +108,18 @@ class Objective(ABC):
         """Read with gradients."""
         return self.settings.tokens
 
-    def count(self) -> None:
+    def counts(self) -> Self:
         """Count on a model without weights; what cannot be trained is refused."""
-        training = self.training
-        settings = self.settings
-        options = training.options
-        models.check_tracker(options.report_to)
-        model = skeleton(self.snapshot)
-        rows = defaults.micro_rows(
-            options, settings.longest, settings.per_step // processes.readers()
-        )
-        config = model.config.get_text_config()
-        size = models.dtype(options).itemsize
-        # Of each row, what one process reads.
-        tokens = rows * settings.longest // processes.of_each_row()
-        activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
-        reason = foretold_bend(model)
-        weight_bytes = size * sum(parameter.numel() for parameter in model.parameters())
-        targets, moving, moving_bytes = self.moving(model)
-        self.counts = Counts(
-            targets=tuple(targets),
-            moving=moving,
-            moving_bytes=COPIES * moving_bytes,
-            weight_bytes=weight_bytes,
-            recompute=activations > PLENTY * free_memory(models.device(options)),
-            sliced="a masked language model takes its own" if training.masking else reason,
-        )
+        self.needs = count_needs(self.training, self.moving)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """What `--dry-run --json` shows."""
         training = self.training
         settings = self.settings
-        counts = self.counts
+        needs = self.needs
         options = training.options
-        sliced = counts.sliced
+        sliced = needs.sliced
         return {
             "model": self.snapshot.name,
             "context": self.context,
@@ -163,15 +127,15 @@ class Objective(ABC):
             "strategy": options.strategy,
             "packing": options.packing,
             **self.facts,
-            "targets": list(counts.targets),
-            "moving": counts.moving,
+            "targets": list(needs.targets),
+            "moving": needs.moving,
             "settings": values_json(settings.named),
             "steps": settings.steps.value,
             "tokens": self.tokens,
             "forward_tokens": self.forward_tokens,
-            "weight_bytes": counts.weight_bytes,
-            "moving_bytes": counts.moving_bytes,
-            "recompute": counts.recompute,
+            "weight_bytes": needs.weight_bytes,
+            "moving_bytes": needs.moving_bytes,
+            "recompute": needs.recompute,
             "documents": len(training.rows.documents),
             "documents_too_short": training.rows.too_short,
             "judging_documents": training.judged,
@@ -192,14 +156,46 @@ class Objective(ABC):
         """Train."""
 
     @abstractmethod
-    def choose(self, pause: Show) -> "TrainingResult | None":
-        """Read what was trained, and choose what is written."""
+    def choose(self, pause: Show) -> Done | None:
+        """Read what was trained, and choose what is written; a process but the first may have no
+        result."""
 
     @abstractmethod
-    def write(self, result: Any, show: Show) -> None:
+    def write(self, result: Done, show: Show) -> None:
         """Write OUT as a whole or not at all."""
 
-    def run(self, folder: Path, output: Path, call: Call) -> "TrainingResult | None":
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output, or a folder of the run, that holds something else, or has no room."""
+        place = self._place(output, call)
+        check_output_of(self.training, output, call)
+        place.check(call.force)
+
+    def make(self, output: Path, call: Call) -> Done | None:
+        """Do everything, from the last checkpoint on where the same run was interrupted. A fit's
+        processes but the first have no result."""
+        place = self._place(output, call)
+        if processes.is_main():
+            settle_output_of(self.training, output, call)
+        else:
+            check_output_of(self.training, output, call)
+        self.counts()
+        rank, world = processes.rank_and_count()
+        with place.claimed(call.force, rank, world, call.hooks.say):
+            if rank != 0:
+                call = replace(call, hooks=SILENT)
+            return self.run(place.folder, output, call)
+
+    def _place(self, output: Path, call: Call) -> Workdir:
+        """Where a run keeps what is not finished."""
+        say = call.hooks.say
+        manifest = self.manifest(told_of_files(say))
+        now = versions()
+        place = Workdir(output, self.command, manifest, {"versions": now})
+        if place.has_begun():
+            say_versions(place.folder, now, say)
+        return place
+
+    def run(self, folder: Path, output: Path, call: Call) -> Done | None:
         """Go the whole way, from what the folder has on."""
         self.folder = folder
         self.output = output
@@ -277,7 +273,7 @@ class Objective(ABC):
     ) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
         place = self.folder / label
-        recompute = self.counts.recompute
+        recompute = self.needs.recompute
         return trainer.train(
             Optimisation(training, model, rows, place, recompute, **more), self.say
         )
@@ -307,73 +303,3 @@ def writing_errors(folder: Path) -> Iterator[None]:
         f"{folder} cannot be written: {reason}; finished checkpoints are kept; run the same "
         "command to resume"
     )
-
-
-def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
-    """The judged steps of a fit as JSON."""
-    return [{"step": step, "far_half_nll": loss} for step, loss in judgements.items()]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a training did."""
-
-    output: Path
-    objective: Objective = field(repr=False)
-    # What the models read before and after, where any document was.
-    measurement: Measurement | None = field(repr=False, metadata={"json": None})
-
-    @property
-    def training(self) -> Training:
-        return self.objective.training
-
-    def to_json(self) -> dict[str, Any]:
-        content = {"output": str(self.output), self.objective.plan_key: self.objective.to_json()}
-        for part in fields(self)[2:]:
-            if (write := part.metadata.get("json", values_json)) is not None:
-                content[part.name] = write(getattr(self, part.name))
-        return content
-
-
-@dataclass(frozen=True)
-class Finetuned(TrainingResult):
-    """What a fine-tuning did."""
-
-    steps: int
-    kept_step: int  # whose weights are written
-    stopped_early: bool
-    losses: Sequence[dict[str, float]] = field(repr=False)
-    evaluations: Sequence[dict[str, float]] = field(repr=False)
-    numbers: Numbers = field(repr=False)
-    overlap: Overlap | None = field(repr=False)  # of the documents that these are over
-    control: dict[str, Any] | None = field(repr=False)
-    notes: Sequence[str]
-
-    @property
-    def passes(self) -> float:
-        """How often the text was read for the weights that are written."""
-        training = self.training
-        return training.rows.passes * self.kept_step / int(training.settings.steps.value)
-
-
-@dataclass(frozen=True)
-class Fitted(TrainingResult):
-    """What a fit did."""
-
-    plan: Plan = field(metadata={"json": None})  # the one that was written
-    kept: str  # "fitted" or "start"
-    reason: str  # why that one
-    start: str  # the closed form that it begins at and has to beat
-    step: int  # the step that was kept; 0 = the start
-    tokens: int  # read with gradients until the end
-    forward_tokens: int  # read without
-    method: str
-    pair_factors: tuple[float, ...]
-    attention_factor: float
-    change: Value | None = field(repr=False)  # far half, fitted minus start, nats a token
-    numbers: Numbers = field(repr=False)  # of base, start and fitted
-    losses: Sequence[dict[str, float]] = field(repr=False)
-    # Far half, nats a token, of the closed forms, and by step.
-    closed_forms: Mapping[str, float] = field(repr=False, metadata={"json": None})
-    judgements: dict[int, float] = field(repr=False, metadata={"json": judged_steps})
-    notes: Sequence[str]

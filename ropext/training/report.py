@@ -20,7 +20,8 @@ from ropext.results.perplexity import by_position
 from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text, columns, folded
 from ropext.training.judge import Numbers
-from ropext.training.objective import Finetuned, Fitted, Objective, judged_steps
+from ropext.training.objective import Objective
+from ropext.training.result import Finetuned, Fitted, judged_steps
 from ropext.training.rows import FIT_TASK, Rows
 from ropext.training.training import Training
 
@@ -60,11 +61,11 @@ class Story:
         return {name: dict(self.section), TRAINED_ON: dict(self.trained_on)}
 
 
-def plan_text(objective: Objective) -> str:
+def plan_text(objective: Objective[Any]) -> str:
     """What `--dry-run` prints: each setting with where it comes from, then what it takes."""
     training = objective.training
     settings = objective.settings
-    counts = objective.counts
+    counts = objective.needs
     rows = training.rows
     settings_rows = list[tuple[str, str, str]]()
     for name, setting in settings.named.items():
@@ -293,7 +294,7 @@ def _apart(one: float, other: float) -> str:
 def finetune_story(done: Finetuned) -> Story:
     """For the record and the card."""
     training = done.training
-    targets = done.objective.counts.targets
+    targets = done.objective.needs.targets
     options = training.options
     settings = training.settings
     overlap = training.overlap
@@ -515,7 +516,7 @@ def fit_story(done: Fitted) -> Story:
         "notes": list(done.notes),
     }
     summary = (
-        f"Its spectrum was fitted on text with the weights frozen: {objective.counts.moving} "
+        f"Its spectrum was fitted on text with the weights frozen: {objective.needs.moving} "
         f"numbers, {done.step} steps, starting from {done.start}; {done.reason}."
     )
     if done.kept == START:

@@ -17,6 +17,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ from ropext.models.load import Loading, auto_class, load_model
 from ropext.models.masked import is_masked
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
-from ropext.options.training import Finetune, TrainingOptions
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
-from ropext.training.objective import Finetuned, Fitted
 from ropext.training.origin import Origin
+from ropext.training.place import room_for
 from ropext.training.report import Story
+from ropext.training.result import Finetuned, Fitted
 
 ADAPTER = "adapter"
 TRAINING = "training"
@@ -94,6 +95,9 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         plain = card_of(plan, snapshot, output.name, proved)
         return replace(plain, summary=(*plain.summary, *story.summary), numbers=story.numbers)
 
+    finish = None
+    if objective.finish is not None:
+        finish = partial(objective.finish, output, objective.call)
     record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
     write_checkpoint(
         snapshot,
@@ -105,14 +109,8 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         force=objective.call.force,
         prove=prove,
         show=show,
-        finish=objective.finish,
+        finish=finish,
     )
-
-
-def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
-    """Bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
-    copies = isinstance(options, Finetune) + (options.link == "copy")
-    return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
 
 
 def write_tuned(

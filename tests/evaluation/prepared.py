@@ -2,7 +2,7 @@
 
 from ropext.evaluation.lineup import line_up
 from ropext.evaluation.preparing import prepare
-from ropext.evaluation.request import EvaluationRequest, prepared
+from ropext.evaluation.request import EvaluationRequest
 from ropext.narration import NOBODY
 from ropext.options.evaluate import Evaluate
 
@@ -15,5 +15,5 @@ def evaluation_of(model, **options):
 
 def costs_of(model, **options):
     """What a dry run counts."""
-    with prepared(EvaluationRequest(str(model), Evaluate(**options)), None, NOBODY) as job:
+    with EvaluationRequest(str(model), Evaluate(**options)).prepared(None, NOBODY) as job:
         return job.counts()

@@ -9,7 +9,6 @@ from command_line import run
 
 import ropext
 from benchmarks import counting_model
-from ropext import training
 from ropext.bundled import DATA
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UsageError
@@ -195,11 +194,11 @@ def test_a_fit_is_counted_on_the_revision_that_was_named(tmp_path, monkeypatch):
     own = choice_of(tmp_path, {"method": "auto", "factor": 4, "data": data}, revision="v1")
     opened = []
 
-    def count_training(kind, model, data, revision=None, **options):
-        opened.append(revision)
+    def prepared(request, output, call):
+        opened.append(request.revision)
         raise InputError("this fit cannot be done")
 
-    monkeypatch.setattr(training, "count_training", count_training)
+    monkeypatch.setattr("ropext.training.request.FitRequest.prepared", prepared)
     fit = own.fit_of("yarn", ORDER)
     assert opened == ["v1", "v1"]  # from three forms, then from the one that is taken
     assert (fit.keys, fit.why_not) == ({}, "this fit cannot be done")

@@ -23,13 +23,13 @@ def extended(inputs, out):
 
 
 def evaluated(inputs, out):
-    from ropext.evaluation.session import evaluate
+    from ropext.pipeline.public import evaluate
 
     evaluate(str(inputs / "ext"), out, data=str(inputs / "eval.jsonl"), lengths=(64,))
 
 
 def finetuned(inputs, out):
-    from ropext.training import train
+    from trained import train
 
     train(
         "finetune", str(inputs / "ext"), str(inputs / "train.jsonl"), out, steps=1, eval_documents=0

@@ -66,8 +66,9 @@ def two(extended, untied, stories, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(extended, stories, tmp_path_factory):
     """The same run in one process."""
+    from trained import train
+
     from ropext.results import rules
-    from ropext.training import train
 
     output, values = tmp_path_factory.mktemp("one") / "out", iter((3.0, 3.5))
     with pytest.MonkeyPatch.context() as patch:

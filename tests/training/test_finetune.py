@@ -18,6 +18,7 @@ import pytest
 import torch
 from command_line import Forked
 from safetensors.torch import load_file
+from trained import count_training, train
 
 import ropext
 from ropext import verifying
@@ -28,7 +29,7 @@ from ropext.narration import Call, Hooks, Pace
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
-from ropext.training import count_training, report, train, trainer
+from ropext.training import report, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -615,7 +616,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
 ):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    from ropext.training import objective
+    from ropext.training import counting
 
     step, forward, ran, runs = trainer._Trainer.training_step, LlamaMLP.forward, [], []
 
@@ -629,12 +630,12 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
         runs.append(len(ran))
         return loss
 
-    monkeypatch.setattr(objective, "free_memory", lambda device: free)
+    monkeypatch.setattr(counting, "free_memory", lambda device: free)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
     monkeypatch.setattr(trainer._Trainer, "training_step", within)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}
     done = train("finetune", extended, str(stories), tmp_path / "out", **options)
-    assert done.objective.counts.recompute is (times == 2)
+    assert done.objective.needs.recompute is (times == 2)
     assert runs == [2 * times]  # one in each of two layers
 
 

@@ -13,6 +13,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from test_finetune import RUN
+from trained import count_training, train
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
 from ropext import verifying
@@ -21,7 +22,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.memory import memory_errors
 from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
-from ropext.training import count_training, finetune, models, train, trainer, writing
+from ropext.training import finetune, models, trainer, writing
 from ropext.training.finetune import prepare
 from ropext.training.origin import open_origin
 from ropext.training.report import Story, passes_text
@@ -280,8 +281,8 @@ def test_what_cuda_says_of_its_memory_is_exit_4_and_a_sentence():
 
 
 def test_no_refusal_rests_on_an_estimate(extended, stories, monkeypatch):
-    monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: 1)
-    assert count_training("finetune", extended, str(stories), **RUN).counts.recompute
+    monkeypatch.setattr("ropext.training.counting.free_memory", lambda device: 1)
+    assert count_training("finetune", extended, str(stories), **RUN).needs.recompute
 
 
 @pytest.mark.skipif(

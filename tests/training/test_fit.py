@@ -11,6 +11,7 @@ import pytest
 import torch
 from command_line import Forked, in_two_processes
 from safetensors.torch import load_file, save_file
+from trained import count_training, train
 
 import ropext
 from ropext import guard, verifying
@@ -29,7 +30,7 @@ from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.training import count_training, fit, judge, models, report, train, trainer
+from ropext.training import fit, judge, models, report, trainer
 
 pytestmark = pytest.mark.slow
 

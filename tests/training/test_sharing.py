@@ -4,11 +4,12 @@ import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import new_llama
+from trained import count_training, train
 
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.costs import shape_of
 from ropext.models import processes
-from ropext.training import count_training, models, train, trainer
+from ropext.training import models, trainer
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
 ):
     launched(1, fsdp=True)
     monkeypatch.setattr(models, "device", lambda options: torch.device("cuda"))
-    monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: int(79e9))
+    monkeypatch.setattr("ropext.training.counting.free_memory", lambda device: int(79e9))
     planned = count_training("finetune", extended, str(stories), **RUN)
     assert planned.training.judge is None
     assert "ropext eval OUT --data DATA --device-map auto" in planned.why_no_judge

@@ -6,10 +6,11 @@ import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import CONTEXT
+from trained import count_training
 
 from ropext.errors import UsageError
 from ropext.options.training import Finetune, Fit
-from ropext.training import count_training, finetune, fit, models
+from ropext.training import finetune, fit, models
 from ropext.training.rows import ControlRows, WithShort
 
 FIT = {"factor": 4, "start": "yarn", "steps": 5, "retrieval_items": 0, "held_out": 8}
@@ -96,7 +97,7 @@ def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(exten
     options = Finetune(**KEEP)
     planned = count_training("finetune", extended, str(stories), **KEEP)
     model = models.load(planned.training.snapshot, options)
-    assert planned.counts.weight_bytes == sum(own.nbytes for own in model.parameters())
+    assert planned.needs.weight_bytes == sum(own.nbytes for own in model.parameters())
     joined = models.add_adapter(model, options, planned.training.settings)
     optimiser = torch.optim.AdamW(own for own in joined.parameters() if own.requires_grad)
     joined(input_ids=torch.ones(1, 8, dtype=torch.long)).logits.sum().backward()
@@ -104,4 +105,4 @@ def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(exten
     learned = optimiser.param_groups[0]["params"]
     kept = [own for state in optimiser.state.values() for own in state.values() if own.ndim]
     kept += [own for weight in learned for own in (weight, weight.grad)]
-    assert planned.counts.moving_bytes == sum(own.nbytes for own in kept)
+    assert planned.needs.moving_bytes == sum(own.nbytes for own in kept)

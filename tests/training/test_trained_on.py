@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from trained import count_training, train
 
 import ropext
 from ropext.narration import Call, Hooks
@@ -12,7 +13,7 @@ from ropext.report import evaluation, tables
 from ropext.results.gates import parse_gate
 from ropext.results.model_index import figures
 from ropext.results.rundir import gather, judge
-from ropext.training import count_training, report, train
+from ropext.training import report
 
 pytestmark = pytest.mark.slow
 

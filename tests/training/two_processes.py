@@ -20,10 +20,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ropext.models.processes import keep_float32
+from ropext.narration import NOBODY
 from ropext.options.training import Finetune
 from ropext.results import rules
-from ropext.training import finetune, models, train, trainer
+from ropext.training import finetune, models, trainer
 from ropext.training.loss import use_sliced_loss
+from ropext.training.request import FinetuneRequest
 from ropext.training.rows import Collator
 
 RANK = int(os.environ["RANK"])
@@ -139,7 +141,9 @@ def ddp(extended, stories, output, options):
     trainer._Trainer.training_step = looks
     values = iter((3.0, 3.5 - RANK))
     rules.far_loss = lambda *_: next(values)
-    done = train("finetune", extended, stories, output, **options)
+    request = FinetuneRequest(extended, stories, Finetune(**options))
+    with request.prepared(Path(output), NOBODY) as job:
+        done = job.make(Path(output), NOBODY)
     return seen | {"losses": done.losses, "evaluations": done.evaluations}
 
 

@@ -1,0 +1,62 @@
+"""What a training takes, counted on a model without weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.models import processes
+from ropext.models.head import foretold_bend
+from ropext.models.load import skeleton
+from ropext.models.memory import free_memory
+from ropext.training import defaults, models
+from ropext.training.training import Training
+
+# Layers are run again in the backward pass unless what they keep for it takes less than this share
+# of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
+# hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
+KEPT_BYTES = 34
+PLENTY = 0.125
+# Copies of each trained number: itself, its gradient, and AdamW's two moments.
+COPIES = 4
+# What is trained of a model without weights: names, parameters and their bytes.
+Moving = Callable[[Any], tuple[Sequence[str], int, int]]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a training takes."""
+
+    targets: tuple[str, ...]  # what is trained
+    moving: int  # parameters in it
+    moving_bytes: int  # with gradients and the optimiser's state
+    weight_bytes: int  # of the model that is read, in all devices together
+    recompute: bool  # layers are run again in the backward pass
+    sliced: str | None  # why the loss is not sliced
+
+
+def count_needs(training: Training, moving: Moving) -> Needs:
+    """Count on a model without weights; what cannot be trained is refused."""
+    settings = training.settings
+    options = training.options
+    models.check_tracker(options.report_to)
+    model = skeleton(training.snapshot)
+    share = settings.per_step // processes.readers()
+    rows = defaults.micro_rows(options, settings.longest, share)
+    config = model.config.get_text_config()
+    size = models.dtype(options).itemsize
+    # Of each row, what one process reads.
+    tokens = rows * settings.longest // processes.of_each_row()
+    activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
+    sliced = foretold_bend(model)
+    if training.masking:
+        sliced = "a masked language model takes its own"
+    weight_bytes = size * sum(parameter.numel() for parameter in model.parameters())
+    targets, parameters, moving_bytes = moving(model)
+    return Needs(
+        targets=tuple(targets),
+        moving=parameters,
+        moving_bytes=COPIES * moving_bytes,
+        weight_bytes=weight_bytes,
+        recompute=activations > PLENTY * free_memory(models.device(options)),
+        sliced=sliced,
+    )

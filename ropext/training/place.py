@@ -1,0 +1,60 @@
+"""Where a training works and what it writes: whether both may be taken."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import read_record
+from ropext.checkpoint.staging import check_output, check_space, settle_output
+from ropext.narration import Call, Say
+from ropext.options.training import Finetune, TrainingOptions
+from ropext.training.training import Training
+from ropext.workdir import beside, differences, read, release
+
+
+def check_output_of(training: Training, output: Path, call: Call) -> None:
+    """Refuse an output that holds something else, or has no room; change nothing."""
+    check_output(output, force=call.force, inputs=_reads(training))
+    check_space(output, room_for(training.snapshot, training.options))
+
+
+def settle_output_of(training: Training, output: Path, call: Call) -> None:
+    """Clear away what a kill left, which may have come when all was written, and refuse the same
+    before hours of work."""
+    try:
+        settle_output(output, force=call.force, inputs=_reads(training))
+        check_space(output, room_for(training.snapshot, training.options))
+    finally:
+        release(beside(output), output)
+
+
+def _reads(training: Training) -> list[Path | str]:
+    """List the directories that are read."""
+    snapshot = training.snapshot
+    record = read_record(snapshot.directory)
+    places: list[Path | str] = [snapshot.directory]
+    if record is not None:
+        places.append(str(record.base.get("name") or ""))
+    return places
+
+
+def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
+    """Count the bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
+    copies = 0
+    if isinstance(options, Finetune):
+        copies += 1
+    if options.link == "copy":
+        copies += 1
+    return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
+
+
+def say_versions(folder: Path, now: Mapping[str, str], say: Say) -> None:
+    """Say which libraries are others than those that a run was begun with."""
+    before = (read(folder) or {}).get("versions")
+    if not isinstance(before, dict):
+        return
+    changed = differences(before, now)
+    then = ", ".join(f"{name} {before.get(name, 'absent')}" for name in changed)
+    here = ", ".join(f"{name} {now.get(name, 'absent')}" for name in changed)
+    if changed:
+        say(f"{folder} was begun with {then}, and goes on with {here}")

@@ -1,0 +1,67 @@
+"""What is to be trained on what, and the job that it becomes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropext import guard
+from ropext.dequantising import directory_of
+from ropext.models.load import silenced
+from ropext.narration import Call
+from ropext.options.fields import Texts, reads
+from ropext.options.training import Finetune, Fit
+from ropext.training import finetune, fit
+from ropext.training.finetune import AdapterObjective
+from ropext.training.fit import SpectrumObjective
+from ropext.training.objective import Finish
+from ropext.workdir import beside
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """An extended checkpoint that is to be trained."""
+
+    directory: str
+    data: str  # a place, or the texts themselves
+    options: Finetune
+
+    @contextmanager
+    def prepared(self, output: Path | None, call: Call) -> Iterator[AdapterObjective]:
+        """Open the checkpoint, read the documents, and choose the settings."""
+        _guard({"DIR": self.directory}, self.data, self.options, output)
+        with silenced():
+            yield finetune.prepare(self.directory, self.data, self.options)
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """A model whose spectrum is to be fitted."""
+
+    model: str
+    data: str  # a place, or the texts themselves
+    options: Fit
+    revision: str | None = None
+    finish: Finish | None = None  # adds to the output, before that has its name
+
+    @contextmanager
+    def prepared(self, output: Path | None, call: Call) -> Iterator[SpectrumObjective]:
+        """Open the model, a GGUF as a directory of its weights while this lasts, read the
+        documents, and choose the settings."""
+        _guard({"MODEL": self.model}, self.data, self.options, output)
+        with silenced(), directory_of(self.model, call.hooks.say) as place:
+            objective = fit.prepare(place, self.data, self.options, self.revision, named=self.model)
+            objective.finish = self.finish
+            yield objective
+
+
+def _guard(subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None) -> None:
+    """Refuse to write over, into or around what is read."""
+    if output is None:
+        return
+    documents = None if isinstance(data, Texts) else data
+    named = reads(dict(options), type(options))
+    guard.check(
+        {**subject, "--data": documents, **named},
+        {"--output": output, "where the run works": beside(output)},
+    )

@@ -1,0 +1,31 @@
+"""Trainings as tests ask for them: options by their names, in one call."""
+
+from contextlib import contextmanager
+
+from ropext.narration import NOBODY
+from ropext.options.fields import as_place
+from ropext.options.training import Finetune, Fit
+from ropext.training.request import FinetuneRequest, FitRequest
+
+
+@contextmanager
+def asked(kind, model, data, output, call=NOBODY, *, revision=None, **options):
+    """A job of the kind "fit" or "finetune"."""
+    if kind == "fit":
+        request = FitRequest(str(model), as_place(data), Fit(**options), revision)
+    else:
+        request = FinetuneRequest(str(model), as_place(data), Finetune(**options))
+    with request.prepared(output, call) as job:
+        yield job
+
+
+def train(kind, model, data, output, call=NOBODY, **options):
+    with asked(kind, model, data, output, call, **options) as job:
+        return job.make(output, call)
+
+
+def count_training(kind, model, data, output=None, call=NOBODY, **options):
+    with asked(kind, model, data, output, call, **options) as job:
+        if output is not None:
+            job.check(output, call)
+        return job.counts()
