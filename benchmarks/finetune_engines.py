@@ -77,10 +77,11 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     import numpy as np
     import transformers
 
+    from ropext.corpus import Document
     from ropext.training import models
     from ropext.training import trainer as ours
     from ropext.training.loss import use_sliced_loss
-    from ropext.training.rows import Collator, Full, Pose, Rows, TrainingDocument
+    from ropext.training.rows import Collator, Full, Pose, Rows
 
     options, settings = run.settings()
     if engine == ROPEXT:
@@ -92,7 +93,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     length = 2**20 if run.window else 4 * run.tokens
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
     strategy = Pose(run.window, run.tokens) if run.window else Full(run.tokens)
-    rows = Rows([TrainingDocument(ids)], strategy, run.rows * run.steps, 0)
+    rows = Rows([Document(ids)], strategy, run.rows * run.steps, 0)
     training: Any = SimpleNamespace(settings=settings, options=options, padding=0)
     job = ours.Optimisation(
         training=training,

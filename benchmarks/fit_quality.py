@@ -92,7 +92,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
         documents = corpus.choose_documents(raw, encoder, wanted).documents
-    text = [rows.TrainingDocument(own.ids) for own in documents]
+    text = [corpus.Document(own.ids) for own in documents]
     questions = rows.FitQuestions(encoder, text, rows.Full(plan.target), seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)

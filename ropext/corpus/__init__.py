@@ -4,15 +4,15 @@ Deterministic: the same data, tokenizer and seed give the same documents in the 
 the files are called. A document is never cut into several or glued to another silently.
 """
 
+from ropext.corpus.drawing import Basket, DistinctTexts, draw
 from ropext.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.corpus.selection import (
-    Basket,
     Corpus,
-    DistinctTexts,
     Wanted,
     choose_documents,
     glue_documents,
     split_documents,
+    texts_of,
 )
 from ropext.corpus.sources import RawDocument, Source, read_documents, unread_files
 
@@ -27,8 +27,10 @@ __all__ = [
     "Wanted",
     "choose_documents",
     "content_hash",
+    "draw",
     "glue_documents",
     "read_documents",
     "split_documents",
+    "texts_of",
     "unread_files",
 ]

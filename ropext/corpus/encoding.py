@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,8 +90,10 @@ def _mixed(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(31))
 
 
-Ids = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.signedinteger[Any]]
+Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]
+NO_BYTES = np.empty(0, np.int32)
 
 # Characters encoded at first for each wanted token; a document that gives fewer tokens gets more.
 CHARACTERS_PER_TOKEN = 8
@@ -103,17 +105,17 @@ CUT_MARGIN = 16
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids of one document from its start, and the bytes of text each stands for.
+    """Token ids of one document from its start, and what is known of its text."""
 
-    The bytes of a BOS are 0. `key` is the SHA-256 of the content, salted with the seed.
-    """
-
-    name: str
-    key: str
     ids: Ids
-    token_bytes: Counts
-    has_bos: bool
+    scored: Flags | None = None  # the ids that a training takes its loss on; None = all
+    token_bytes: Counts = field(default_factory=lambda: NO_BYTES)  # of text; those of a BOS are 0
+    name: str = ""
+    key: str = ""  # SHA-256 of the content, salted with the seed
+    number: int = 0  # its place among those found
+    has_bos: bool = False
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    content: str | Messages | None = None  # where it is written again: what was found
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -125,10 +127,21 @@ class Document:
 
     def cut(self, length: int) -> "Document":
         """Its first `length` tokens."""
-        ids = self.ids[:length]
-        sizes = self.token_bytes[:length]
-        shorter = self.fingerprint.cut(length / max(1, len(self.ids)))
-        return Document(self.name, self.key, ids, sizes, self.has_bos, shorter)
+        return replace(
+            self,
+            ids=self.ids[:length],
+            scored=None if self.scored is None else self.scored[:length],
+            token_bytes=self.token_bytes[:length],
+            fingerprint=self.fingerprint.cut(length / max(1, len(self.ids))),
+        )
+
+    def mask(self) -> Flags:
+        """Which ids a training takes its loss on."""
+        return np.ones(len(self.ids), bool) if self.scored is None else self.scored
+
+    def to_train_on(self) -> "Document":
+        """Ids and what is scored alone, in half of the memory."""
+        return Document(self.ids, self.scored)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
         """SHA-256 of the first C token ids (little-endian int32), for each length C it has."""
@@ -276,7 +289,14 @@ class DocumentEncoder:
                 f"the model has {self.vocabulary} embeddings"
             )
         read = text.encode("utf-8", "replace")[: int(sizes.sum())].decode("utf-8", "ignore")
-        return Document(name, self.key(text), ids, sizes, has_bos, fingerprint(text, read))
+        return Document(
+            ids=ids,
+            token_bytes=sizes,
+            name=name,
+            key=self.key(text),
+            has_bos=has_bos,
+            fingerprint=fingerprint(text, read),
+        )
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
         if getattr(self.tokenizer, "is_fast", False):

@@ -2,16 +2,16 @@
 those that are long enough, in bounded memory."""
 
 import hashlib
-import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
+from ropext.corpus.drawing import Basket, DistinctTexts, draw
 from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder, joined
-from ropext.corpus.sources import RawDocument
+from ropext.corpus.sources import RawDocument, Source, read_documents
 from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -20,10 +20,6 @@ from ropext.results.values import FEWEST_DOCUMENTS
 EXTRA_TOKENS = 8
 # Of a stream so many documents that are long enough are read for each that is taken.
 STREAMED = 16
-# Tokens of very much data that are kept, to train on or to choose by: 0.5 GB.
-MOST_TOKENS = 2**26
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,66 +56,28 @@ class Corpus:
         }
 
 
-@dataclass
-class DistinctTexts:
-    """The different texts of a source, one after another, each with its key and its document."""
+class _ByLength:
+    """The documents that reach each of the lengths that are asked about."""
 
-    raw: Iterable[RawDocument]
-    encoder: DocumentEncoder
-    key: Callable[[str], str]  # hexadecimal; a text whose key was there is left out
-    least: int = 0  # bytes of a text that is looked at
-    read: int = 0  # documents, with those that are left out
-    different: int = 0
-    duplicates: int = 0
-    longest: tuple[str, str] = ("", "")  # name and text
-
-    def __iter__(self) -> Iterator[tuple[str, str, RawDocument]]:
-        seen = set[int]()
-        for document in self.raw:
-            self.read += 1
-            text = self.encoder.text_of(document)
-            if len(text) > len(self.longest[1]):
-                self.longest = document.name, text
-            if len(text.encode("utf-8", "replace")) < self.least:
-                continue
-            key = self.key(text)
-            if (short := int(key[:16], 16)) in seen:
-                self.duplicates += 1
-                continue
-            seen.add(short)
-            self.different += 1
-            yield key, text, document
-        if not self.read:
-            raise InputError("--data holds no document")
-
-
-@dataclass
-class Basket(Generic[T]):
-    """What has the smallest keys (hexadecimal) and together so many tokens; where each counts as
-    one, so many documents."""
-
-    wanted: int
-    heap: list[tuple[int, int]] = field(default_factory=list)
-    held: dict[int, T] = field(default_factory=dict)
-    tokens: int = 0
+    def __init__(self, wanted: Wanted) -> None:
+        self.pools = {length: Basket(wanted.max_documents) for length in wanted.lengths}
+        self.reaching = dict.fromkeys(wanted.lengths, 0)
+        self.longest = wanted.lengths[-1]
+        self.enough = STREAMED * wanted.max_documents
 
     def admits(self, key: str) -> bool:
-        return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
+        return True  # every document is counted
 
-    def add(self, key: str, document: T, tokens: int) -> None:
-        """Put in what has a key that is not in it."""
-        number = int(key, 16)
-        self.held[number] = document
-        heapq.heappush(self.heap, (-number, tokens))
-        self.tokens += tokens
-        while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
-            largest, left_out = heapq.heappop(self.heap)
-            del self.held[-largest]
-            self.tokens -= left_out
+    def add(self, key: str, document: Document) -> None:
+        for length, pool in self.pools.items():
+            if len(document) >= length:
+                self.reaching[length] += 1
+                if pool.admits(key):
+                    pool.add(key, document, 1)
 
-    def in_order(self) -> list[T]:
-        """By their keys."""
-        return [self.held[number] for number in sorted(self.held)]
+    @property
+    def is_full(self) -> bool:
+        return self.reaching[self.longest] >= self.enough
 
 
 def choose_documents(
@@ -132,22 +90,18 @@ def choose_documents(
     """
     limit = wanted.lengths[-1]
     useful = limit if wanted.given else wanted.lengths[0]
-    pools = {length: Basket[Document](wanted.max_documents) for length in wanted.lengths}
-    reaching = dict.fromkeys(wanted.lengths, 0)
     texts = DistinctTexts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
-    for key, text, raw_document in texts:
-        document = encoder.document(raw_document.name, text, limit)
-        for length, pool in pools.items():
-            if len(document) >= length:
-                reaching[length] += 1
-                if pool.admits(key):
-                    pool.add(key, document, 1)
-        if wanted.streamed and reaching[limit] >= STREAMED * wanted.max_documents:
-            break
+    pool = _ByLength(wanted)
+
+    def encode(raw: RawDocument, text: str) -> Document:
+        return encoder.document(raw.name, text, limit)
+
+    draw(texts, encode, pool, streamed=wanted.streamed)
+    reaching = pool.reaching
     longest = _reached(reaching, wanted)
     if longest is None:
         raise _too_short(encoder, wanted, texts)
-    documents = tuple(document.cut(longest) for document in pools[longest].in_order())
+    documents = tuple(document.cut(longest) for document in pool.pools[longest].in_order())
     return Corpus(
         documents=documents,
         lengths=tuple(length for length in wanted.lengths if length <= longest),
@@ -207,13 +161,16 @@ def _closed(document: Document, separator: int | None) -> Document:
 
 
 def _joined(parts: list[Document]) -> Document:
+    name = parts[0].name
+    if len(parts) > 1:
+        name = f"{name} … {parts[-1].name}"
     return Document(
-        f"{parts[0].name} … {parts[-1].name}" if len(parts) > 1 else parts[0].name,
-        hashlib.sha256("".join(part.key for part in parts).encode()).hexdigest(),
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.token_bytes for part in parts]),
-        parts[0].has_bos,
-        joined(part.fingerprint for part in parts),
+        ids=np.concatenate([part.ids for part in parts]),
+        token_bytes=np.concatenate([part.token_bytes for part in parts]),
+        name=name,
+        key=hashlib.sha256("".join(part.key for part in parts).encode()).hexdigest(),
+        has_bos=parts[0].has_bos,
+        fingerprint=joined(part.fingerprint for part in parts),
     )
 
 
@@ -225,6 +182,11 @@ REMEDY = (
 )
 # More tokens than any text has.
 NO_LIMIT = 2**31 - 1
+
+
+def texts_of(source: Source, encoder: DocumentEncoder, length: int) -> Iterator[RawDocument]:
+    """The texts of a source, split as it says; `length` is that of windows, in tokens."""
+    return split_documents(read_documents(source), source.pieces, encoder, length)
 
 
 def split_documents(

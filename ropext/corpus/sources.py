@@ -32,6 +32,7 @@ class Source:
     revision: str | None = None
     largest: int = LARGEST  # MiB of one document
     default_split: str = "test"
+    pieces: str | None = None  # how each text is split: at blank-lines, a separator, windows
 
     @property
     def place(self) -> Path:

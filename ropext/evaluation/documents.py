@@ -9,15 +9,14 @@ from ropext.corpus import (
     Source,
     Wanted,
     choose_documents,
-    read_documents,
-    split_documents,
+    texts_of,
     unread_files,
 )
 from ropext.corpus.selection import REMEDY, WINDOWS
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.lineup import Lineup
 from ropext.lengths import doubling_grid, length_text, lengths_text
-from ropext.options.evaluate import Evaluate
+from ropext.options.evaluate import Evaluate, Measuring
 from ropext.results import EXTENDED
 from ropext.results.values import FEWEST_DOCUMENTS
 
@@ -79,24 +78,24 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
     )
 
 
-def source_of(options: Evaluate) -> Source:
-    """Where the documents come from."""
+def source_of(options: Measuring) -> Source:
+    """Where the documents come from: those of an evaluation, of a choice and of a server."""
     return Source(
         options.data or "",
-        options.column,
-        options.split,
-        options.data_revision,
-        options.max_document_mib,
+        column=options.column,
+        split=options.split,
+        revision=options.data_revision,
+        largest=options.max_document_mib,
+        pieces=options.split_documents,
     )
 
 
-def read_corpus(options: Evaluate, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
+def read_corpus(options: Measuring, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
     source = source_of(options)
     wanted = replace(wanted, streamed=source.is_streamed)
     longest = wanted.lengths[-1]
-    raw = split_documents(read_documents(source), options.split_documents, encoder, longest)
-    return choose_documents(raw, encoder, wanted)
+    return choose_documents(texts_of(source, encoder, longest), encoder, wanted)
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:

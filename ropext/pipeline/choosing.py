@@ -103,7 +103,7 @@ class AutoChoice:
         prospect = self.prospect
         say = self.call.hooks.say
         write_documents(choosing_file(self.folder), prospect.to_choose)
-        write_documents(self._verdict_file, [raw for raw, _ in prospect.to_judge])
+        write_documents(self._verdict_file, prospect.to_judge)
         tried = read_forms(prospect, self.folder, self.call)
         method = tried.order.take(tried.order.alike, [UNTOUCHED, *preference(prospect.plans)])
         why = because(tried.order, method)
@@ -120,7 +120,9 @@ class AutoChoice:
             say(f"choose: {sentence}")
         for name, reason in left_out.items():
             say(f"left out: {name}: {reason}")
-        judged = trained(coded.cut(prospect.target).known_by[1:] for _, coded in prospect.to_judge)
+        judged = trained(
+            document.cut(prospect.target).known_by[1:] for document in prospect.to_judge
+        )
         return {
             "taken": method,
             "because": why,

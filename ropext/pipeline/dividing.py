@@ -3,18 +3,25 @@ give the verdict."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import compress
-from operator import not_
 from pathlib import Path
 
-from ropext import corpus
 from ropext.atomic import write_text
 from ropext.checkpoint import Snapshot
-from ropext.corpus import Document, DocumentEncoder, RawDocument
-from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT
+from ropext.corpus import (
+    Basket,
+    DistinctTexts,
+    Document,
+    DocumentEncoder,
+    RawDocument,
+    draw,
+    texts_of,
+)
+from ropext.corpus.drawing import MOST_TOKENS
+from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import InputError
+from ropext.evaluation.documents import source_of
 from ropext.lengths import length_text
 from ropext.models.load import silenced
 from ropext.models.tokenizer import load_tokenizer
@@ -27,16 +34,14 @@ from ropext.results.values import FEWEST_DOCUMENTS
 # again, and no more than this.
 MOST_OF_VERDICT = 32
 
-Coded = tuple[RawDocument, Document]
-
 
 @dataclass(frozen=True)
 class Divided:
     """Documents by what a choice does with them."""
 
-    chosen: list[Coded]  # they reach the target and choose the method
-    judged: list[Coded]  # they give the verdict; none where others do
-    short: list[Coded]  # they do not reach the target, and can be trained on
+    chosen: list[Document]  # they reach the target and choose the method
+    judged: list[Document]  # they give the verdict; none where others do
+    short: list[Document]  # they do not reach the target, and can be trained on
 
 
 def encoder_of(
@@ -51,7 +56,7 @@ def encoder_of(
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:
     """Read the documents and divide them, where no others give the verdict; too few are refused."""
     able, short = _documents_of(options, encoder, target)
-    judged = list[Coded]()
+    judged = list[Document]()
     chosen = able
     if not has_judges:
         judged, chosen = _divided(able, short, target)
@@ -65,7 +70,7 @@ def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges:
     return Divided(chosen, judged, short)
 
 
-def write_documents(file: Path, documents: Sequence[RawDocument]) -> None:
+def write_documents(file: Path, documents: Sequence[Document]) -> None:
     """Write documents as lines of JSON, a conversation under its own key."""
     lines = list[str]()
     for document in documents:
@@ -74,44 +79,67 @@ def write_documents(file: Path, documents: Sequence[RawDocument]) -> None:
     write_text(file, "".join(lines) or "\n")
 
 
+class _Smallest:
+    """The documents with the smallest keys, as many as are kept in memory."""
+
+    def __init__(self) -> None:
+        self.basket = Basket(MOST_TOKENS)
+
+    def admits(self, key: str) -> bool:
+        return self.basket.admits(key)
+
+    def add(self, key: str, document: Document) -> None:
+        self.basket.add(key, document, max(1, len(document)))
+
+    @property
+    def is_full(self) -> bool:
+        return self.basket.tokens >= MOST_TOKENS
+
+
 def _documents_of(
     options: Evaluate, encoder: DocumentEncoder, target: int
-) -> tuple[list[Coded], list[Coded]]:
+) -> tuple[list[Document], list[Document]]:
     """Those that reach the target, by keys that their content and the seed decide, and the others,
     which can be trained on."""
-    where = options.column, options.split, options.data_revision, options.max_document_mib
-    source = corpus.Source(str(options.data), *where)
-    raw = corpus.read_documents(source)
-    raw = corpus.split_documents(raw, options.split_documents, encoder, target)
-    basket = corpus.Basket[Coded](MOST_TOKENS)
+    source = source_of(options)
     key_of = partial(encoder.content_key, use="choice")
-    for key, text, document in corpus.DistinctTexts(raw, encoder, key_of):
-        if not basket.admits(key):
-            continue
-        coded = encoder.document(document.name, text, NO_LIMIT)
-        basket.add(key, (document, coded), max(1, len(coded)))
-        if source.is_streamed and basket.tokens >= MOST_TOKENS:
-            break
-    pairs = basket.in_order()
-    able = [(document, coded) for document, coded in pairs if len(coded) >= target]
-    return able, [(document, coded) for document, coded in pairs if len(coded) < target]
+    texts = DistinctTexts(texts_of(source, encoder, target), encoder, key_of)
+    pool = _Smallest()
+
+    def encode(raw: RawDocument, text: str) -> Document:
+        return replace(encoder.document(raw.name, text, NO_LIMIT), content=raw.content)
+
+    draw(texts, encode, pool, streamed=source.is_streamed)
+    able = list[Document]()
+    short = list[Document]()
+    for document in pool.basket.in_order():
+        if len(document) >= target:
+            able.append(document)
+        else:
+            short.append(document)
+    return able, short
 
 
 def _divided(
-    able: Sequence[Coded], short: Sequence[Coded], target: int
-) -> tuple[list[Coded], list[Coded]]:
+    able: Sequence[Document], short: Sequence[Document], target: int
+) -> tuple[list[Document], list[Document]]:
     """Those of the verdict, and those that choose. One that has parts in common with what a fit may
     read chooses too, and the next takes its place."""
     share = min(len(able) // 2, max(FEWEST_DOCUMENTS, len(able) // 3), MOST_OF_VERDICT)
     judged = list(able[:share])
     queue = list(able[share:])
-    chosen = list[Coded]()
-    shared = [True]
-    while any(shared):
-        known = trained(coded.known_by[1:] for _, coded in (*chosen, *queue, *short))
-        # As they will be read, by their beginnings.
-        shared = [known.holds(*coded.cut(target).known_by[1:]) for _, coded in judged]
-        chosen += compress(judged, shared)
-        judged = [*compress(judged, map(not_, shared)), *queue[: sum(shared)]]
-        queue = queue[sum(shared) :]
-    return judged, [*chosen, *queue]
+    chosen = list[Document]()
+    while True:
+        known = trained(document.known_by[1:] for document in (*chosen, *queue, *short))
+        kept = list[Document]()
+        for document in judged:
+            # As it will be read, by its beginning.
+            if known.holds(*document.cut(target).known_by[1:]):
+                chosen.append(document)
+            else:
+                kept.append(document)
+        left_out = len(judged) - len(kept)
+        if not left_out:
+            return judged, [*chosen, *queue]
+        judged = [*kept, *queue[:left_out]]
+        queue = queue[left_out:]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext import guard
 from ropext.errors import UsageError
@@ -19,9 +19,6 @@ from ropext.ports.vocabulary import text_tokenizer
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.results.perplexity import Documents
-
-if TYPE_CHECKING:
-    from ropext.corpus import Source
 
 
 def plan_port(
@@ -55,9 +52,10 @@ def _texts(options: AskPort) -> tuple[str, ...]:
     if options.data is None or options.haystack != "text":
         return ()
     from ropext.corpus import read_documents  # late: most servers are asked without
+    from ropext.evaluation.documents import source_of
 
     texts = list[str]()
-    for document in read_documents(_source(options)):
+    for document in read_documents(source_of(options)):
         if isinstance(document.content, str):
             texts.append(document.content)
         if len(texts) >= options.max_docs:
@@ -65,24 +63,16 @@ def _texts(options: AskPort) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _source(options: AskPort) -> "Source":
-    from ropext.corpus import Source
-
-    assert options.data is not None
-    where = options.column, options.split, options.data_revision, options.max_document_mib
-    return Source(options.data, *where)
-
-
 def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
     """The documents that an evaluation of a directory would read, with the tokens that it would."""
     import numpy as np
 
-    from ropext.corpus import DocumentEncoder, Wanted, choose_documents, read_documents
+    from ropext.corpus import DocumentEncoder, Wanted
+    from ropext.evaluation.documents import read_corpus
 
     encoder = DocumentEncoder(text_tokenizer(_directory(options)), seed=options.seed)
-    source = _source(options)
-    wanted = Wanted(tuple(lengths), True, options.max_docs, source.is_streamed)
-    corpus = choose_documents(read_documents(source), encoder, wanted)
+    wanted = Wanted(tuple(lengths), given=True, max_documents=options.max_docs)
+    corpus = read_corpus(options, encoder, wanted)
     documents = Documents(
         tuple(document.name for document in corpus.documents),
         tuple(document.prefix_hashes(lengths) for document in corpus.documents),

@@ -4,7 +4,7 @@ choose and those that give the verdict."""
 from dataclasses import dataclass
 
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.corpus import DocumentEncoder, RawDocument
+from ropext.corpus import Document, DocumentEncoder
 from ropext.errors import RopextError, UsageError
 from ropext.evaluation.ranking import closed_forms, frame_of, rivals
 from ropext.evaluation.variants import Variant
@@ -15,7 +15,7 @@ from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.extend import parse_extend
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import Recipe
-from ropext.pipeline.dividing import Coded, divide, encoder_of
+from ropext.pipeline.dividing import divide, encoder_of
 from ropext.pipeline.job import gates_of
 from ropext.pipeline.steps import LABELS, READ_ALWAYS
 from ropext.planning import Plan, make_plan
@@ -41,8 +41,8 @@ class Prospect:
     beside: list[Variant]  # what no checkpoint says
     reading: Evaluate
     encoder: DocumentEncoder
-    to_choose: list[RawDocument]
-    to_judge: list[Coded]  # none where the recipe names other documents for the verdict
+    to_choose: list[Document]
+    to_judge: list[Document]  # none where the recipe names other documents for the verdict
     able: int  # of those that choose, how many reach the target
     frame: Frame
 
@@ -124,7 +124,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
         beside=rivals(snapshot, request),
         reading=reading,
         encoder=encoder,
-        to_choose=[document for document, _ in (*documents.chosen, *documents.short)],
+        to_choose=[*documents.chosen, *documents.short],
         to_judge=documents.judged,
         able=len(documents.chosen),
         frame=frame_of(example.context, example.target, reading.seed),

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.selection import MOST_TOKENS, NO_LIMIT, REMEDY
+from ropext.corpus.drawing import MOST_TOKENS
+from ropext.corpus.encoding import Flags
+from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.lengths import length_text
 from ropext.options.training import Fit, TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.training.rows import Flags, TrainingDocument, glue
+from ropext.training.rows import glue
 
 # Of the documents that can judge one in so many is held out, eight at least, but never more than
 # one in so many.
@@ -28,23 +30,28 @@ DRAWN = f"{2**256 // SHARE:064x}"  # keys below it
 
 
 @dataclass(frozen=True)
-class _Coded:
-    """One document, as the evaluator and as the training want it."""
+class Division:
+    """How DATA is divided into documents to train on and documents held out."""
 
-    number: int  # in the order found
-    key: str  # decides the division
-    coded: corpus.Document
-    scored: Flags | None
+    wanted_tokens: int  # to train on
+    row: int  # tokens of a row: of a document whole rows count
+    target: int  # tokens that a document must have to be held out
+    judging: int  # windows of the target's length that will be read; 0 = none is held out
+    joined: bool = False  # those that judge are joined: shorter ones can be held out too
+    streamed: bool = False  # read until there is enough for both parts
+    apart: Trained | None = None  # documents that are in neither part
 
-    def __len__(self) -> int:
-        return len(self.coded)
+    @property
+    def least(self) -> int:
+        """Tokens of a document that can be held out."""
+        return 1 if self.joined else self.target
 
 
 @dataclass(frozen=True)
 class TrainingData:
     """The two parts of DATA; no document is in both."""
 
-    documents: tuple[TrainingDocument, ...]  # to train on, in the order found
+    documents: tuple[corpus.Document, ...]  # to train on, in the order found
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
@@ -70,92 +77,100 @@ class TrainingData:
 
 
 def read(
-    source: str,
-    options: TrainingOptions,
-    encoder: corpus.DocumentEncoder,
-    target: int,
-    row: int,
-    **how: Any,
+    source: str, options: TrainingOptions, encoder: corpus.DocumentEncoder, division: Division
 ) -> TrainingData:
-    """Read DATA and divide it, `how` as `divide` says."""
-    where = options.column, options.split, None, options.max_document_mib
-    place = corpus.Source(source, *where, default_split="train")
-    raw = corpus.read_documents(place)
-    divided = divide(
-        corpus.split_documents(raw, options.split_documents, encoder, target),
-        encoder,
-        row=1 if options.packing == "glued" else row,
-        target=target,
-        streamed=place.is_streamed,
-        **how,
+    """Read DATA and divide it."""
+    place = corpus.Source(
+        source,
+        column=options.column,
+        split=options.split,
+        largest=options.max_document_mib,
+        default_split="train",
+        pieces=options.split_documents,
     )
+    row = 1 if options.packing == "glued" else division.row
+    division = replace(division, row=row, streamed=place.is_streamed)
+    divided = divide(corpus.texts_of(place, encoder, division.target), encoder, division)
     return replace(divided, unread=tuple(corpus.unread_files(place)))
 
 
-def divide(
-    raw: Iterable[corpus.RawDocument],
-    encoder: corpus.DocumentEncoder,
-    *,
-    wanted_tokens: int,
-    row: int,
-    target: int,
-    judging: int,
-    joined: bool = False,
-    streamed: bool = False,
-    apart: Trained | None = None,
-) -> TrainingData:
-    """All documents, each in one of the parts; of more than `wanted_tokens` and MOST_TOKENS, in
-    whole rows of `row` tokens, those with the smallest keys.
+class _Parts:
+    """The documents whose keys are drawn, which can be held out, and all others."""
 
-    Those that reach the target can be held out, all of them where those that judge are `joined`.
-    `judging`: windows of the target's length that will be read, 0 holds none out. A stream is read
-    until there is enough for both parts. Documents of `apart` are in neither.
-    """
-    most = max(wanted_tokens, MOST_TOKENS)
-    drawn = corpus.Basket[_Coded](most)
-    others = corpus.Basket[_Coded](most)
-    least = 1 if joined else target
-    held = longest = kept_out = 0
+    def __init__(self, division: Division) -> None:
+        most = max(division.wanted_tokens, MOST_TOKENS)
+        self.division = division
+        self.drawn = corpus.Basket(most)
+        self.others = corpus.Basket(most)
+        self.enough = division.judging * division.target
+        self.held = 0  # tokens of those that are drawn, as they will be read
+        self.longest = 0
+        self.kept_out = 0
+
+    def _is_drawn(self, key: str) -> bool:
+        return self.division.judging > 0 and key < DRAWN
+
+    def admits(self, key: str) -> bool:
+        return self._is_drawn(key) or self.others.admits(key)
+
+    def add(self, key: str, document: corpus.Document) -> None:
+        division = self.division
+        if division.apart is not None and division.apart.holds(*document.known_by[1:]):
+            self.kept_out += 1
+            return
+        size = len(document)
+        self.longest = max(self.longest, size)
+        if self._is_drawn(key) and size >= division.least:
+            if self.drawn.admits(key) and not (division.streamed and self.held >= self.enough):
+                self.drawn.add(key, document, size)
+                self.held += min(size, division.target)
+        elif self.others.admits(key):
+            self.others.add(key, document, size - size % division.row)
+
+    @property
+    def is_full(self) -> bool:
+        return self.others.tokens >= self.division.wanted_tokens and self.held >= self.enough
+
+
+def divide(
+    raw: Iterable[corpus.RawDocument], encoder: corpus.DocumentEncoder, division: Division
+) -> TrainingData:
+    """All documents, each in one of the parts; of more than are wanted, and more than MOST_TOKENS,
+    in whole rows, those with the smallest keys."""
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
-    for key, text, document in texts:
-        is_drawn = judging > 0 and key < DRAWN
-        if not is_drawn and not others.admits(key):
-            continue
-        coded = encoder.document(document.name, text, NO_LIMIT)
-        if apart is not None and apart.holds(*coded.known_by[1:]):
-            kept_out += 1
-            continue
-        longest = max(longest, len(coded))
-        scored = scored_tokens(document, text, coded, encoder)
-        entry = _Coded(texts.read, key, coded, scored)
-        if is_drawn and len(coded) >= least:
-            if drawn.admits(key) and not (streamed and held >= judging * target):
-                drawn.add(key, entry, len(coded))
-                held += min(len(coded), target)
-        elif others.admits(key):
-            others.add(key, entry, len(coded) - len(coded) % row)
-        if streamed and others.tokens >= wanted_tokens and held >= judging * target:
-            break
-    entries = [*drawn.in_order(), *others.in_order()]
-    held_out = _held_out(entries, len(drawn.held), least, texts.different) if judging else []
-    keys = {entry.key for entry in held_out}
-    training = sorted((e for e in entries if e.key not in keys), key=lambda entry: entry.number)
+    parts = _Parts(division)
+
+    def encode(raw: corpus.RawDocument, text: str) -> corpus.Document:
+        document = encoder.document(raw.name, text, NO_LIMIT)
+        return replace(document, scored=scored_tokens(raw, text, document, encoder))
+
+    corpus.draw(texts, encode, parts, streamed=division.streamed)
+    drawn = parts.drawn.in_order()
+    documents = [*drawn, *parts.others.in_order()]
+    held_out = list[corpus.Document]()
+    if division.judging:
+        held_out = _held_out(documents, len(drawn), division.least, texts.different)
+    judging = {document.number for document in held_out}
+    training = [document for document in documents if document.number not in judging]
+    training.sort(key=lambda document: document.number)
     return TrainingData(
-        tuple(TrainingDocument(entry.coded.ids, entry.scored) for entry in training),
-        tuple(entry.coded for entry in held_out),
-        texts.read,
-        longest,
-        trained(entry.coded.known_by[1:] for entry in training),
-        kept_out,
+        documents=tuple(document.to_train_on() for document in training),
+        held_out=tuple(held_out),
+        read=texts.read,
+        longest=parts.longest,
+        trained=trained(document.known_by[1:] for document in training),
+        kept_out=parts.kept_out,
     )
 
 
-def _held_out(entries: Sequence[_Coded], drawn: int, least: int, seen: int) -> list[_Coded]:
+def _held_out(
+    documents: Sequence[corpus.Document], drawn: int, least: int, seen: int
+) -> list[corpus.Document]:
     """Those that were drawn, which come first; where they are fewer than eight, those with the next
     keys too; never more than a quarter."""
-    able = [entry for entry in entries if len(entry) >= least]
+    able = [document for document in documents if len(document) >= least]
     # Of text that was not kept nobody knows how long it is, and there is enough of it.
-    most = (len(able) if len(entries) == seen else seen) // LARGEST_SHARE
+    most = (len(able) if len(documents) == seen else seen) // LARGEST_SHARE
     return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
 
 
@@ -170,17 +185,8 @@ def read_for_fit(
     """The documents as `finetune` divides them; of those held out --held-out judge at most, each a
     window of the target's length."""
     glued = options.packing == "glued"
-    data = read(
-        source,
-        options,
-        encoder,
-        target,
-        target,
-        wanted_tokens=wanted_tokens,
-        judging=options.held_out,
-        joined=glued,
-        apart=apart,
-    )
+    division = Division(wanted_tokens, target, target, options.held_out, glued, apart=apart)
+    data = read(source, options, encoder, division)
     if glued:
         return _glued(data, encoder, options, target)
     if not data.held_out:

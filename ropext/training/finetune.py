@@ -291,16 +291,14 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     masking = masking_of(encoder, model) if origin.is_masked else None
     strategy = strategy_of(options, length, origin.target, origin.two_sets_up_to)
     most = settings.rows.value * settings.steps.value * length
-    read = data.read(
-        source,
-        options,
-        encoder,
-        origin.target,
-        length,
+    division = data.Division(
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
+        row=length,
+        target=origin.target,
         judging=options.eval_documents if options.evaluate is None else 0,
         apart=kept_out_of(origin.record),
     )
+    read = data.read(source, options, encoder, division)
     documents = list(read.documents)
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)

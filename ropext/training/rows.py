@@ -14,30 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropext.corpus import DocumentEncoder
+from ropext.corpus import Document, DocumentEncoder
+from ropext.corpus.encoding import Flags, Ids
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.masking import Masking
 from ropext.options.evaluate import DEPTHS
 from ropext.options.training import TrainingOptions
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
 from ropext.tasks.item import derived_rng, occurs, until_unambiguous
-
-Ids = npt.NDArray[np.signedinteger[Any]]
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class TrainingDocument:
-    """Token ids, and which of them the loss is taken on (None = all)."""
-
-    ids: Ids
-    scored: Flags | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def mask(self) -> Flags:
-        return np.ones(len(self.ids), bool) if self.scored is None else self.scored
 
 
 @dataclass(frozen=True)
@@ -57,7 +41,7 @@ class Full:
 
     length: int
 
-    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
         piece = slice(start, start + self.length)
         return Row(document.ids[piece], np.arange(self.length), document.mask()[piece])
 
@@ -78,7 +62,7 @@ class Pose:
     # the short set, and in which one would vary from batch to batch.
     beyond: int = 0
 
-    def row(self, document: TrainingDocument, start: int, rng: np.random.Generator) -> Row:
+    def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
         first = int(rng.integers(1, self.length // 2 + 1))
         least = max(0, self.beyond + 1 - self.length)
         gap = int(rng.integers(least, self.target - self.length + 1))
@@ -102,7 +86,7 @@ def strategy_of(options: TrainingOptions, length: int, target: int, beyond: int)
     return Full(length) if options.strategy == "full" else Pose(length, target, beyond)
 
 
-def rows_in(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> int:
+def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
     """Whole rows of one pass."""
     return sum(len(document) // strategy.length for document in documents)
 
@@ -118,7 +102,7 @@ class KeyRows:
     def __init__(
         self,
         encoder: DocumentEncoder,
-        documents: Sequence[TrainingDocument],
+        documents: Sequence[Document],
         share: float,
         seed: int,
     ) -> None:
@@ -138,7 +122,7 @@ class KeyRows:
             return None
         return strategy.row(self.document(number, strategy.length), 0, rng)
 
-    def document(self, number: int, length: int) -> TrainingDocument:
+    def document(self, number: int, length: int) -> Document:
         """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
         rng = derived_rng("questions", self.seed, length, number)
         ids = [] if self.encoder.bos is None else [self.encoder.bos]
@@ -150,7 +134,7 @@ class KeyRows:
         for _, question, answer in rng.sample(needles, len(needles)):
             ids += [*question, *answer]
             scored += [False] * len(question) + [True] * len(answer)
-        return TrainingDocument(np.asarray(ids, np.int32), np.asarray(scored))
+        return Document(np.asarray(ids, np.int32), np.asarray(scored))
 
     def _drawn(
         self, length: int, count: int, rng: random.Random
@@ -188,7 +172,7 @@ class Rows(Sequence[Row]):
 
     def __init__(
         self,
-        documents: Sequence[TrainingDocument],
+        documents: Sequence[Document],
         strategy: Full | Pose,
         count: int,
         seed: int,
@@ -271,9 +255,7 @@ class ControlRows(Sequence[Row]):
         return Row(row.ids[piece], np.arange(length), row.scored[piece])
 
 
-def glue(
-    documents: Sequence[TrainingDocument], separator: int | None, seed: int
-) -> list[TrainingDocument]:
+def glue(documents: Sequence[Document], separator: int | None, seed: int) -> list[Document]:
     """All documents as one, in a drawn order; attention will cross from one into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
@@ -284,10 +266,10 @@ def glue(
         if separator is not None:
             ids.append(np.array([separator]))
             scored.append(np.array([True]))
-    return [TrainingDocument(np.concatenate(ids), np.concatenate(scored))] if ids else []
+    return [Document(np.concatenate(ids), np.concatenate(scored))] if ids else []
 
 
-def _too_short(documents: Sequence[TrainingDocument], strategy: Full | Pose) -> str:
+def _too_short(documents: Sequence[Document], strategy: Full | Pose) -> str:
     count = len(documents)
     longest = max(map(len, documents), default=0)
     if isinstance(strategy, Pose):
@@ -320,7 +302,7 @@ class FitQuestions:
     def __init__(
         self,
         encoder: DocumentEncoder,
-        documents: Sequence[TrainingDocument],
+        documents: Sequence[Document],
         strategy: Full | Pose,
         seed: int,
         share: float = 0.0,
@@ -351,7 +333,7 @@ class FitQuestions:
         scored = np.zeros(len(ids), bool)
         scored[-len(item.answer) :] = True
         at = np.random.default_rng((self.seed, FITTED, number))
-        row = self.strategy.row(TrainingDocument(ids, scored), 0, at)
+        row = self.strategy.row(Document(ids, scored), 0, at)
         return replace(row, weight=QUESTION_WEIGHT)
 
     def measured(self, length: int, count: int) -> list[Item]:
@@ -382,7 +364,7 @@ class WithShort(Sequence[Row]):
         self,
         rows: Sequence[Row],
         per_step: int,
-        documents: Sequence[TrainingDocument],
+        documents: Sequence[Document],
         context: int,
         options: TrainingOptions,
     ) -> None:

@@ -209,7 +209,12 @@ def test_windows_follow_one_another_through_the_whole_text(tokenizer):
 def test_no_document_is_in_two_glued_sequences():
     sizes = [100, 20, 50, 130, 10, 64, 30, 40]
     documents = [
-        Document(f"{k}", f"{k}", np.full(size, k, np.int32), np.ones(size, np.int32), False)
+        Document(
+            np.full(size, k, np.int32),
+            token_bytes=np.ones(size, np.int32),
+            name=f"{k}",
+            key=f"{k}",
+        )
         for k, size in enumerate(sizes)
     ]
     glued = glue_documents(documents, 64, 9, separator=99)

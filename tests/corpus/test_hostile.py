@@ -141,7 +141,7 @@ def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeyp
             yield RawDocument(str(number), f"{number} the quick brown fox " * 9)
         raise AssertionError("all of it was read")
 
-    monkeypatch.setattr("ropext.evaluation.documents.read_documents", endless)
+    monkeypatch.setattr("ropext.corpus.selection.read_documents", endless)
     origin = SimpleNamespace(context=16, target=32)
     held_out = SimpleNamespace(judging=lambda count, target: ())
     options = Finetune(evaluate="org/endless", eval_documents=2)

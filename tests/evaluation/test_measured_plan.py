@@ -112,7 +112,9 @@ def demo_bench(documents=8, factor=4):
     rows = (DEMO / "data" / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
     ids = [tokenizer.encode(json.loads(row)["text"], verbose=False) for row in rows]
     long = [np.asarray(own, np.int32) for own in ids if len(own) >= 256 * factor][:documents]
-    read = tuple(Document(f"{k}", "", own, np.ones(len(own)), False) for k, own in enumerate(long))
+    read = tuple(
+        Document(own, token_bytes=np.ones(len(own)), name=f"{k}") for k, own in enumerate(long)
+    )
     return model, Reads(frame_of(256, 256 * factor), read)
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from ropext.corpus import Document
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
 from ropext.tasks import mkey, repetition
 from ropext.tasks.item import NOUNS
-from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows, TrainingDocument
+from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows
 
 
 class Characters:
@@ -28,7 +29,7 @@ LENGTH = 1200
 
 
 def questions(share=0.2, seed=0, encoder=Characters):
-    documents = [TrainingDocument(np.array([ord(c) for c in PROSE]))]
+    documents = [Document(np.array([ord(c) for c in PROSE]))]
     return KeyRows(encoder(), documents, share, seed)
 
 
@@ -110,14 +111,14 @@ def test_the_share_of_rows_that_ask_is_the_one_asked_for():
 
 
 def rows(strategy, share=0.25):
-    document = TrainingDocument(np.arange(4096) % 97)
+    document = Document(np.arange(4096) % 97)
     return Rows([document], strategy, 8, 0, KeyRows(Characters(), [document], share, 0))
 
 
 def test_rows_of_text_stay_what_they_are_without_questions():
     mixed, plain = (
         rows(Full(1024)),
-        Rows([TrainingDocument(np.arange(4096) % 97)], Full(1024), 8, 0),
+        Rows([Document(np.arange(4096) % 97)], Full(1024), 8, 0),
     )
     asking = [number for number in range(8) if mixed.questions.falls_on(number)]
     assert asking == [3, 7]
@@ -142,7 +143,7 @@ def test_the_control_is_asked_in_windows_that_hold_the_answers():
     control = ControlRows(own, 256)
     assert len(control) == 4 * 8
     for number in range(3 * 4, 4 * 4):
-        pairs, before = asked(TrainingDocument(control[number].ids, control[number].scored))
+        pairs, before = asked(Document(control[number].ids, control[number].scored))
         assert len(control[number].ids) == 256
         assert len(pairs) == 4
         assert all(before.count(question + answer + ".\n") == 1 for question, answer in pairs)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from tiny_llama import SHAPE, VOCABULARY, new_llama
 
+from ropext.corpus import Document
 from ropext.training import loss
-from ropext.training.rows import Collator, Pose, Row, Rows, TrainingDocument
+from ropext.training.rows import Collator, Pose, Row, Rows
 
 
 def gradients(model, **inputs):
@@ -89,7 +90,7 @@ def test_families_that_scale_or_cap_their_logits_keep_their_own_loss():
 def test_the_second_chunk_of_a_pose_row_sees_the_first(attention):
     model = new_llama()
     model.set_attn_implementation(attention)
-    row = Rows([TrainingDocument(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
+    row = Rows([Document(np.arange(300) % 50 + 4)], Pose(16, 64), 1, seed=0)[0]
     jump = int(np.flatnonzero(~row.scored)[0])
     assert np.diff(row.positions).max() > 1
     inputs = Collator(padding=0)([row])

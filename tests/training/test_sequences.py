@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
+from ropext.corpus import Document
 from ropext.errors import InputError
-from ropext.training.rows import ControlRows, Full, Pose, Rows, TrainingDocument, glue
+from ropext.training.rows import ControlRows, Full, Pose, Rows, glue
 
 
 def counting(size, start=0):
     """A document whose ids tell where in it they stand."""
-    return TrainingDocument(np.arange(start, start + size))
+    return Document(np.arange(start, start + size))
 
 
 def test_full_rows_are_runs_of_one_document_and_a_pass_reads_every_token_once():
@@ -83,7 +84,7 @@ def test_pose_of_a_longrope_stays_beyond_its_short_set():
 def test_tokens_that_are_not_scored_stay_so():
     scored = np.zeros(40, bool)
     scored[10:20] = True
-    document = TrainingDocument(np.arange(40), scored)
+    document = Document(np.arange(40), scored)
     row = Rows([document], Full(40), 1, seed=0)[0]
     assert row.scored.tolist() == scored.tolist()
     for i in range(20):

@@ -33,7 +33,7 @@ def texts(count, length=50):
 
 def read(raw, encoder, **changes):
     options = {"wanted_tokens": 1000, "row": 10, "target": 50, "judging": 8}
-    return data.divide(raw, encoder, **options | changes)
+    return data.divide(raw, encoder, data.Division(**options | changes))
 
 
 def ids(document):
@@ -165,7 +165,7 @@ def test_a_template_that_renders_beginnings_otherwise_is_searched_for_the_turns(
 
 
 def test_the_digest_tells_ids_and_what_is_scored(encoder):
-    one = data.TrainingData((data.TrainingDocument(np.arange(9)),), (), 1)
-    two = data.TrainingData((data.TrainingDocument(np.arange(9), np.arange(9) > 0),), (), 1)
-    three = data.TrainingData((data.TrainingDocument(np.arange(1, 10)),), (), 1)
+    one = data.TrainingData((corpus.Document(np.arange(9)),), (), 1)
+    two = data.TrainingData((corpus.Document(np.arange(9), np.arange(9) > 0),), (), 1)
+    three = data.TrainingData((corpus.Document(np.arange(1, 10)),), (), 1)
     assert len({one.digest(), two.digest(), three.digest()}) == 3
