@@ -149,7 +149,8 @@ def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(
     def divided(texts):
         recipe["extend"]["data"] = write(tmp_path / "data.jsonl", texts)
         found = prospect(job.read(recipe), NOBODY)
-        return [raw.content for raw, _ in found.to_judge], [raw.content for raw in found.to_choose]
+        judged = [document.content for document in found.to_judge]
+        return judged, [document.content for document in found.to_choose]
 
     judged, chosen = divided(HELD_OUT)
     assert set(judged) | set(chosen) == set(HELD_OUT)
