@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import proving
 import pytest
 
-from ropext import proof
+from ropext import stock
 
 # Files that take a minute or more begin first, in this order: two workers then end together.
 LONGEST = (
@@ -29,7 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a call or a device that this system lacks: `@pytest.mark.needs("mkfifo")`.
     Proofs have a process of their own in the tests of that process alone."""
     own = item.path.stem.startswith("test_proof")
-    proof._child = proving.apart if own else proving.here
+    stock.ask_child = proving.apart if own else proving.here
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             there = os.path.exists(name) if name.startswith("/") else hasattr(os, name)

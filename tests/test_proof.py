@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropext import forms, proof
+from ropext import forms, proof, stock
 from ropext.errors import ProofFailed
 from ropext.rope import Rope, Site, Spectrum
 
@@ -362,18 +362,18 @@ def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
         "    except ImportError: continue\n"
         "    raise SystemExit('imported')\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, str(proof.CHILD)], check=False, cwd=tmp_path)
+    run = subprocess.run([sys.executable, "-c", code, str(stock.CHILD)], check=False, cwd=tmp_path)
     assert run.returncode == 0
 
 
 def test_the_child_stops_where_ropext_was_imported_before() -> None:
     code = "import runpy, sys, ropext; runpy.run_path(sys.argv[1])['block_ropext']()"
     run = subprocess.run(
-        [sys.executable, "-c", code, str(proof.CHILD)],
+        [sys.executable, "-c", code, str(stock.CHILD)],
         check=False,
         capture_output=True,
         text=True,
-        cwd=proof.CHILD.parents[2],
+        cwd=stock.CHILD.parents[2],
     )
     assert run.returncode == 1
     assert "the proof process could import ropext" in run.stderr
@@ -387,7 +387,7 @@ def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
     ):
         child = tmp_path / "child.py"
         child.write_text(code)
-        monkeypatch.setattr(proof, "CHILD", child)
+        monkeypatch.setattr(stock, "CHILD", child)
         with pytest.raises(ProofFailed, match=said):
             proof.build([tmp_path], timeout=2)
 
@@ -414,7 +414,7 @@ def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
         return proof._seconds(tmp_path), proof._room(tmp_path, last)
 
     usual = of()
-    assert usual == (proof.LEAST_SECONDS + 0.1, min(proof.ROOM, usual[1]))
+    assert usual == (proof.LEAST_SECONDS + 0.1, min(stock.ROOM, usual[1]))
     assert of(num_hidden_layers=61, n_routed_experts=384)[0] > 2 * usual[0]
     assert of(num_hidden_layers=1000, n_routed_experts=60_000)[0] == proof.TIMEOUT
     with open(tmp_path / "model.safetensors", "wb") as file:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import transformers
 
-from ropext import extend, proof
+from ropext import extend, proof, stock
 from ropext.errors import ProofFailed
 from ropext.families import table
 from ropext.options.extend import Extend
@@ -354,9 +354,9 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     """A layer's experts alone would take 45 GB; no weight is on the disk either."""
     child = tmp_path / "child.py"
     limit = f"resource.setrlimit(resource.RLIMIT_AS, ({4 << 30}, {4 << 30}))"
-    run = f"runpy.run_path({str(proof.CHILD)!r}, run_name='__main__')"
+    run = f"runpy.run_path({str(stock.CHILD)!r}, run_name='__main__')"
     child.write_text(f"import resource, runpy\n{limit}\n{run}\n")
-    monkeypatch.setattr(proof, "CHILD", child)
+    monkeypatch.setattr(stock, "CHILD", child)
     plan = make_plan(KIMI_K2, Extend(factor=2))
     (tmp_path / "config.json").write_text(json.dumps(plan.config))
     sites = proof.Promise(plan.sites, plan.factor)

@@ -30,6 +30,7 @@ ABOVE_THE_LINE = (
     "workdir",
     "jobs",
     "bundled",
+    "stock",
     "rope",
     "forms",
     "scaling",

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from ropext import stock
 from ropext.errors import InputError, UnsupportedModel
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
@@ -211,23 +212,43 @@ def census() -> dict[str, Known]:
 
 def defaults_of(text_type: str) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
-    keys: dict[str, Any] = packaged("defaults.json")["types"].get(text_type, {})
+    keys: dict[str, Any] | None = packaged("defaults.json")["types"].get(text_type)
+    if keys is None:
+        about = stock.described(text_type)
+        return {} if about is None else dict(about.defaults)
     return keys
 
 
 def added_by(model_type: str) -> dict[str, Any]:
     """The keys that a composite type adds to a text config that leaves them out."""
-    keys: dict[str, Any] = packaged("defaults.json")["composites"].get(model_type, {})
+    keys: dict[str, Any] | None = packaged("defaults.json")["composites"].get(model_type)
+    if keys is None:
+        about = stock.described(model_type)
+        return {} if about is None else dict(about.added)
     return keys
 
 
-@cache
 def auto_class(model_type: str) -> str:
     """The class of transformers by which a model of this type is loaded; "" where none does."""
     for name, types in packaged("classes.json").items():
         if model_type in types:
             return str(name)
-    return "AutoModelForCausalLM"
+    about = stock.described(model_type)
+    return "AutoModelForCausalLM" if about is None else about.auto_class
+
+
+def known_type(config: dict[str, Any], kind: str) -> Known:
+    """What is known of a model type in a config: by the census, else by stock transformers."""
+    if kind in census():
+        return census()[kind]
+    if stock.described(kind) is None:
+        if why := _unasked(config, kind):
+            raise InputError(why)
+        stock.describe(config)
+    about = stock.described(kind)
+    if about is None:  # the config as stock reads it has other types
+        raise InputError(_unknown(kind))
+    return Known(about.scheme, about.path, about.text)
 
 
 def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
@@ -290,9 +311,7 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     kind = model_type
     here = top
     for _ in range(4):  # the deepest composite has two levels
-        known = census().get(kind)
-        if known is None:
-            raise InputError(_unknown(config, kind))
+        known = known_type(config, kind)
         if known.scheme != "composite":
             return model_type, kind, path, known.scheme
         for key in known.path:
@@ -311,7 +330,8 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     raise InputError(f"config.json: model types nest too deeply at {'.'.join(path)}")
 
 
-def _unknown(config: Mapping[str, Any], kind: str) -> str:
+def _unasked(config: Mapping[str, Any], kind: str) -> str:
+    """Why stock transformers is not asked about a type; "" where it is."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} brings its own code, which differs from stock {differs}"
     if config.get("auto_map"):
@@ -319,21 +339,17 @@ def _unknown(config: Mapping[str, Any], kind: str) -> str:
             f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"
             " ropext cannot verify; only model types of stock transformers are extended"
         )
+    return "" if stock.knows(kind) else _unknown(kind)
+
+
+def _unknown(kind: str) -> str:
+    here = stock.installed()
+    other = f"installed is {here}, which lacks it too" if here else "none is installed"
     return (
         f"config.json: model_type {shown(kind)} is not among the model types that this ropext"
-        f" knows, those of transformers {version()} ({_installed()}); check the spelling, or extend"
-        " it with a newer ropext"
+        f" knows, those of transformers {version()} ({other}); check the spelling, or install a"
+        " transformers that knows it"
     )
-
-
-def _installed() -> str:
-    """Which transformers is here, as a clause."""
-    from importlib import metadata  # late: only a refusal asks
-
-    try:
-        return f"installed is {metadata.version('transformers')}"
-    except metadata.PackageNotFoundError:
-        return "none is installed"
 
 
 def text_part(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropext import forms
+from ropext import forms, stock
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import config
 from ropext.families.config import Dict, added_by, locate, shown, text_part
@@ -20,12 +20,15 @@ from ropext.families.geometry import (
 from ropext.families.lengths import NAMED, Lengths, lengths
 from ropext.families.model import Model, Problem
 from ropext.families.params import read_flat, read_nested
-from ropext.families.table import LOGIT_SCALES, MROPE, Label
+from ropext.families.table import LOGIT_SCALES, Label, is_mrope
 from ropext.forms import Params
 from ropext.rope import Rope, RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+# Of a number that stock computes in float32; the proof of an extension is stricter.
+STOCK_BOUND = 1e-4
 
 
 def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
@@ -191,7 +194,7 @@ def describe(
         nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
         interleaved=row.interleaved,
         masked_lm=row.masked_lm,
-        mrope=text.type in MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)),
+        mrope=is_mrope(text.type) or any(d and d.has("mrope_section") for d in rope_dicts(text)),
         forms=allowed,
         temperature=temperature,
         reach=reach,
@@ -237,7 +240,8 @@ def interpret(
         site.of(replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
     )
-    notes = [f"[length] {span.note}" for span in spans if span.note]
+    notes = _described(text_type, config, sites)
+    notes += [f"[length] {span.note}" for span in spans if span.note]
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(
             "[mtp] its layers that predict further tokens (multi-token prediction) follow the "
@@ -255,6 +259,47 @@ def interpret(
             "this type"
         )
     return describe(text, model_type, path, sites, spans, notes), conflicts
+
+
+def _described(text_type: str, config: Mapping[str, Any], sites: tuple[RopeSite, ...]) -> list[str]:
+    """Note that stock described a type which the census lacks. UnsupportedModel where the config
+    that it was asked about has, as read here, other numbers than stock computes."""
+    about = stock.described(text_type)
+    if about is None:
+        return []
+    for module in about.numbers if about.config == config else ():
+        if not any(_computes(site, module) for site in sites):
+            where = f" of {module.label}" if module.label else ""
+            raise UnsupportedModel(
+                f"{text_type!r} is a model type that this ropext does not know, and transformers"
+                f" {about.transformers} computes other frequencies{where} than its keys say as far"
+                " as they are understood here; please report this config.json"
+            )
+    still = about.rotates.count(False)
+    if about.unseen:
+        layers = f"; whether every layer rotates was not seen ({about.unseen})"
+    elif still:
+        layers = f"; of its first {len(about.rotates)} layers {still} turn nothing"
+    else:
+        layers = ""
+    return [
+        f"[described] {text_type} is not among the model types that this ropext knows: transformers"
+        f" {about.transformers} was asked how it reads them. No loader was measured on it, and its"
+        f" KV cache is reckoned by the usual keys{layers}"
+    ]
+
+
+def _computes(site: RopeSite, module: stock.Numbers) -> bool:
+    """Whether a site has a module's numbers, but for float32's last bits."""
+    spectrum = site.rope.spectrum
+    if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
+        return False
+    close = [
+        math.isclose(one, other, rel_tol=STOCK_BOUND)
+        for one, other in zip(module.inv_freq, spectrum.inv_freq, strict=True)
+    ]
+    factors = (module.attention_factor, spectrum.attention_factor)
+    return all(close) and math.isclose(*factors, rel_tol=STOCK_BOUND)
 
 
 def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:

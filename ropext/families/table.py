@@ -7,6 +7,7 @@ A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ropext import stock
 from ropext.forms import NAMES
 
 # Types that a stock config can carry; `dynamic` is stateful and is never written.
@@ -197,7 +198,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "minimax_m2": replace(PARTIAL, rotary_dim="rotary_dim"),
     "qwen3_next": replace(PARTIAL, legacy="rope_type"),
-    **_rows("glm glm4 glm4v_text glm_ocr_text glm_image_text", replace(PARTIAL, interleaved=True)),
+    **_rows("glm glm4 glm4v_text glm_ocr_text", replace(PARTIAL, interleaved=True)),
+    "glm_image_text": PARTIAL,
     "bamba": replace(PARTIAL, fixed_partial=0.5),
     "gpt_neox": Family(
         theta=("rotary_emb_base", "rope_theta"),
@@ -207,6 +209,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox_japanese": Family(
         theta=("rotary_emb_base", "rope_theta"),
         partial=("rotary_pct", "partial_rotary_factor"),
+        temperature="rotated channels",
     ),
     "recurrent_gemma": replace(PARTIAL, forms=("default",), rotates_only_windows=True),
     # Phi-3 and kin.
@@ -219,9 +222,11 @@ FAMILIES: dict[str, Family] = {
     # DeepSeek's latent attention: a rotary part of its own size; the softmax reads mscale.
     **_rows(
         "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite "
-        "glm_moe_dsa hy_v4 minicpm3 youtu",
+        "glm_moe_dsa youtu",
         MLA,
     ),
+    # These turn two halves, unlike the others with such attention.
+    **_rows("hy_v4 minicpm3", replace(MLA, interleaved=False)),
     "mistral_large4_text": replace(
         MLA,
         skips_every=4,
@@ -385,14 +390,57 @@ FAMILIES: dict[str, Family] = {
     # sliding_window, where set, holds for every layer.
     "mistral": replace(WINDOWED, write_head_dim=True),
     **_rows(
-        "mixtral starcoder2 moshi blt_patcher openai_privacy_filter voxtral_realtime_text "
-        "doge ministral3 olmoe qwen3_moe",
+        "mixtral starcoder2 moshi blt_patcher voxtral_realtime_text doge ministral3 olmoe "
+        "qwen3_moe",
         WINDOWED,
     ),
+    "openai_privacy_filter": replace(WINDOWED, interleaved=True),
     **_rows("esmc eurobert gte jina_embeddings_v3 nomic_bert", MASKED),
 }
 
 
 def family(text_type: str) -> Family:
-    """The row of a rotary type; the flat one where it needs none."""
-    return FAMILIES.get(text_type, FLAT)
+    """The row of a rotary type: its own here, else the one that stock shows; the flat one where it
+    needs none."""
+    if text_type in FAMILIES:
+        return FAMILIES[text_type]
+    about = stock.described(text_type)
+    return FLAT if about is None else described_row(about)
+
+
+def described_row(about: stock.Described) -> Family:
+    """The row of a type that stock transformers described. It has no reader before transformers 5,
+    so that a nested type is written without legacy keys."""
+    row = about.row
+    common = Family(
+        forms=tuple(row["forms"]),
+        temperature=row["temperature"],
+        softmax_mscale=row["softmax_mscale"],
+        interleaved=row["interleaved"],
+        masked_lm=row["masked_lm"],
+        rotates_only_windows=row["rotates_only_windows"],
+    )
+    if "labels" not in row:
+        return replace(
+            common,
+            theta=tuple(row["theta"]),
+            partial=tuple(row["partial"]),
+            dim=row["dim"],
+            every_layer_windowed=row["every_layer_windowed"],
+        )
+    labels = []
+    for entry in row["labels"]:
+        key = entry["rotation"]
+        label = Label(entry["name"], windowed=entry["windowed"], theta=entry["theta"])
+        if key.startswith("qk_rope"):
+            label = replace(label, rotation=key)
+        elif key != "head_dim":
+            label = replace(label, sizes={"head_dim": (key, entry["default"])})
+        labels.append(label)
+    return replace(common, labels=tuple(labels), legacy="absent")
+
+
+def is_mrope(text_type: str) -> bool:
+    """Whether the class of a type turns images by three axes, whatever the config says."""
+    about = stock.described(text_type)
+    return text_type in MROPE or (about is not None and bool(about.row.get("mrope")))

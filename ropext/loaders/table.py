@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
-from ropext.loaders.versions import NEVER, VersionSpan, version_of
+from ropext.loaders.versions import VersionSpan, version_of
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
@@ -45,8 +45,7 @@ class ReaderData(TypedDict):
 
     loader: str
     versions: str
-    # The first version of each, and the first that is no longer in it ("": there is none).
-    spans: list[list[str]]
+    spans: list[list[str]]  # the first version of each, and the first that is no longer in it
     composites: bool
     narrow: bool
     groups: list[GroupData]
@@ -148,7 +147,7 @@ def _reader(entry: ReaderData) -> LoaderVersions:
             measured[family] = group["versions"]
     spans = list[VersionSpan]()
     for first, end in entry["spans"]:
-        spans.append(VersionSpan(version_of(first), version_of(end) or NEVER))
+        spans.append(VersionSpan(version_of(first), version_of(end)))
     return LoaderVersions(
         loader=entry["loader"],
         versions=entry["versions"],

@@ -5,21 +5,16 @@ that against the plan, in plain numbers, so that neither imports torch or transf
 is its small model, server.py asks a running server.
 """
 
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ropext import families
+from ropext import families, stock
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
@@ -38,12 +33,9 @@ from ropext.rope import Positions
 
 __all__ = ["UNSEEN", "Promise", "Proof", "compare"]
 
-CHILD = Path(__file__).with_name("child.py")
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for any; a small model takes some
 EXPERTS_A_SECOND = 20  # built at least, of all layers together, three times over
-ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
-LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,7 @@ def build(
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     job |= {"room": max(_room(path, last) for path in directories)}
     longest = sum(_seconds(path) for path in directories)
-    return _child(job, directories, longest if timeout is None else timeout)
+    return stock.ask_child(job, directories, longest if timeout is None else timeout)
 
 
 def _for_child(promise: Promise) -> list[dict[str, Any]]:
@@ -146,63 +138,13 @@ def _seconds(directory: Path) -> float:
     return min(TIMEOUT, LEAST_SECONDS + experts / EXPERTS_A_SECOND)
 
 
-def _free_memory() -> int:
-    """How many bytes this machine has left; 0 where accelerate, and with it psutil, is missing,
-    which the child says in its own sentence."""
-    try:
-        import psutil
-    except ImportError:
-        return 0
-    return int(psutil.virtual_memory().available)
-
-
 def _room(directory: Path, last: int) -> int:
     """How many bytes of addresses its proof may take: files are mapped, once for each reading; a
     model with a table of `last` positions may keep a mask of their square in each layer."""
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    built = ROOM + last**2 * _stated(directory, "layers?$|depth$")
-    here = max(LEAST_ROOM, int(_free_memory() * 0.8))
+    built = stock.ROOM + last**2 * _stated(directory, "layers?$|depth$")
+    here = max(stock.LEAST_ROOM, int(stock.free_memory() * 0.8))
     return 3 * weights + min(built, here)
-
-
-def _child(
-    job: Mapping[str, Any], directories: Sequence[Path], timeout: float
-) -> list[dict[str, Any]]:
-    """What the fresh process says of each directory."""
-    for needed in ("torch", "transformers", "accelerate"):
-        if find_spec(needed) is None:
-            raise ModuleNotFoundError(f"the proof needs {needed}", name=needed)
-    # Nothing here runs on a GPU, and its driver costs seconds.
-    offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
-        out = Path(folder) / "built.jsonl"
-        try:
-            run = subprocess.run(
-                # -P: neither the script's folder nor the working directory is importable.
-                [sys.executable, "-P", str(CHILD), str(out)],
-                cwd=folder,
-                input=json.dumps(job),
-                capture_output=True,
-                encoding="utf-8",
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUTF8": "1"} | offline,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ProofFailed(
-                f"the proof of {directories[0]} took longer than {timeout:.0f} seconds and was "
-                "stopped; --no-verify skips it"
-            ) from None
-        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    if run.returncode:
-        where = f"the proof of {directories[min(len(lines), len(directories) - 1)]}"
-        if run.returncode < 0:
-            name = signal.Signals(-run.returncode).name
-            raise ProofFailed(f"{where} was killed by {name}, usually because memory ran out")
-        final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
-        raise ProofFailed(f"{where} could not run (exit code {run.returncode:#x}): {final}")
-    named = zip(lines, map(str, directories), strict=True)
-    return [json.loads(line) | {"directory": name} for line, name in named]
 
 
 def require_buildable(config: Mapping[str, Any]) -> None:

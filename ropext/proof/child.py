@@ -428,6 +428,11 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     quantised = getattr(config, "quantization_config", None) is not None
     config = plain_weights(config)
     cls = model_class(config, directory, trust)
+    if entry.get("describe"):
+        described: dict[str, Any] = beside("describing").describe(
+            sys.modules[__name__], directory, config, cls
+        )
+        return described
     table = headers(directory) if job["tensors"] else {}
     apart = untied(cls, config, directory) if table else []
     base, base_config, base_model = read_base(entry, cls, config)

@@ -658,4 +658,4 @@ def test_an_unknown_type_names_both_versions():
         families.read(BASE | {"model_type": "lama"})
     said = str(caught.value)
     assert f"those of transformers {config_room.version()}" in said
-    assert f"(installed is {transformers.__version__})" in said
+    assert f"(installed is {transformers.__version__}, which lacks it too)" in said

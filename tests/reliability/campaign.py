@@ -193,11 +193,11 @@ def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log:
         sys.stdout = os.fdopen(1, "w", buffering=1)
         sys.stderr = os.fdopen(2, "w", buffering=1)
         os.chdir(room)
-        from ropext import demo, proof
+        from ropext import demo, stock
         from ropext.cli import app
 
         # An interpreter for each kill would take hours.
-        proof._child = apart if command.proved else partial(here, forward=False)
+        stock.ask_child = apart if command.proved else partial(here, forward=False)
         _draw_less()
         demo.RECIPE = "demo.yaml"  # a short one, in the room
         sys.argv = command.argv()

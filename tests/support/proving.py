@@ -8,9 +8,9 @@ import json
 import warnings
 from logging import CRITICAL, NOTSET, getLogger
 
-from ropext import proof
+from ropext import stock
 
-apart = proof._child
+apart = stock.ask_child
 
 
 def here(job, directories, timeout, forward=True):
@@ -49,7 +49,7 @@ def first_apart():
     """From now on, all but the next proof are made here."""
 
     def first(*args):
-        proof._child = here
+        stock.ask_child = here
         return apart(*args)
 
-    proof._child = first
+    stock.ask_child = first

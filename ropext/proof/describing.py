@@ -1,0 +1,426 @@
+"""How stock's code reads a model type. Loaded by child.py, by path: it imports nothing of ropext.
+
+Nothing is taken from names alone: a key is changed, the type's rotary embedding is built anew, and
+what it then computes shows whether the key is read.
+"""
+
+import copy
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+# What the geometry, the lengths and the costs are computed from.
+VALUES = (
+    "max_position_embeddings",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "num_layers",
+    "head_dim",
+    "global_head_dim",
+    "swa_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "vocab_size",
+    "sliding_window",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "use_sliding_window",
+    "max_window_layers",
+    "attention_chunk_size",
+    "no_rope_layer_interval",
+    "num_kv_shared_layers",
+    "attention_k_eq_v",
+    "H_cycles",
+    "L_cycles",
+)
+# Keys that say by an interval or a list which layers are of which type; two values of each.
+LAYERS_BY = {
+    "sliding_window_pattern": (2, 4),
+    "full_attention_interval": (2, 4),
+    "layer_group_size": (2, 4),
+    "global_attn_every_n_layers": (2, 4),
+    "full_attn_idxs": ([1, 3], [0]),
+    "attn_layer_indices": ([1, 3], [0]),
+}
+HEAD_KEY = re.compile(r"head_dim|head_size|rotary_dim")
+WINDOWED = re.compile("sliding|chunked|local")
+THETA_KEY = re.compile(r"theta|rotary_emb_base|rope_\w*base")
+PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
+NEIGHBOURS = re.compile(r", 0?::2\]|view_as_complex|view\(.*-1, 2\)|reshape\(.*-1, 2\)|d // 2, 2\)")
+SHORT = (
+    16  # tokens; of a longer original length, llama3 would leave the pairs of a small head alone
+)
+OTHER_THETA = 777.0  # no class default
+
+
+def field_default(cls: type, key: str) -> Any:
+    """The value that a config without this key gets, before anything is derived from others."""
+    field = getattr(cls, "__dataclass_fields__", {}).get(key)
+    value = None if field is None else field.default
+    return value if isinstance(value, int | float | str) else None
+
+
+def attribute(config: Any, key: str) -> Any:
+    try:
+        return getattr(config, key, None)
+    except Exception:  # heterogeneous configs refuse to name one value for all layers
+        return None
+
+
+def period(layer_types: list[str]) -> list[str]:
+    """The shortest run of layer types that repeats over the default model."""
+    for n in range(1, len(layer_types) - 1):
+        if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
+            return layer_types[:n]
+    return layer_types
+
+
+def last_layer_type(cls: Any, run: list[str]) -> str | None:
+    """The type that the last layer has whatever the run says (some classes force it)."""
+    name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    if len(set(run)) == 1:
+        return None
+    counts = range(2 * len(run) + 1, 2 * len(run) + 7)
+    try:
+        made = [cls(**{name: layers}).layer_types[-1] for layers in counts]
+    except Exception:  # classes that tie other lists to the number of layers
+        return None
+    by_run = [run[(layers - 1) % len(run)] for layers in counts]
+    return made[0] if len(set(made)) == 1 and made != by_run else None
+
+
+def layers_by(cls: Any) -> dict[str, list[str]]:
+    """Which of those keys the class reads, and the types of the first two layers by each."""
+    name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    read = {}
+    for key, values in LAYERS_BY.items():
+        try:
+            made = [cls(**{name: 4, key: value}) for value in values]
+        except Exception:  # classes that tie other lists to the number of layers
+            continue
+        one, two = (attribute(m, "layer_types") or attribute(m, "layers_block_type") for m in made)
+        if one != two and one[:2] == one[2:]:
+            read[key] = one[:2]
+    return read
+
+
+def theta_when_scaled(cls: Any) -> tuple[Any, Any]:
+    """Theta and partial factor that a flat dict gets which names neither."""
+    try:
+        made = cls(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
+    except Exception:  # types that accept other forms only
+        made = cls().rope_parameters
+    return made.get("rope_theta"), made.get("partial_rotary_factor")
+
+
+def followed(cls: Any) -> set[str]:
+    """Keys of the default dict that follow their top-level spelling, where a config has it."""
+    keys = set()
+    names = {
+        "rope_theta": ("rope_theta", "rotary_emb_base"),
+        "partial_rotary_factor": PARTIAL_KEYS,
+    }
+    for key, spellings in names.items():
+        for name in spellings:
+            try:
+                rope = cls(**{name: 0.5 if "partial" in key else OTHER_THETA}).rope_parameters
+            except Exception:  # a type that refuses this value
+                continue
+            if rope.get(key) in (0.5, OTHER_THETA):
+                keys.add(key)
+    return keys
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """What an absent key means to a config class."""
+    config = cls()
+    out: dict[str, Any] = {}
+    for key in VALUES:
+        value = field_default(cls, key)
+        if value is None:
+            value = field_default(cls, cls.attribute_map.get(key, key))
+        if value is not None:
+            out[key] = value
+    if "head_dim" not in out and "head_dim" in cls.__dataclass_fields__:
+        # Left at None, three stock forms fail with a TypeError.
+        out["head_dim_may_stay_null"] = attribute(config, "head_dim") is None
+    names = {key: cls.attribute_map[key] for key in VALUES if key in cls.attribute_map}
+    if names:
+        out["names"] = names
+    rope = attribute(config, "rope_parameters")
+    if rope:
+        out["rope"] = {k: v for k, v in rope.items() if k not in followed(cls)}
+    theta, partial = theta_when_scaled(cls)
+    if theta is not None:
+        out["theta"] = theta
+    if partial is not None:
+        out["partial"] = partial
+    layer_types = attribute(config, "layer_types")
+    if isinstance(layer_types, list) and layer_types:
+        run = period(layer_types)
+        out["layer_types"] = run
+        if last := last_layer_type(cls, run):
+            out["last_layer_type"] = last
+    if by := layers_by(cls):
+        out["layers_by"] = by
+    return out
+
+
+def added_by(cls: Any, key: str, text_type: str, bare: Any) -> dict[str, Any]:
+    """What a composite adds to a text config that is there but leaves keys out; `bare` is the
+    class of that text config."""
+    spec = getattr(cls, "sub_configs_defaults", {}).get(key)
+    offered = getattr(spec, "init_kwargs", None) or {}
+    if not offered:
+        return {}
+    text = getattr(cls(**{key: {"model_type": text_type}}), key)
+    theta = (attribute(text, "rope_parameters") or {}).get("rope_theta")
+    out = {k: offered[k] for k in VALUES if k in offered and attribute(text, k) == offered[k]}
+    out = {k: v for k, v in out.items() if field_default(bare, k) != v}
+    if theta is not None and theta == offered.get("rope_theta"):
+        out["rope_theta"] = theta
+    if isinstance(offered.get("rope_parameters"), dict):  # hides a theta beside it
+        out["rope_parameters"] = offered["rope_parameters"]
+    # head_dim alone may agree because it is derived; these are given or they are not.
+    return out if {"hidden_size", "max_position_embeddings", "rope_theta"} & out.keys() else {}
+
+
+class Embedding:
+    """The rotary embedding of a type, built anew from changed values of its text config."""
+
+    def __init__(self, child: Any, model: Any, text: Any, values: dict[str, Any]) -> None:
+        self.child = child
+        self.text = text
+        self.given = values
+        head = attribute(text, "hidden_size"), attribute(text, "num_attention_heads")
+        if "head_dim" in _fields(text) and attribute(text, "head_dim") is None and all(head):
+            # Left at null, three stock forms fail; what ropext writes names it.
+            self.given = values | {"head_dim": head[0] // head[1]}
+        self.values = {key: self.given[key] for key in self.given if key not in ROPE_KEYS}
+        self.modules: dict[str, Any] = {}
+        modules = child.text_modules(model, text)
+        for _, module in modules:
+            if any(name.endswith("inv_freq") for name in module._buffers) and child.turns(module):
+                self.modules[type(module).__name__] = type(module)
+        built = child.rotary(modules)
+        self.labels = sorted({one["label"] for one in built}, key=_windows_first)
+        self.rope = attribute(text, "rope_parameters") or {}
+
+    def of(self, values: dict[str, Any]) -> dict[str, list[float]]:
+        """The inverse frequencies by label; nothing where the class refuses the values."""
+        try:
+            config = type(self.text).from_dict(copy.deepcopy(values))
+            built = [(name, module(config)) for name, module in self.modules.items()]
+            return {one["label"]: one["inv_freq"] for one in self.child.rotary(built)}
+        except Exception:  # any refusal: of a type, a size, or a key
+            return {}
+
+    def with_rope(self, entry: dict[str, Any], labels: list[str]) -> dict[str, Any]:
+        """The values with this rope dict, or with it for these labels and plain ones beside."""
+        plain = {"rope_type": "default", "rope_theta": 10000.0}
+        if self.labels == [""]:
+            return self.values | {"rope_parameters": plain | entry}
+        dicts: dict[str, Any] = {key: None for key in self.rope if self.rope[key] is None}
+        for label in self.labels:
+            dicts[label] = plain | entry if label in labels else dict(plain)
+        return self.values | {"rope_parameters": dicts}
+
+    def pairs(self, values: dict[str, Any]) -> dict[str, int]:
+        """How many pairs turn, by label."""
+        return {label: len(inv_freq) for label, inv_freq in self.of(values).items()}
+
+
+def _windows_first(label: str) -> tuple[bool, str]:
+    return not WINDOWED.search(label), label
+
+
+def sized_by(embedding: Embedding) -> dict[str, str]:
+    """By label, the key that sizes the rotation: doubled, it alters the number of pairs."""
+    keys = dict.fromkeys(embedding.labels, "head_dim")
+    usual = embedding.pairs(embedding.given)
+    sizes = dict.fromkeys((key for key in VALUES if HEAD_KEY.search(key)), 64)
+    sizes |= embedding.text.to_dict()
+    for key, value in sizes.items():
+        if not HEAD_KEY.search(key) or type(value) is not int:
+            continue
+        doubled = embedding.pairs(embedding.given | {key: 2 * value})
+        for label, pairs in doubled.items():
+            derived = key == "head_dim" and keys[label] != key  # from the key that is named
+            if pairs != usual.get(label, pairs) and not derived:
+                keys[label] = key
+    return keys
+
+
+def partial_names(embedding: Embedding) -> list[str]:
+    """Names of the partial factor that plain rotation follows, beside the dict or in it."""
+    inside = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 0.5}, embedding.labels))
+    whole = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 1.0}, embedding.labels))
+    if not inside or inside == whole:
+        return []
+    names = []
+    for name in PARTIAL_KEYS:
+        half = embedding.pairs(embedding.values | {name: 0.5})
+        full = embedding.pairs(embedding.values | {name: 1.0})
+        if half and half != full:
+            names.append(name)
+    own_first = sorted(names, key=lambda name: name not in _fields(embedding.text))
+    return own_first or ["partial_rotary_factor"]
+
+
+def _fields(config: Any) -> list[str]:
+    """The keys that a config class itself declares."""
+    return list(getattr(type(config), "__dataclass_fields__", {}))
+
+
+def theta_names(embedding: Embedding) -> dict[str, list[str]]:
+    """By label, the names beside the rope dicts that its theta follows; the class's own first."""
+    names: dict[str, list[str]] = {label: [] for label in embedding.labels}
+    usual = embedding.of(embedding.values)
+    candidates = [key for key in _fields(embedding.text) if THETA_KEY.search(key)]
+    for key in dict.fromkeys((*candidates, "rotary_emb_base", "rope_theta")):
+        built = embedding.of(embedding.values | {key: OTHER_THETA})
+        for label, inv_freq in built.items():
+            if label in names and inv_freq != usual.get(label):
+                names[label].append(key)
+    return names
+
+
+def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
+    """The rope types that the class takes and that change what it computes."""
+    plain = embedding.of(embedding.with_rope({}, labels))
+    pairs = len(plain.get(labels[0], ())) if labels else 0
+    original: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
+    wished: dict[str, dict[str, Any]] = {
+        "linear": {"factor": 4.0},
+        "yarn": original,
+        "llama3": original | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "longrope": original | {"short_factor": [2.0] * pairs, "long_factor": [2.0] * pairs},
+    }
+    taken = ["default"]
+    for kind, keys in wished.items():
+        built = embedding.of(embedding.with_rope({"rope_type": kind} | keys, labels))
+        if built and all(built.get(label) != plain.get(label) for label in labels):
+            taken.append(kind)
+    entries = [embedding.rope, *embedding.rope.values()]
+    dicts = [entry for entry in entries if isinstance(entry, dict)]
+    if any(entry.get("rope_type") == "proportional" for entry in dicts):
+        return ["default", "proportional"]  # its partial factor counts otherwise in other types
+    return taken
+
+
+def is_interleaved(code: Any) -> bool:
+    """Whether a pair is two neighbours, by the functions that rotate."""
+    for name, function in vars(code).items():
+        if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
+            continue
+        if NEIGHBOURS.search(inspect.getsource(function)):
+            return True
+    return False
+
+
+def rotates_only_windows(text: Any, rotates: list[bool | None]) -> bool:
+    """Whether of the layers with attention those that see windows turn, and no others."""
+    kinds = attribute(text, "layer_types") or []
+    seen = {(bool(WINDOWED.search(k)), turns) for k, turns in zip(kinds, rotates, strict=False)}
+    return {(True, True), (False, False)} <= seen and (False, True) not in seen
+
+
+def row_of(embedding: Embedding, cls: Any) -> dict[str, Any]:
+    """How the keys of a rotary type are read, as the fields of a family's row."""
+    text = embedding.text
+    code = sys.modules[cls.__module__]
+    source = inspect.getsource(code)
+    sizes = sized_by(embedding)
+    thetas = theta_names(embedding)
+    partial = partial_names(embedding)
+    scaled = [label for label in embedding.labels if not WINDOWED.search(label)]
+    row: dict[str, Any] = {
+        "forms": forms_of(embedding, scaled or embedding.labels),
+        "softmax_mscale": "mscale_all_dim" in source,
+        "interleaved": is_interleaved(code),
+        "masked_lm": auto_class(text) == "AutoModelForMaskedLM",
+        "mrope": "mrope_section" in source,
+    }
+    turns_in_part = bool(partial) and "proportional" not in row["forms"]
+    turns_in_part = turns_in_part or any("qk_rope" in key for key in sizes.values())
+    row["temperature"] = "rotated channels" if turns_in_part else "whole"
+    if embedding.labels != [""]:
+        row["labels"] = []
+        pairs = embedding.pairs(embedding.given)
+        still = [key for key in embedding.rope if embedding.rope[key] is None]
+        for label in still:
+            entry = {"name": label, "windowed": bool(WINDOWED.search(label))}
+            row["labels"].append(entry | {"theta": "", "rotation": "head_dim"})
+        for label in embedding.labels:
+            entry = {"name": label, "windowed": bool(WINDOWED.search(label))}
+            entry |= {"theta": (thetas[label] or [""])[0], "rotation": sizes[label]}
+            entry["default"] = None if sizes[label] in embedding.given else 2 * pairs[label]
+            row["labels"].append(entry)
+        return row
+    windowed = attribute(text, "sliding_window") is not None or "sliding_window" in _fields(text)
+    row["every_layer_windowed"] = windowed and not attribute(text, "layer_types")
+    return row | {"theta": thetas[""] or ["rope_theta"], "partial": partial, "dim": sizes[""]}
+
+
+def auto_class(config: Any) -> str:
+    """The auto class by which a type is loaded; "" where none lists it."""
+    import transformers
+
+    names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")
+    for name in (*names, "AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM", "AutoModel"):
+        auto = getattr(transformers, name, None)
+        if auto is not None and type(config) in auto._model_mapping:
+            return name
+    return ""
+
+
+def path_to(config: Any, text: Any) -> list[str] | None:
+    """Where the text part stands inside a config; None where it does not."""
+    if config is text:
+        return []
+    for key in getattr(config, "sub_configs", {}):
+        part = getattr(config, key, None)
+        deeper = None if part is None else path_to(part, text)
+        if deeper is not None:
+            return [key, *deeper]
+    return None
+
+
+def describe(child: Any, directory: str, config: Any, cls: Any) -> dict[str, Any]:
+    """What the types of a config are, how their keys are read, and what this config computes."""
+    text = config.get_text_config()
+    path = path_to(config, text)
+    if path is None:
+        raise ValueError("its text part has no key of its own")
+    values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+    for key in path:
+        values = values.get(key) or {}
+    model = child.skeleton(cls, config)
+    embedding = Embedding(child, model, text, values)
+    seen = child.beside("turning").turning(child, child.beside("forward"), model, text)
+    facts: dict[str, Any] = {"scheme": "none", "auto_class": auto_class(text)}
+    if embedding.modules:
+        owners = [m for m in model.modules() if type(getattr(m, "config", None)) is type(text)]
+        owner = type(owners[0]) if owners and path else cls
+        row = row_of(embedding, owner)
+        if seen["cancelled"]:
+            row["temperature"] = "cancelled"
+        row["rotates_only_windows"] = rotates_only_windows(text, seen["rotates"])
+        facts |= {"scheme": "rotary", "row": row}
+        facts |= {"unseen": seen["unseen"], "rotates": seen["rotates"]}
+        facts["defaults"] = defaults_of(type(text))
+    types = {text.model_type: facts}
+    if path:
+        added = added_by(type(config), path[0], text.model_type, type(text))
+        composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
+        types[config.model_type] = composite | {"auto_class": auto_class(config)}
+    answer: dict[str, Any] = child.numbers(model, cls, config, path)
+    return answer | {"types": types}

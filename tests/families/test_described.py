@@ -1,0 +1,271 @@
+"""A model type that is released tomorrow: what stock transformers shows of it, against families."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import published
+import pytest
+import tiny
+from hiding import hidden
+
+from ropext import families, stock
+from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext.families.config import census, locate_any
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+
+ROOT = Path(__file__).parents[2]
+# Where the two sides differ, and why: by type, then by published config.
+DIFFERENCES = json.loads(Path(__file__).with_name("described.json").read_text("utf-8"))
+TWENTY = (
+    *("afmoe", "bamba", "cohere2", "deepseek_v3", "exaone4", "gemma4_text", "glm4", "gpt_neox"),
+    *(
+        "gpt_oss",
+        "granite",
+        "llama4_text",
+        "mellum",
+        "mistral",
+        "mixtral",
+        "modernbert",
+        "nanochat",
+    ),
+    *("olmo3", "phi3", "qwen3_5_text", "smollm3"),
+)
+CASES = {name: tiny.modern(name) for name in TWENTY}
+if os.environ.get("SPELLINGS") == "all":  # as .ci/slow spellings
+    rotary = sorted(name for name, known in census().items() if known.scheme == "rotary")
+    CASES = {name: tiny.modern(name) for name in rotary}
+    for name, released in published.CONFIGS.items():
+        CASES[name] = published.LLAMA | released
+        CASES[name].pop("auto_map", None)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    stock.forget()
+
+
+def outcome(config, kinds=()):
+    """The model and its plan by four, or why there is none, where these types are not known."""
+    found = {}
+    with hidden(*kinds):
+        try:
+            model = families.read(config)
+            found |= {field.name: getattr(model, field.name) for field in fields(model)}
+            plan = make_plan(config, Extend(factor=4.0))
+            found |= {"method": plan.method, "written": plan.config}
+        except RopextError as error:
+            found["refused"] = type(error).__name__
+    found |= {"sites": {site.label: site for site in found.get("sites", ())}}
+    for told in ("notes", "stock_sites"):
+        found.pop(told, None)
+    return found
+
+
+def differences(config, *kinds):
+    """The names of what is another where stock alone knows these types."""
+    known = outcome(config)
+    shown = outcome(config, kinds)
+    if "refused" in shown and "refused" not in known:
+        return ["refused"]
+    return sorted(name for name in known if known[name] != shown.get(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_stock_shows_what_families_knows(name):
+    config = CASES[name]
+    model_type, text_type, _, _ = locate_any(config)
+    listed = DIFFERENCES["types"] | DIFFERENCES["published"]
+    assert differences(config, model_type, text_type) == listed.get(name, [[]])[0]
+
+
+def test_a_partial_rotation_is_found_by_changing_keys():
+    """The quick one of those above, against numbers by hand."""
+    config = tiny.modern("glm4")
+    with hidden("glm4"):
+        model = families.read(config)
+    assert [site.rope.dim for site in model.sites] == [24]  # 32 channels of a head times 0.75
+    theta = 12345.0
+    wanted = [theta ** (-2 * pair / 24) for pair in range(12)]
+    assert model.sites[0].wanted.inv_freq == pytest.approx(wanted, rel=1e-12)
+    assert model.interleaved
+    assert model.temperature == "rotated channels"
+    assert differences(config, "glm4") == []
+
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+NOVA = SIZES | {"model_type": "nova", "max_position_embeddings": 512, "rope_theta": 500.0}
+
+
+def answer(theta=500.0):
+    """What the child would say of such a type, whose heads of 16 turn half their channels."""
+    row = {
+        "forms": ["default", "linear"],
+        "softmax_mscale": False,
+        "interleaved": False,
+        "masked_lm": False,
+        "mrope": False,
+        "temperature": "rotated channels",
+        "every_layer_windowed": False,
+        "rotates_only_windows": False,
+        "theta": ["rope_theta"],
+        "partial": ["partial_rotary_factor"],
+        "dim": "head_dim",
+    }
+    facts = {"scheme": "rotary", "auto_class": "AutoModelForCausalLM", "row": row, "unseen": ""}
+    facts |= {"rotates": [True, False], "defaults": {"partial": 0.5}}
+    inv_freq = [theta ** (-2 * pair / 8) for pair in range(4)]
+    rotary = [{"label": "", "inv_freq": inv_freq, "attention_factor": 1.0}]
+    return {"transformers": "9.9", "types": {"nova": facts}, "rotary": rotary, "error": None}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Every job that a child was given, and the answer to all of them."""
+    jobs = []
+    told = {"answer": answer()}
+
+    def child(job, directories, timeout):
+        jobs.append(job)
+        return [told["answer"]]
+
+    monkeypatch.setattr(stock, "knows", lambda kind: kind == "nova")
+    monkeypatch.setattr(stock, "ask_child", child)
+    return jobs, told
+
+
+def test_an_answer_is_kept_by_config_and_version(asked, monkeypatch):
+    jobs, _ = asked
+    model = families.read(NOVA)
+    wanted = [500.0 ** (-2 * pair / 8) for pair in range(4)]
+    assert model.sites[0].wanted.inv_freq == pytest.approx(wanted, rel=1e-12)
+    assert model.forms == ("default", "linear")
+    (note,) = [note for note in model.notes if note.startswith("[described]")]
+    assert "transformers 9.9 was asked" in note
+    assert "No loader was measured" in note
+    assert "of its first 2 layers 1 turn nothing" in note
+    assert make_plan(NOVA, Extend(factor=4.0)).config["max_position_embeddings"] == 2048
+    assert len(jobs) == 1
+    stock.forget()  # as the next command begins
+    families.read(NOVA)
+    assert len(jobs) == 1
+    monkeypatch.setattr(stock, "installed", lambda: "9.10")
+    stock.forget()
+    families.read(NOVA)
+    assert len(jobs) == 2
+
+
+def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
+    jobs, _ = asked
+    families.read(NOVA)
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    kept.write_text("[1")
+    stock.forget()
+    families.read(NOVA)
+    assert len(jobs) == 2
+
+
+def test_numbers_that_are_not_understood_refuse_the_config(asked):
+    asked[1]["answer"] = answer(theta=501.0)
+    with pytest.raises(UnsupportedModel, match=r"transformers 9\.9 computes other frequencies"):
+        families.read(NOVA)
+
+
+def test_a_config_that_stock_cannot_build_says_so(asked):
+    asked[1]["answer"] = {"transformers": "9.9", "error": "ValueError: no such size"}
+    with pytest.raises(InputError, match=r"transformers 9\.9 knows .* 'nova'.* no such size"):
+        families.read(NOVA)
+
+
+def test_code_of_a_strangers_own_is_not_run(asked):
+    with pytest.raises(InputError, match="auto_map"):
+        families.read(NOVA | {"auto_map": {"AutoConfig": "x.Y"}})
+    assert not asked[0]
+
+
+def test_sizes_without_bound_are_refused_before_they_are_built(asked):
+    with pytest.raises(InputError, match="num_hidden_layers must be at most 1024"):
+        families.read(NOVA | {"num_hidden_layers": 10**6})
+    assert not asked[0]
+
+
+def with_types(place: Path, **renamed: str) -> None:
+    """A copy of the installed transformers in which these types stand under a new name too."""
+    import transformers
+
+    real = Path(transformers.__file__).parent
+    for folder in ("", "models", "models/auto"):
+        (place / folder).mkdir(parents=True)
+        for entry in (real / folder).iterdir():
+            if entry.name not in ("models", "auto", "__pycache__"):
+                (place / folder / entry.name).symlink_to(entry)
+    for path in (real / "models" / "auto").glob("*.py"):
+        lines = []
+        for line in path.read_text("utf-8").splitlines(keepends=True):
+            lines.append(line)
+            lines += [named(line, old, new) for old, new in renamed.items() if f'"{old}"' in line]
+        copy = place / "models" / "auto" / path.name
+        copy.unlink()
+        copy.write_text("".join(lines), "utf-8")
+    for old, new in renamed.items():
+        (place / "models" / new).mkdir()
+        for path in (real / "models" / old).glob("*.py"):
+            text = named(path.read_text("utf-8"), old, new)
+            (place / "models" / new / path.name.replace(old, new)).write_text(text, "utf-8")
+
+
+def named(text: str, old: str, new: str) -> str:
+    """The text of one type as that of another."""
+    return text.replace(old, new).replace(old.capitalize(), new.capitalize())
+
+
+@pytest.mark.slow
+def test_a_type_of_tomorrow_is_inspected_planned_extended_and_proved(tmp_path):
+    """One with partial rotation, one with an embedding for each type of layer."""
+    import transformers
+
+    renamed = {"glm4": "nova", "olmo3": "quasar"}
+    with_types(tmp_path / "newer" / "transformers", **renamed)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'newer'}{os.pathsep}{ROOT}"}
+
+    def ropext(*words):
+        command = [sys.executable, "-m", "ropext", *map(str, words)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    for old, new in renamed.items():
+        place = tmp_path / new
+        config = transformers.AutoConfig.for_model(**tiny.modern(old))
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(place)
+        values = json.loads((place / "config.json").read_text("utf-8"))
+        text = named(json.dumps(values), old, new)
+        (place / "config.json").write_text(text, "utf-8")
+        known = families.read(values)
+        shown = ropext("inspect", place, "--json")
+        assert [site["inv_freq"] for site in shown["sites"]] == [
+            list(site.wanted.inv_freq) for site in known.sites
+        ]
+        out = tmp_path / f"{new}-out"
+        plan = make_plan(values, Extend(factor=4.0))
+        told = ropext("plan", place, "--factor", "4", "--json")
+        assert told["method"] == plan.method
+        assert re.search(f"{new} is not among", " ".join(told["warnings"]))
+        assert ropext("extend", place, "--factor", "4", "-o", out, "--json")["proof"]
+        written = json.loads((out / "config.json").read_text("utf-8"))
+        same = {key: value for key, value in plan.config.items() if old not in str(value).lower()}
+        for key in ("rope_theta", "rope_scaling") if new == "quasar" else ():
+            same.pop(key, None)  # transformers 4 reads them, which knows no such type
+        assert {key: written.get(key) for key in same} == same
+    shutil.rmtree(tmp_path / "newer")
