@@ -12,10 +12,8 @@ import math
 import os
 import resource
 import shutil
-import signal
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -30,7 +28,7 @@ from typing import Any
 from marked import checkpoint
 from proving import apart, here
 from reliability.commands import Command
-from reliability.layer import FAULTS, Shared, Wish, arm
+from reliability.layer import FAULTS, Ended, Wish, forked
 
 PHASES = ("before any write", "between writes", "during a write", "between write and rename",
           "after")  # fmt: skip
@@ -47,16 +45,6 @@ SHARES = (0.1, 0.5, 0.9)  # of a write that is killed in its middle
 
 class Broken(AssertionError):
     """A promise was not kept."""
-
-
-@dataclass
-class Ended:
-    """How a child ended."""
-
-    code: int | None  # None = killed
-    said: str
-    steps: list[str]
-    writing: bool
 
 
 @dataclass
@@ -150,24 +138,8 @@ def run(
     """One command in a forked child, its file layer counted. `kill_after` seconds it is killed; the
     kernel lets it write no file beyond `largest` bytes. `meanwhile` is what a user does in its room
     when the output is made and has no name yet."""
-    shared, log = Shared(), room.parent / f"{room.name}.log"
-    log.touch()  # the child may be killed before it opens it
-    child = os.fork()
-    if child == 0:
-        if largest is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-        if meanwhile is not None:
-            _disturb(room, meanwhile)
-        _child(command, room, shared, wish, log)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    code = None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
-    said = log.read_text(errors="replace")
-    log.unlink()
-    steps, writing = shared.read()
-    return Ended(code, said, steps, writing)
+    call = partial(_command, command, room, largest, meanwhile)
+    return forked(call, room, wish, kill_after)
 
 
 def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
@@ -183,37 +155,27 @@ def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
     staging._commit = disturbed
 
 
-def _child(command: Command, room: Path, shared: Shared, wish: Wish | None, log: Path) -> None:
-    """Never returns."""
-    code = 70
-    try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout = os.fdopen(1, "w", buffering=1)
-        sys.stderr = os.fdopen(2, "w", buffering=1)
-        os.chdir(room)
-        from ropext import demo, stock
-        from ropext.cli import app
+def _command(
+    command: Command, room: Path, largest: int | None, meanwhile: Callable[[Path], None] | None
+) -> int:
+    """Run a command line in this process, a child; its exit code."""
+    from ropext import demo, stock
+    from ropext.cli import app
 
-        # An interpreter for each kill would take hours.
-        stock.ask_child = apart if command.proved else partial(here, forward=False)
-        _draw_less()
-        demo.RECIPE = "demo.yaml"  # a short one, in the room
-        sys.argv = command.argv()
-        arm(room, shared, wish)
-        code = 0
-        try:
-            app.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    if meanwhile is not None:
+        _disturb(room, meanwhile)
+    # An interpreter for each kill would take hours.
+    stock.ask_child = apart if command.proved else partial(here, forward=False)
+    _draw_less()
+    demo.RECIPE = "demo.yaml"  # a short one, in the room
+    sys.argv = command.argv()
+    try:
+        app.main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 class Campaign:

@@ -19,9 +19,9 @@ from pathlib import Path
 from unittest import mock
 
 from marked import at_work, checkpoint, manifest, mark
-from reliability.campaign import Broken, Ended, run, tree
+from reliability.campaign import Broken, run, tree
 from reliability.commands import SMALL_FIT, SMALL_TRAINING, Command
-from reliability.layer import Wish
+from reliability.layer import Ended, Wish
 
 TWICE = ("--factor", "2")
 FEW = ("--lengths", "64", "--max-docs", "1", "--device", "cpu")

@@ -12,6 +12,9 @@ import mmap
 import os
 import signal
 import struct
+import sys
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,13 +258,71 @@ def _wrap_foreign(layer: Layer) -> None:
     torch.save = save_
 
 
-def arm(room: Path, shared: Shared, wish: Wish | None) -> Layer:
+def arm(room: Path, shared: Shared, wish: Wish | None) -> None:
     """Wrap every call of this process."""
     layer = Layer(room, shared, wish)
     _wrap_os(layer)
     _wrap_open(layer)
-    _wrap_foreign(layer)
-    return layer
+    if "torch" in sys.modules:  # which the parent imports where a call will need it
+        _wrap_foreign(layer)
+
+
+@dataclass
+class Ended:
+    """How a child ended."""
+
+    code: int | None  # None = killed
+    said: str
+    steps: list[str]
+    writing: bool
+
+
+def forked(
+    call: Callable[[], int | None],
+    room: Path,
+    wish: Wish | None = None,
+    kill_after: float | None = None,
+) -> Ended:
+    """Make a call in a forked child, in its room, with its file layer counted. `kill_after` so many
+    seconds it is killed."""
+    shared = Shared()
+    log = room.parent / f"{room.name}.log"
+    log.touch()  # the child may be killed before it opens it
+    child = os.fork()
+    if child == 0:
+        _child(call, room, shared, wish, log)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = None if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+    said = log.read_text(errors="replace")
+    log.unlink()
+    steps, writing = shared.read()
+    return Ended(code, said, steps, writing)
+
+
+def _child(
+    call: Callable[[], int | None], room: Path, shared: Shared, wish: Wish | None, log: Path
+) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        os.chdir(room)
+        arm(room, shared, wish)
+        code = call() or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 FAULTS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT, errno.EROFS)
