@@ -36,7 +36,8 @@ QUICK = {
     "recipes": ("recipes", "ls"),
 }
 TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--seed", "3")
-FIT = ("--start", "yarn", "--factor", "2", "--steps", "1")
+JUDGED = ("--held-out", "2", "--retrieval-items", "0")
+FIT = ("--start", "yarn", "--factor", "2", "--steps", "1", *JUDGED)
 READ = ("--data", "ropext://held-out", "--max-docs", "2", "--lengths", "256,512")
 LONG = {
     "extend": ("extend", "ropext://demo", *YARN, "-o", "extended"),
