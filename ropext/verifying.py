@@ -20,6 +20,7 @@ from ropext.checkpoint import (
     check_asked,
     open_snapshot,
     provenance,
+    with_weights,
 )
 from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.tokenizer import length_edits
@@ -111,9 +112,7 @@ def check_directory(
         if against is not None or deep:
             raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
         return _served_plan(Path(directory), AskedServer(endpoint, beside), loading, say)
-    snapshot = open_model(str(directory))
-    if not snapshot.container:
-        snapshot = open_snapshot(str(directory), weights=True)
+    snapshot = with_weights(open_model(str(directory)))
     checking = Checking(
         snapshot, provenance.record_in(snapshot), deep, record, trust_remote_code, show
     )
@@ -125,7 +124,7 @@ def check_directory(
     with said_of(snapshot):
         model = families.as_read(snapshot.config)
     claim, base = _claim(snapshot, model, checking.record, against)
-    if snapshot.container:
+    if snapshot.is_gguf:
         checks = [*checking.file(claim, base)]
     else:
         checks = [
@@ -167,16 +166,13 @@ def _claim(
     if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
         return _planned(Path(against)), None
     base = open_model(against) if against is not None else None
-    if base is not None and base.container != snapshot.container:
-        kinds = [
-            f"a GGUF of {c}" if c else "a directory" for c in (base.container, snapshot.container)
-        ]
+    if base is not None and base.kind != snapshot.kind:
         raise UsageError(
-            f"--against {against} is {kinds[0]}, and {snapshot.name} is {kinds[1]}; name one of its"
-            " kind, or a saved plan"
+            f"--against {against} is {base.kind}, and {snapshot.name} is {snapshot.kind}; name one "
+            "of its kind, or a saved plan"
         )
-    if base is not None and not base.container:
-        base = open_snapshot(base.name, weights=True)
+    if base is not None:
+        base = with_weights(base)
     before = base.config if base is not None else None
     if record is not None:
         before = before or record.base["config"]
@@ -184,7 +180,7 @@ def _claim(
         return Claim(record.context, record.target, record.sites, before, edited), base
     context = model.scaled_sites[0].rope.original_context
     edited = tuple[str, ...]()
-    if before is not None and base is not None and not base.container:
+    if before is not None and base is not None and not base.is_gguf:
         plain = families.as_read(before)
         params = {s.label: s.params for s in model.scaled_sites}
         written = families.write(dict(before), plain, params, model.context)
@@ -333,7 +329,7 @@ class Checking:
 
     def file(self, claim: Claim, base: Snapshot | None) -> Iterator[Check]:
         """Check a GGUF file: what ggml computes from its keys, and its tensors."""
-        from ropext.gguf import GgufFile, writing  # late: no directory needs it
+        from ropext.gguf import GgufFile, proving  # late: no directory needs it
 
         snapshot = self.snapshot
         record = self.record
@@ -344,7 +340,7 @@ class Checking:
         near = scaled[0].wanted.short_context if scaled else claim.context
         wanted = replace(site.wanted, short_context=near if site.wanted.short_inv_freq else 0)
         try:
-            done = writing.compare(snapshot, wanted, claim.target)
+            done = proving.compare(snapshot, wanted, claim.target)
         except ProofFailed as failed:
             yield Check("spectrum", False, str(failed))
         else:
@@ -352,8 +348,8 @@ class Checking:
             yield Check("spectrum", True, f"ggml's formula on its keys gives {said}")
         known = record.weights if record else {}
         if isinstance(base, GgufFile):
-            known = writing.weigh_parts(base, content=deep, show=self.show)
-        weights = writing.weigh_parts(snapshot, content=deep and bool(known), show=self.show)
+            known = proving.weigh_parts(base, content=deep, show=self.show)
+        weights = proving.weigh_parts(snapshot, content=deep and bool(known), show=self.show)
         count = sum(len(part.tensors) for part in snapshot.parts)
         for name, file in weights.items() if known else ():
             wish = known.get(name)
@@ -660,7 +656,7 @@ def _endpoint(
     url = asked.url
     lengths = {"context": claim.context, "target": model.context}
     try:
-        if snapshot.container:
+        if snapshot.is_gguf:
             probed = _gguf_endpoint(url, snapshot, model, claim, {**lengths, **loading}, say)
         else:
             before = None if loading["trust_remote_code"] else claim.base
@@ -670,7 +666,7 @@ def _endpoint(
     limit = "no stated limit" if probed.limit is None else f"a limit of {probed.limit}"
     served = f"{url} serves {probed.model} with {limit}"
     gaps = [prompt.difference for prompt in probed.prompts]
-    if not snapshot.container:
+    if not snapshot.is_gguf:
         within = f"its log-probabilities are within {max(gaps):.1e} of transformers'"
         said = f"{served}; {within} (tolerance {probed.tolerance:g})"
     else:

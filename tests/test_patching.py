@@ -8,8 +8,11 @@ import pytest
 
 import ropext
 from ropext import patching
-from ropext.checkpoint.provenance import read_record
+from ropext.checkpoint.provenance import read_record, record_of
+from ropext.checkpoint.source import Manner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.options.extend import Extend
+from ropext.planning import plan_config
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -178,7 +181,15 @@ def test_a_model_with_an_adapter(tmp_path: Path) -> None:
     assert patching.apply_config(model, new) is model
     assert torch.equal(logits(model), logits(adapted(reloaded("llama", tmp_path, new))))
     with pytest.raises(UsageError, match="merge an adapter first"):
-        patching.write_model(model, tmp_path / "out", new)
+        written_as(model, tmp_path / "out", new)
+
+
+def written_as(model, out: Path, config) -> Path:
+    """The model in memory, written with a config as `save` writes it."""
+    plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
+    record = record_of(plan, {"name": "base", "config": {}})
+    source = patching.MemorySource(model, config, dict)
+    return write(source, out, record, Manner(no_verify=True)).output
 
 
 def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:
@@ -203,7 +214,7 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
     del config["dtype"]
     model = auto_class("llama").from_pretrained(base).to(torch.bfloat16)
     patching.apply_config(model, config)
-    out = patching.write_model(model, tmp_path / "deep" / "out", config)
+    out = written_as(model, tmp_path / "deep" / "out", config)
     written = json.loads((out / "config.json").read_text())
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "unknown_key"):
         assert written[key] == config[key]
@@ -213,14 +224,14 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
     assert torch.equal(logits(again), logits(model))
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     with pytest.raises(OutputExists, match="is there already"):
-        patching.write_model(model, out, config)
+        written_as(model, out, config)
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     config = tiny("llama", tmp_path / "base")
     model = auto_class("llama").from_pretrained(tmp_path / "base")
     with pytest.raises(TypeError):
-        patching.write_model(model, tmp_path / "out", config | {"unwritable": object()})
+        written_as(model, tmp_path / "out", config | {"unwritable": object()})
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 

@@ -52,6 +52,7 @@ ABOVE_THE_LINE = (
 BELOW_THE_LINE = (
     "models",
     "proof",
+    "sources",
     "patching",
     "dequantising",
     "verifying",

@@ -18,8 +18,9 @@ from ropext.carriers.config import (
 )
 from ropext.families import Model
 from ropext.forms import Params
+from ropext.jsontext import JsonObject
 from ropext.loaders import LoaderReading, OverrideLine, Serving
-from ropext.rope import RopeSite
+from ropext.rope import Edit, RopeSite
 
 __all__ = [
     "DIRECTORY",
@@ -30,7 +31,6 @@ __all__ = [
     "Programs",
     "StandingModel",
     "Words",
-    "carrier_of",
     "carry",
 ]
 
@@ -80,6 +80,11 @@ class Carrier(Protocol):
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         """Return who reads a site how."""
 
+    def edits(
+        self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
+    ) -> tuple[Edit, ...]:
+        """Return what a planned site and length change; `before` and `after` are the configs."""
+
     def misread(self, name: str, params: Params) -> str:
         """Say what a loader makes of a dict where that is known to be something else, else ""."""
 
@@ -103,15 +108,6 @@ class Carrier(Protocol):
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
         """Return those of the readings that a name of --for means."""
-
-
-def carrier_of(model: Model, architecture: str = "") -> Carrier:
-    """The carrier of a model: a GGUF of an architecture, or a config."""
-    if architecture:
-        from ropext.carriers.gguf import GgufCarrier  # late: a directory needs none of it
-
-        return GgufCarrier(model, architecture)
-    return ConfigCarrier(model)
 
 
 def carry(

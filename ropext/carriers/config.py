@@ -139,6 +139,11 @@ class ConfigCarrier:
             target=target,
         )
 
+    def edits(
+        self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
+    ) -> tuple[Edit, ...]:
+        return tuple(families.diff(before, after))
+
     def misread(self, name: str, params: Params) -> str:
         model = self.model
         return loaders.misread(name, model.text_type, params, model_type=model.model_type)

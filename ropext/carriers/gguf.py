@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from ropext import loaders
+from ropext import families, loaders
 from ropext.carriers.config import (
     CacheRules,
     PlannedExtension,
@@ -17,9 +17,10 @@ from ropext.carriers.config import (
 from ropext.errors import UsageError, listed
 from ropext.families import Model
 from ropext.forms import Params
+from ropext.jsontext import JsonObject
 from ropext.loaders import LoaderReading, OverrideLine, Serving, gguf
 from ropext.loaders.gguf import GgufRope
-from ropext.rope import RopeSite
+from ropext.rope import Edit, RopeSite
 
 FILE = Words(
     "metadata",
@@ -73,6 +74,11 @@ class GgufCarrier:
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
+
+    def edits(
+        self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
+    ) -> tuple[Edit, ...]:
+        return tuple(families.diff(before, after))
 
     def misread(self, name: str, params: Params) -> str:
         return ""

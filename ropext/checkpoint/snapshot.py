@@ -6,15 +6,17 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ropext import bundled
+from ropext.carriers import Carrier, ConfigCarrier
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
+from ropext.families import Model
 from ropext.inputs import check_link, is_plain_name, read_bytes
 from ropext.jsontext import parse_object, read_object
 from ropext.rope import CONFIG
@@ -199,7 +201,9 @@ class Snapshot:
     generation_config: dict[str, Any] | None = None
     sentence_bert_config: dict[str, Any] | None = None
     index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
-    container: str = ""  # of a GGUF file: its architecture, which decides what it can carry
+    # What carries its spectrum, and how an error calls its config.
+    carries: Callable[[Model], Carrier] = field(default=ConfigCarrier, compare=False)
+    config_name: str = CONFIG
     kept_record: dict[str, Any] | None = None  # of a GGUF file: the record that it holds
 
     @property
@@ -219,11 +223,14 @@ class Snapshot:
         return None
 
     @property
-    def config_name(self) -> str:
-        """What an error about its config calls that."""
-        if self.container:
-            return f"{self.name}, its metadata as a config"
-        return CONFIG
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return False
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        return "a directory"
 
     @property
     def weight_bytes(self) -> int | None:
@@ -246,6 +253,36 @@ class Snapshot:
     def path(self, name: str) -> Path:
         """Where a file of the checkpoint lies."""
         return self.directory / name
+
+    def remarks(self) -> tuple[str, ...]:
+        """Warnings of a plan that follow from its files."""
+        return ()
+
+    def require_weights(self) -> None:
+        """Raise unless every file to be carried is readable and every shard of the index is
+        there."""
+        for name, reason in self.refused.items():
+            raise InputError(f"{name} in {self.name} cannot be carried over: {reason}")
+        shards = set((self.index or {}).values())
+        missing = sorted(shards - set(self.files))
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise InputError(
+                f"{self.name} lacks {len(missing)} of the {len(shards)} "
+                f"shards that {INDEX} names: {', '.join(missing[:3])}{more}; fetch it again"
+            )
+        if not self.weight_files:
+            raise no_weights(self.name, self.left)
+
+    def stands_for(self, directory: "Snapshot") -> "Snapshot":
+        """The directory that was made of this model, under its name."""
+        return replace(
+            directory,
+            name=self.name,
+            hub_id=None,
+            carries=self.carries,
+            config_name=self.config_name,
+        )
 
 
 def _stated_bytes(path: Path) -> int | None:
@@ -277,7 +314,7 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
     """The same checkpoint with its weight files there: fetched from the hub, of the very commit
     whose config was read, or checked where they lie."""
     if snapshot.hub_id != snapshot.name:
-        require_weights(snapshot)
+        snapshot.require_weights()
         return snapshot
     whole = open_snapshot(snapshot.name, revision=snapshot.commit, weights=True)
     return replace(whole, revision=snapshot.revision)
@@ -301,7 +338,7 @@ def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
         index=index,
     )
     if weights:
-        require_weights(snapshot)
+        snapshot.require_weights()
     return snapshot
 
 
@@ -426,21 +463,6 @@ def _index(path: Path) -> dict[str, str] | None:
                 f"{path} names the shard {shard[:80]!r}, which is not a plain file name"
             )
     return shards
-
-
-def require_weights(snapshot: Snapshot) -> None:
-    """Raise unless every file to be carried is readable and every shard of the index is there."""
-    for name, reason in snapshot.refused.items():
-        raise InputError(f"{name} in {snapshot.name} cannot be carried over: {reason}")
-    missing = sorted(set((snapshot.index or {}).values()) - set(snapshot.files))
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise InputError(
-            f"{snapshot.name} lacks {len(missing)} of the {len(set(snapshot.index.values()))} "  # type: ignore[union-attr]
-            f"shards that {INDEX} names: {', '.join(missing[:3])}{more}; fetch it again"
-        )
-    if not snapshot.weight_files:
-        raise no_weights(snapshot.name, snapshot.left)
 
 
 def no_weights(model: str, names: Iterable[str]) -> InputError:

@@ -41,6 +41,7 @@ class Staged:
 
     directory: Path
     notes: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)  # of files that were read as they came
 
     def write_beside(self, name: str, text: str) -> None:
         """Write a signed text that will lie beside an output of one file. It is written last."""

@@ -10,23 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from ropext import guard
 from ropext.atomic import os_errors
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.snapshot import Snapshot, require_weights
-from ropext.checkpoint.staging import (
-    Staged,
-    check_output,
-    check_space,
-    existing_parent,
-    staged,
-)
+from ropext.checkpoint.snapshot import Snapshot
+from ropext.checkpoint.source import Manner, Weights
+from ropext.checkpoint.staging import Staged, check_space, existing_parent
 from ropext.checkpoint.tokenizer import TOKENIZER
-from ropext.checkpoint.weights import compare_weights, known_digest, weigh
+from ropext.checkpoint.weights import WeightFile, compare_weights, known_digest, weigh
 from ropext.errors import InputError, ProofFailed, UsageError
 from ropext.inputs import open_regular
-from ropext.jsontext import dump
+from ropext.jsontext import JsonObject, dump
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.rope import Edit
@@ -37,96 +33,93 @@ TEXT_ROOM = 64 << 20
 
 
 @dataclass(frozen=True)
-class Written:
-    """What `write_checkpoint` wrote, and what the user should know of it."""
+class DirectorySource:
+    """A checkpoint in a directory, to be written with another config."""
 
-    output: Path
-    record: Record
-    notes: tuple[str, ...]
-    left: Mapping[str, str]  # files of the base that were not carried over: reason
-    proof: Mapping[str, Any] | None
+    snapshot: Snapshot
+    config: JsonObject
+    # Given the finished but unnamed directory; raises to keep it from its name.
+    prover: Callable[[Path], JsonObject]
+    card: Callable[[JsonObject | None], Card] | None = None  # by what was proved
+    add: Callable[[Path], None] | None = None  # called when all else is there
 
+    @property
+    def inputs(self) -> Sequence[Path | str]:
+        return [self.snapshot.directory]
 
-def write_checkpoint(
-    snapshot: Snapshot,
-    output: Path,
-    *,
-    config: Mapping[str, Any],
-    record: Record,
-    card: Callable[[Mapping[str, Any] | None], Card] | None = None,
-    link: Link = "copy",
-    force: bool = False,
-    hash_weights: bool = False,
-    show: Show = unseen,
-    prove: Callable[[Path], Mapping[str, Any]] | None = None,
-    anew: Sequence[str] = (),
-    write_anew: Callable[[Path], Iterable[str]] | None = None,
-    finish: Callable[[Path], None] | None = None,
-) -> Written:
-    """Write `output` as a whole or not at all.
+    @property
+    def left(self) -> Mapping[str, str]:
+        return self.snapshot.left
 
-    `record` says what was done; its weights, length edits and proof are filled in here. `prove`
-    gets the finished but unnamed directory and raises to keep it from its name; `card` gets what
-    `prove` returned. Files named in `anew` are not carried: `write_anew` writes them into the
-    directory and gives notes. `finish` adds to the directory when all else is there. The base is
-    only read, and each of its other weight files that is linked for its header alone (with
-    `hash_weights`: whole).
-    """
-    _check_source(snapshot, output, link)
-    edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
-    weights = {
-        name: weigh(snapshot.path(name), content=hash_weights, show=show)
-        for name in snapshot.weight_files
-    }
-    if link == "symlink":  # what it leads to may be replaced
-        for name, file in weights.items():
-            known = file.sha256 or known_digest(snapshot.path(name))
-            weights[name] = replace(file, sha256=known)
-    readme, readme_note = read_readme(snapshot.path(README))
-    with staged(output, force=force, inputs=[snapshot.directory]) as stage:
+    @property
+    def anew(self) -> Sequence[str]:
+        """The files that are not carried, for `write_anew` writes them."""
+        return ()
+
+    def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
+        """Write files otherwise than they are in the base; return notes."""
+        return ()
+
+    def is_file(self, output: Path) -> bool:
+        return False
+
+    def written_in(self, place: Path) -> set[str] | None:
+        return guard.recorded(place)
+
+    def check(self, output: Path, link: Link) -> None:
+        if link not in get_args(Link):
+            raise UsageError(f"--link {link} is none of {', '.join(get_args(Link))}")
+        self.snapshot.require_weights()
+        check_space(output, _bytes_to_copy(self.snapshot, link, output))
+
+    def weigh(self, manner: Manner) -> Weights:
+        weights = dict[str, WeightFile]()
+        for name in self.snapshot.weight_files:
+            path = self.snapshot.path(name)
+            file = weigh(path, content=manner.hash_weights, show=manner.show)
+            if manner.link == "symlink":  # what it leads to may be replaced
+                file = replace(file, sha256=file.sha256 or known_digest(path))
+            weights[name] = file
+        return weights
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+        """The base is only read, and each of its weight files that is linked for its header alone
+        (with `hash_weights`: whole)."""
+        snapshot = self.snapshot
+        edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
+        _, readme_note = read_readme(snapshot.path(README))
+        weights = dict(record.weights)
         with os_errors(output):
             stage.notes += limits
-            stage.notes += [readme_note] if readme_note else []
-            digests = _carry(snapshot, stage, edits, link, show, anew)
-            _write_texts(snapshot, stage.directory, config, edits)
-            if write_anew is not None:
-                stage.notes += write_anew(stage.directory)
-                weights |= {
-                    name: weigh(stage.directory / name, content=hash_weights, show=show)
-                    for name in set(anew) & weights.keys()
-                }
+            if readme_note:
+                stage.notes.append(readme_note)
+            stage.digests |= _carry(snapshot, stage, edits, manner, self.anew)
+            _write_texts(snapshot, stage.directory, self.config, edits)
+            if self.anew:
+                stage.notes += self.write_anew(stage.directory, manner.show)
+                for name in set(self.anew) & weights.keys():
+                    path = stage.directory / name
+                    weights[name] = weigh(path, content=manner.hash_weights, show=manner.show)
             for finding in compare_weights(weights, stage.directory):
                 if not finding.same:
                     raise InputError(f"the base changed while it was read: {finding.sentence}")
-        proof = prove(stage.directory) if prove else None
-        full = replace(
-            record,
-            weights=weights,
-            edits=(*record.edits, *edits),
-            proof=proof,
-        )
-        with os_errors(output):
-            if card is not None:
-                text = render(card(proof), readme)
-                (stage.directory / README).write_bytes(text.encode(errors="replace"))
-            provenance.write(full, stage.directory, digests)
-        if finish is not None:
-            finish(stage.directory)
-    return Written(output, full, tuple(stage.notes), snapshot.left, proof)
+        return replace(record, weights=weights, edits=(*record.edits, *edits))
 
+    def prove(self, directory: Path) -> JsonObject:
+        return self.prover(directory)
 
-def check_writable(snapshot: Snapshot, output: Path, *, link: Link, force: bool) -> None:
-    """All that is refused before anything is written; changes nothing. (`staged` clears away what a
-    killed run left before it looks at the output.)"""
-    _check_source(snapshot, output, link)
-    check_output(output, force=force, inputs=[snapshot.directory])
-
-
-def _check_source(snapshot: Snapshot, output: Path, link: Link) -> None:
-    if link not in get_args(Link):
-        raise UsageError(f"--link {link} is none of {', '.join(get_args(Link))}")
-    require_weights(snapshot)
-    check_space(output, _bytes_to_copy(snapshot, link, output))
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        full = replace(record, proof=proof)
+        if self.card is not None:
+            readme, _ = read_readme(self.snapshot.path(README))
+            text = render(self.card(proof), readme)
+            (stage.directory / README).write_bytes(text.encode(errors="replace"))
+        provenance.write(full, stage.directory, stage.digests)
+        if self.add is not None:
+            self.add(stage.directory)
+        return full
 
 
 def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
@@ -145,8 +138,7 @@ def _carry(
     snapshot: Snapshot,
     stage: Staged,
     edits: Iterable[Edit],
-    link: Link,
-    show: Show,
+    manner: Manner,
     anew: Sequence[str],
 ) -> dict[str, str]:
     """The base's files; the SHA-256 of those where it is known. Only weights are linked: an editor
@@ -166,7 +158,7 @@ def _carry(
                 raise InputError(f"{source} changed while it was read")
             tokenizer.clear_truncation(source, target, span)
         elif name in weights:
-            placed = place(source, target, link, show)
+            placed = place(source, target, manner.link, manner.show)
             if placed.note:
                 stage.notes.append(f"{name}: {placed.note}")
             if placed.sha256:

@@ -1,25 +1,24 @@
 """One GGUF model as a snapshot: its metadata as the config that transformers would have."""
 
 import math
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ropext import bundled, forms
+from ropext.carriers.gguf import GgufCarrier
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.errors import NotExpressible, UnsupportedModel
 from ropext.families.config import named
 from ropext.families.geometry import MOST_LAYERS, MOST_ROTARY
 from ropext.families.table import Label, family
-from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader, read_gguf
-from ropext.jsontext import Json, JsonObject, parse_object
+from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader
+from ropext.jsontext import Json, JsonObject
 from ropext.loaders.gguf import (
     STORED,
     Architecture,
     GgufRope,
-    architecture,
     given_by_ollama,
     older_names,
 )
@@ -28,19 +27,29 @@ from ropext.rope import Rope, plain_inv_freq
 
 RECORD = "ropext.record"  # the key that holds ropext.json
 WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros
+FILLER = "ropext.filler"  # the key that moves the tensors to whole pages
+PARTS = "split.tensors.count"
 FREQS = "rope_freqs.weight"
 LONG = "rope_factors_long.weight"
 SHORT = "rope_factors_short.weight"
 DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
-SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-MOST_PARTS = 1000
+TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
 
 
 @dataclass(frozen=True)
 class GgufFile(Snapshot):
     """A GGUF model as it was found: one file, or the parts of a split one."""
 
+    architecture: str = field(default="", kw_only=True)  # decides what it can carry
     parts: tuple[GgufHeader, ...] = field(default=(), kw_only=True)
+
+    @property
+    def is_gguf(self) -> bool:
+        return True
+
+    @property
+    def kind(self) -> str:
+        return f"a GGUF of {self.architecture}"
 
     @property
     def head(self) -> GgufHeader:
@@ -89,62 +98,29 @@ class GgufFile(Snapshot):
     def path(self, name: str) -> Path:
         return self.head.path.parent / name
 
-
-def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
-    """Read the header of a GGUF file, and of the other parts where it is split."""
-    if revision is not None:
-        raise UsageError(f"--revision {revision} is for hub ids, but {model} is a local file")
-    path = bundled.find_gguf(model) or Path(os.path.expanduser(model))
-    parts = _parts(path)
-    head = parts[0]
-    name = head.text("general.architecture")
-    if not name:
-        raise head.wrong("general.architecture is missing, so the model is not known")
-    if head.text("general.type") not in (None, "model"):
-        raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
-    row = architecture(name)
-    stored = head.text(RECORD)
-    record = None
-    if stored is not None:
-        record = parse_object(stored.encode(), f"{RECORD} in {path}")
-    return GgufFile(
-        name=model,
-        directory=path,
-        config=_config(parts, row),
-        files={part.path.name: part.size for part in parts},
-        left={},
-        container=name,
-        kept_record=record,
-        parts=parts,
-    )
-
-
-def _parts(path: Path) -> tuple[GgufHeader, ...]:
-    head = read_gguf(path)
-    count = head.whole("split.count", 0, MOST_PARTS) or 1
-    if count == 1:
-        return (head,)
-    place = SPLIT.fullmatch(path.name)
-    if place is None or int(place["count"]) != count:
-        raise head.wrong(
-            f"it is one of {count} parts, but not named as such (-00001-of-{count:05})"
-        )
-    if head.whole("split.no", 0, MOST_PARTS) or int(place["number"]) != 1:
-        raise UsageError(f"{path} is a later part of {count}; name the first one")
-    others = [
-        read_gguf(path.with_name(f"{place['stem']}-{number:05}-of-{count:05}.gguf"))
-        for number in range(2, count + 1)
-    ]
-    for number, part in enumerate(others, 1):
-        if part.whole("split.no", 0) != number or part.whole("split.count") != count:
-            raise part.wrong(
-                f"its split.no and split.count do not say part {number + 1} of {count}"
+    def remarks(self) -> tuple[str, ...]:
+        remarks = list[str]()
+        projector = bundled.find_projector(self.name, self.directory)
+        if projector is not None:
+            remarks.append(
+                f"[projector] {projector} beside it is a part for images or sound, which an "
+                "extension leaves as it is; give it to the runner as before (llama-server --mmproj)"
             )
-    total = len(head.tensors) + sum(len(part.tensors) for part in others)
-    stated = head.whole("split.tensors.count")
-    if stated not in (None, total):
-        raise head.wrong(f"split.tensors.count is {stated}, but the parts hold {total} tensors")
-    return (head, *others)
+        size = sum(part.end for part in self.parts)
+        if size > TELLING_SIZE:
+            remarks.append(
+                f"[disk] the copy has {size / 1e9:.1f} GB; `ollama create` makes a second one as "
+                "large"
+            )
+        return tuple(remarks)
+
+    def require_weights(self) -> None:
+        """They are in the file."""
+
+    def stands_for(self, directory: Snapshot) -> Snapshot:
+        # Its keys are no more in the directory, but what they can carry still decides.
+        carries = partial(GgufCarrier, architecture=self.architecture)
+        return replace(super().stands_for(directory), carries=carries)
 
 
 def _single(head: GgufHeader, key: str) -> int | None:
@@ -156,7 +132,7 @@ def _single(head: GgufHeader, key: str) -> int | None:
     return max(set(listed), key=listed.count)
 
 
-def _config(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Json]:
+def config_of(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Json]:
     """Return the config that transformers would have, as far as positions go."""
     head = parts[0]
     key = f"{row.name}.{{}}".format

@@ -1,30 +1,23 @@
-"""The keys and tensors of a GGUF file that a plan changes, and the plan that `--like DIR` says."""
+"""The keys and tensors of a GGUF file that a plan changes."""
 
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ropext import families, forms, scaling
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.headers import Header, read_header
-from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
-from ropext.errors import InputError, NotExpressible, UsageError
+from ropext.carriers.gguf import GgufCarrier
+from ropext.errors import NotExpressible
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
-from ropext.gguf.header import F32, FLOAT32, STRING, TYPES, UINT32, GgufHeader
-from ropext.jsontext import Json
+from ropext.gguf.header import FLOAT32, STRING, UINT32
+from ropext.jsontext import Json, JsonObject
 from ropext.loaders.gguf import (
     STORED,
     GgufRope,
-    alike,
     architecture,
     candidates,
     is_given_scaling,
     keys_of,
     older_names,
 )
-from ropext.narration import pasted
-from ropext.options.extend import KNOBS, Extend, knobs_for
-from ropext.planning import ExtensionPlan
-from ropext.rope import ABSENT, Edit, Rope, compression
+from ropext.rope import ABSENT, Edit, RopeSite
 
 METADATA = "metadata"  # what an edit of a key or a tensor calls its file
 
@@ -33,17 +26,17 @@ KINDS = {int: UINT32, float: FLOAT32, str: STRING}
 ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 
 
-def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
-    """What llama.cpp needs to compute the plan's spectrum from this file: keys, and the tensors of
-    divisors."""
-    assert isinstance(model, GgufFile)  # nothing else has a container
-    site = plan.main
-    ropes = candidates(model.container, site.rope, site.wanted, site.params)
-    rope = next(ropes, None)
+def changes(
+    model: GgufFile, site: RopeSite, target: int
+) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
+    """What llama.cpp needs to compute a planned site's spectrum from this file: keys, and the
+    tensors of divisors."""
+    name = model.architecture
+    rope = next(candidates(name, site.rope, site.wanted, site.params), None)
     if rope is None:  # the plan was made with this very question
-        raise NotExpressible(f"a {model.container} GGUF does not carry this spectrum exactly")
-    row = architecture(model.container)
-    prefix = f"{model.container}.rope"
+        raise NotExpressible(f"a {name} GGUF does not carry this spectrum exactly")
+    row = architecture(name)
+    prefix = f"{name}.rope"
     present = set(model.head.entries)
     theta_alone = rope.scaling == "none" and not rope.divisors
     if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
@@ -51,10 +44,10 @@ def changes(model: Snapshot, plan: ExtensionPlan) -> tuple[Values, Mapping[str, 
     defaults: set[str | float] = {"none", 1.0}
     if theta_alone:
         defaults.add(rope.original)
-    if is_given_scaling(model.container):
+    if is_given_scaling(name):
         present |= {f"{prefix}.scaling.type", f"{prefix}.scaling.factor"}
     keys = dict[str, tuple[int, Json]]()
-    for key, stated in keys_of(row.name, rope, plan.target).items():
+    for key, stated in keys_of(row.name, rope, target).items():
         if key in present or stated not in defaults or key.endswith(ALWAYS):
             keys[key] = (KINDS[type(stated)], stated)
     local = f"{prefix}.freq_base_swa"
@@ -81,7 +74,7 @@ def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
         return out | {LONG: rope.divisors, SHORT: rope.short}
     if rope.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
         out[FREQS] = rope.divisors
-        if architecture(model.container).halves:
+        if architecture(model.architecture).halves:
             out[FREQS] += (1.0,) * len(rope.divisors)
     return out
 
@@ -96,7 +89,7 @@ def _in_the_head(
         part = part_with(model.parts, name)
         if part is None or part is model.head:
             continue
-        if not _close(part.floats(name), list(values)):
+        if not close(part.floats(name), list(values)):
             raise NotExpressible(
                 f"{model.name}: {name} has to change and lies in {part.path.name}, while only the "
                 "first part is written anew; join the parts (llama-gguf-split --merge FIRST "
@@ -106,10 +99,21 @@ def _in_the_head(
     return written
 
 
-def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
-    """What a plan changes in the file, for people."""
-    assert isinstance(model, GgufFile)
-    keys, tensors = changes(model, plan)
+@dataclass(frozen=True)
+class FileCarrier(GgufCarrier):
+    """The keys and tensors of a GGUF file that is here."""
+
+    file: GgufFile
+
+    def edits(
+        self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
+    ) -> tuple[Edit, ...]:
+        return _key_edits(self.file, site, target)
+
+
+def _key_edits(model: GgufFile, site: RopeSite, target: int) -> tuple[Edit, ...]:
+    """What a planned site changes in the file, for people."""
+    keys, tensors = changes(model, site, target)
     edits = []
     for key, (_, value) in keys.items():
         entry = model.head.entries.get(key)
@@ -128,181 +132,7 @@ def key_edits(model: Snapshot, plan: ExtensionPlan) -> tuple[Edit, ...]:
     return tuple(edits)
 
 
-NORM = re.compile(r"(?:.*\.)?layers\.(\d+)\.input_layernorm\.weight")
-MATRICES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
-MATRICES |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
-MATRIX = re.compile(
-    rf"(?!.*(?:vis|audio)).*\blayers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(MATRICES)})\.weight"
-)
-LEAST_BITS = 3  # of a weight; with fewer, a row differs by more than another model's might
-_TRAINED = (TRAININGS[1], SAVED)
-
-
-def request_like(model: Snapshot, request: Extend) -> Extend:
-    """The request with what ropext.json of `--like DIR` says: one divisor per pair, the attention
-    factor and both lengths."""
-    assert isinstance(model, GgufFile)
-    given = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
-    if given - {"for_loaders"}:
-        raise UsageError("--like DIR sets length and method; leave the options for these out")
-    source = open_snapshot(str(request.like), weights=True)
-    record = read_record(source.directory)
-    if record is None:
-        raise InputError(
-            f"--like {request.like} has no ropext.json; name what `ropext extend` or `fit` wrote"
-        )
-    scaled = [site for site in record.sites if site.scaled]
-    read = families.read(model.config, context=record.context)
-    now = [site.rope.spectrum for site in read.scaled_sites]
-    if len(now) != 1 or len(scaled) != 1 or len(now[0].inv_freq) != scaled[0].dim // 2:
-        raise _differs(source, model, "its rotary embeddings")
-    _check_same(source, model, record)
-    wanted = scaled[0].wanted
-    attention = wanted.attention_factor / now[0].attention_factor
-    lengths = {"context": record.context, "target": record.target, "attention_factor": attention}
-    simpler = _by_method(request.changed(**lengths), record, read.scaled_sites[0].rope)
-    if simpler is not None:
-        return simpler
-    short = None
-    if wanted.short_inv_freq:
-        pairs = zip(now[0].inv_freq, wanted.short_inv_freq, strict=True)
-        short = tuple(before / after for before, after in pairs)
-    return request.changed(
-        method="longrope",
-        pair_factors=compression(now[0], wanted),
-        short_pair_factors=short,
-        **lengths,
-    )
-
-
-def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
-    """The request by the method of the record, where that gives the same spectrum from here: some
-    architectures read it in its own form alone."""
-    if record.method not in scaling.METHODS or record.method == "longrope":
-        return None
-    knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
-    trial = request.changed(method=record.method, **knobs)
-    made = scaling.scale(
-        rope, record.method, record.target, knobs_for(trial, record.method), trial.attention
-    )
-    scaled = [site for site in record.sites if site.scaled]
-    if not forms.same(scaling.compose(rope, made, record.target), scaled[0].wanted):
-        return None
-    return trial
-
-
-def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
-    place = pasted(source.name)
-    return InputError(
-        f"{model.name} was not converted from {source.name}: {what} differ, as after training; "
-        f"convert it (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "
-        f"extend OUT.gguf --like {place} -o LONG.gguf`"
-    )
-
-
-def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
-    """Compare geometry, the norms, which a quantiser leaves in float32, and rows of matrices."""
-    theirs = families.as_read(source.config)
-    ours = families.as_read(model.config)
-    if not alike(model.container, theirs.text_type):
-        raise _differs(source, model, "their types")
-    for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
-        if getattr(theirs, key) != getattr(ours, key):
-            raise _differs(source, model, key.replace("_", " "))
-    length = model.config["max_position_embeddings"]
-    if length not in (record.context, record.target):
-        raise _differs(source, model, "the lengths that they were trained for")
-    # An adapter leaves the norms alone; but what is converted from DIR states its new length.
-    if any(record.more.get(key) for key in _TRAINED) and length != record.target:
-        raise _differs(source, model, "weights")
-    _check_norms(source, model)
-    for file in source.weight_files:
-        header = read_header(source.path(file))
-        for key in header.tensors:
-            match = MATRIX.fullmatch(key)
-            if match is None:
-                continue
-            name = f"blk.{match[1]}.{MATRICES[match[2]]}.weight"
-            part = part_with(model.parts, name)
-            if part is not None and not _same_rows(part, name, header, key):
-                raise _differs(source, model, f"the numbers of {name}")
-
-
-def _check_norms(source: Snapshot, model: GgufFile) -> None:
-    """Compare every norm that both have in float32; there must be one."""
-    places = dict[str, tuple[str, str]]()  # of two of one number, the last counts
-    for file in source.weight_files:
-        for key in read_header(source.path(file)).tensors:
-            match = NORM.fullmatch(key)
-            if match is not None:
-                places[f"blk.{match[1]}.attn_norm.weight"] = (file, key)
-    compared = 0
-    for name, (file, key) in places.items():
-        part = part_with(model.parts, name)
-        if part is None or not _is_float32(part, name):
-            continue
-        ours = part.floats(name, signed=True)
-        theirs = _floats(source, file, key)
-        more_by_one = [value + 1.0 for value in theirs]  # Gemma's converter adds one to each
-        if not _close(ours, theirs) and not _close(ours, more_by_one):
-            raise _differs(source, model, f"the numbers of {name}")
-        compared += 1
-    if not compared:
-        raise InputError(
-            f"{model.name} has no norm in float32 that could be compared with {source.name}, so "
-            "whether both are one model is not known"
-        )
-
-
-def _is_float32(part: GgufHeader, name: str) -> bool:
-    tensor = part.tensor(name)
-    return tensor is not None and tensor.kind == F32
-
-
-def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
-    """Whether a matrix's first and last row agree but for the quantisation. These two no converter
-    moves; llama.cpp's turns the others of q and k."""
-    from ropext.checkpoint import tables  # late: it loads numpy
-
-    held = part.tensor(name)
-    source = header.tensors[key]
-    assert held is not None
-    kind, count, size = TYPES.get(held.kind, ("", 1, 0))
-    # Measured on seven quantisations of SmolLM2: less than half of that.
-    allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
-    if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
-        return True
-    if source.dtype not in tables.DECODED:
-        return True  # packed by a quantiser of its own
-    start, end = header.part(key)
-    width = held.size // source.shape[0]
-    step = (end - start) // source.shape[0]
-    for row in (0, source.shape[0] - 1):
-        raw = part.read(part.data + held.offset + row * width, width)
-        if kind not in tables.DECODED:
-            a = tables.quantised_row(raw, held.kind)
-        else:
-            a = tables.decoded(raw, kind)
-        with header.path.open("rb") as stream:
-            stream.seek(start + row * step)
-            b = tables.decoded(stream.read(step), source.dtype)
-        if a is not None and ((a - b) ** 2).sum() > allowed**2 * (b**2).sum():
-            return False
-    return True
-
-
-def _close(a: tuple[float, ...], b: list[float]) -> bool:
+def close(a: tuple[float, ...], b: list[float]) -> bool:
     if len(a) != len(b):
         return False
     return all(abs(x - y) <= STORED * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))
-
-
-def _floats(source: Snapshot, file: str, key: str) -> list[float]:
-    """The numbers of a row in a safetensors file; none where it is quantised."""
-    from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
-
-    raw, tensor = tables.read_tensor(source.path(file), key)
-    if tensor.dtype not in tables.DECODED:
-        return []
-    numbers: list[float] = tables.decoded(raw, tensor.dtype).tolist()
-    return numbers

@@ -4,114 +4,125 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from ropext import guard
 from ropext.atomic import os_errors
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.staging import check_output, check_space, staged
-from ropext.checkpoint.weights import WeightFile
-from ropext.checkpoint.writing import TEXT_ROOM, Copying, Written, place
-from ropext.errors import InputError, ProofFailed, RopextError, UsageError
-from ropext.gguf.file import DIVISORS, RECORD, WHOLE, GgufFile, open_gguf, rope_of, sizes
+from ropext.checkpoint.source import Manner, Weights
+from ropext.checkpoint.staging import Staged, check_space
+from ropext.checkpoint.writing import TEXT_ROOM, Copying, place
+from ropext.errors import RopextError, UsageError
+from ropext.gguf.file import FILLER, PARTS, RECORD, WHOLE, GgufFile
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
 from ropext.gguf.keys import Values, changes
 from ropext.gguf.modelfile import modelfile as modelfile_of
+from ropext.gguf.opening import open_gguf
+from ropext.gguf.proving import prove_file, weigh_parts
 from ropext.inputs import open_regular
-from ropext.jsontext import tagged
-from ropext.loaders.gguf import STORED, architecture, farthest
-from ropext.loaders.gguf import read as ggml_read
-from ropext.narration import Show, unseen
+from ropext.jsontext import JsonObject, tagged
+from ropext.narration import Show
 from ropext.options.fields import Link
-from ropext.planning import ExtensionPlan
-from ropext.rope import Spectrum
+from ropext.rope import RopeSite
 from ropext.systems import bytes_on_disk
 
-FILLER = "ropext.filler"
-PARTS = "split.tensors.count"
+METHOD = "ropext.method"
+CONTEXT = "ropext.context"
+TARGET = "ropext.target"
+SPECTRUM = "ropext.spectrum_sha256"
 PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
-PIECE = 4 << 20  # bytes read at once
+OF_ROPEXT = (METHOD, CONTEXT, TARGET, SPECTRUM, RECORD, WHOLE)  # keys that say what was done
 UNKNOWN = b"0" * 64  # in the place of the file's digest while that is taken
 
 
-def _is_one(output: Path) -> bool:
-    return output.suffix.lower() == ".gguf"
+@dataclass(frozen=True)
+class FileSource:
+    """A GGUF, to be written with other keys and divisors: one file, or a directory of its parts."""
 
+    model: GgufFile
+    site: RopeSite  # as planned
+    target: int
 
-def check_writable(model: GgufFile, output: Path, *, link: Link, force: bool) -> None:
-    """All that is refused before anything is written; changes nothing. (`staged` clears away what a
-    killed run left before it looks at the output.)"""
-    _check_source(model, output, link)
-    paths = [part.path for part in model.parts]
-    check_output(output, force=force, inputs=paths, file=_is_one(output), written=written)
+    left: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def inputs(self) -> Sequence[Path | str]:
+        return [part.path for part in self.model.parts]
 
-def _check_source(model: GgufFile, output: Path, link: Link) -> None:
-    if _is_one(output) and len(model.parts) > 1:
-        raise UsageError(
-            f"{model.name} is split into {len(model.parts)} files, whose names belong together; "
-            "give a directory: -o DIR"
-        )
-    if link == "symlink" and len(model.parts) == 1:
-        raise UsageError("--link symlink: a GGUF of one file is written anew; use --link copy")
-    paths = [part.path for part in model.parts]
-    copied = paths[:1]  # the first is written anew in any case
-    if link == "copy":
-        copied = paths
-    check_space(output, TEXT_ROOM + sum(map(bytes_on_disk, copied)))
+    @cached_property
+    def changed(self) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
+        """The keys and the tensors that change."""
+        return changes(self.model, self.site, self.target)
 
+    def is_file(self, output: Path) -> bool:
+        return output.suffix.lower() == ".gguf"
 
-def write_gguf(
-    model: GgufFile,
-    output: Path,
-    *,
-    plan: ExtensionPlan,
-    record: Record,
-    link: Link = "copy",
-    force: bool = False,
-    hash_weights: bool = False,
-    prove: bool = True,
-    show: Show = unseen,
-) -> Written:
-    """Write `output`, one file or a directory, as a whole or not at all."""
-    _check_source(model, output, link)
-    keys, tensors = changes(model, plan)
-    one = _is_one(output)
-    weights = weigh_parts(model, content=hash_weights, show=show)
-    full = replace(record, weights=weights)
-    notes: list[str] = []
-    paths = [part.path for part in model.parts]
-    with staged(output, force=force, inputs=paths, file=one, written=written) as stage:
-        target = stage.directory / model.file_name
-        if one:
-            target = stage.directory / output.name
-        modelfile, left_out = modelfile_of(model.name, target.name, plan.target)
-        notes += left_out
-        beside_name = f"{target.name}.Modelfile"
+    def written_in(self, place: Path) -> set[str] | None:
+        return written(place)
+
+    def check(self, output: Path, link: Link) -> None:
+        parts = self.model.parts
+        if self.is_file(output) and len(parts) > 1:
+            raise UsageError(
+                f"{self.model.name} is split into {len(parts)} files, whose names belong together; "
+                "give a directory: -o DIR"
+            )
+        if link == "symlink" and len(parts) == 1:
+            raise UsageError("--link symlink: a GGUF of one file is written anew; use --link copy")
+        copied = parts[:1]  # the first is written anew in any case
+        if link == "copy":
+            copied = parts
+        check_space(output, TEXT_ROOM + sum(bytes_on_disk(part.path) for part in copied))
+
+    def weigh(self, manner: Manner) -> Weights:
+        return weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+        """The record is one of the keys."""
+        keys, tensors = self.changed
+        target = self._file_in(stage.directory, output)
+        modelfile, left_out = modelfile_of(self.model.name, target.name, self.target)
+        stage.notes += left_out
         with os_errors(output):
             digests = dict[str, str]()
-            for path in paths[1:]:
-                placed = place(path, stage.directory / path.name, link, show)
+            for part in self.model.parts[1:]:
+                name = part.path.name
+                placed = place(part.path, stage.directory / name, manner.link, manner.show)
                 if placed.note:
-                    notes.append(f"{path.name}: {placed.note}")
+                    stage.notes.append(f"{name}: {placed.note}")
                 if placed.sha256:
-                    digests[path.name] = placed.sha256
-            if not one:
+                    digests[name] = placed.sha256
+            beside_name = f"{target.name}.Modelfile"
+            if self.is_file(output):
+                stage.write_beside(beside_name, modelfile)
+            else:
                 (stage.directory / beside_name).write_bytes(modelfile.encode())
             beside = guard.states(stage.directory, digests)
-            keys = dict(keys) | _provenance(full, beside)
-            _write(model.head, target, keys, tensors, show)
-        proof = None
-        if prove:
-            proof = _prove(target, model, plan.main.wanted, plan.target, keys)
-        if one:
-            with os_errors(output):
-                stage.write_beside(beside_name, modelfile)
-    return Written(output, full, (*stage.notes, *notes), {}, proof)
+            all_keys = dict(keys) | _provenance(record, beside)
+            _write(self.model.head, target, all_keys, tensors, manner.show)
+        return record
+
+    def _file_in(self, directory: Path, output: Path) -> Path:
+        if self.is_file(output):
+            return directory / output.name
+        return directory / self.model.file_name
+
+    def prove(self, directory: Path) -> JsonObject:
+        """Read the written file back, with the reader that knows nothing of the plan."""
+        keys, _ = self.changed
+        target = min(directory.glob("*.[gG][gG][uU][fF]"))
+        changed = {*keys, *OF_ROPEXT}
+        return prove_file(target, self.model, self.site.wanted, self.target, changed)
+
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        return record  # which is in the file
 
 
 def written(place: Path) -> set[str] | None:
@@ -148,10 +159,10 @@ def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[in
     if beside:
         kept[guard.FILES] = dict(beside)
     return {
-        "ropext.method": (STRING, record.method),
-        "ropext.context": (UINT32, record.context),
-        "ropext.target": (UINT32, record.target),
-        "ropext.spectrum_sha256": (STRING, site.wanted.digest()),
+        METHOD: (STRING, record.method),
+        CONTEXT: (UINT32, record.context),
+        TARGET: (UINT32, record.target),
+        SPECTRUM: (STRING, site.wanted.digest()),
         RECORD: (STRING, json.dumps(tagged(kept), separators=(",", ":"))),
         WHOLE: (STRING, UNKNOWN.decode()),
     }
@@ -260,118 +271,3 @@ def _place_of_digest(header: bytes) -> int:
     """Where the 64 zeros stand: behind the key, its type and the text's length."""
     before = _key(WHOLE, STRING, UNKNOWN.decode()).removesuffix(UNKNOWN)
     return header.rindex(before) + len(before)
-
-
-def weigh_parts(
-    model: GgufFile, *, content: bool = False, show: Show = unseen
-) -> dict[str, WeightFile]:
-    """What identifies the tensors of each part, rope factors aside."""
-    weights = dict[str, WeightFile]()
-    for number, part in enumerate(model.parts, 1):
-        size = 0
-        for tensor in part.tensors:
-            if tensor.name not in DIVISORS:
-                size += tensor.size
-        digest = None
-        if content:
-            digest = _content(part, show)
-        weights[f"tensors-{number:05}"] = WeightFile(size, part.digest(DIVISORS), digest)
-    return weights
-
-
-def _content(part: GgufHeader, show: Show) -> str:
-    """SHA-256 over the tensors' bytes."""
-    digest = hashlib.sha256()
-    done = 0
-    with open(open_regular(part.path), "rb") as file:
-        for tensor in part.tensors:
-            if tensor.name in DIVISORS:
-                continue
-            file.seek(part.data + tensor.offset)
-            left = tensor.size
-            while left:
-                piece = file.read(min(left, PIECE))
-                if not piece:
-                    break
-                digest.update(piece)
-                left = left - len(piece)
-                done = done + len(piece)
-                show(done, part.size, f"hashing {part.path.name}")
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class ReadBack:
-    """What the keys of a file give, beside what was wanted."""
-
-    error: float  # the largest relative difference
-    pairs: int
-    tensors: int
-    bytes: int
-
-
-def spectra_in(model: GgufFile) -> list[Spectrum]:
-    """What ggml computes from the file, by its formula: as the file stands, and in Ollama, which
-    adds keys to some and alone knows other names; a file for Ollama alone is read there alone."""
-    row = architecture(model.container)
-    context = model.config["max_position_embeddings"]
-    dim, _ = sizes(model.head, row)
-    spectra = list[Spectrum]()
-    if not row.only:
-        as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
-        spectra.append(ggml_read(as_it_stands, dim))
-    in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
-    spectra.append(ggml_read(in_ollama, dim))
-    return spectra
-
-
-def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
-    """Hold a file against a spectrum and a length; ProofFailed says what differs."""
-    spectra = spectra_in(model)
-    stated = model.config["max_position_embeddings"]
-    if stated != target:
-        raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
-    errors = list[float]()
-    for spectrum in spectra:
-        # No key says what the softmax is scaled by.
-        comparable = replace(spectrum, softmax_factor=wanted.softmax_factor)
-        errors.append(farthest(comparable, wanted))
-    error = max(errors)
-    if not error <= STORED:
-        raise ProofFailed(
-            f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
-            f"{error:.1e} (bound {STORED:.0e})"
-        )
-    tensors = 0
-    size = 0
-    for part in model.parts:
-        tensors += len(part.tensors)
-        size += sum(tensor.size for tensor in part.tensors)
-    return ReadBack(error, len(wanted.inv_freq), tensors, size)
-
-
-def _prove(
-    target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
-) -> dict[str, Any]:
-    """Read the written file back, with the reader that knows nothing of the plan."""
-    try:
-        written = open_gguf(str(target))
-    except InputError as error:
-        raise ProofFailed(f"proof: what was written cannot be read back: {error}") from None
-    done = compare(written, wanted, length)
-    if weigh_parts(written) != weigh_parts(base):
-        raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
-    for name in base.head.entries:
-        if name in changed or name in (FILLER, PARTS):
-            continue
-        if _entry(base.head, name) != _entry(written.head, name):
-            raise ProofFailed(f"proof: {target} has another {name} than {base.name}")
-    return {"ggml": architecture(base.container).name} | asdict(done)
-
-
-def _entry(head: GgufHeader, name: str) -> bytes | None:
-    """Return a key and its value as they stand in the file."""
-    row = head.entries.get(name)
-    if row is None:
-        return None
-    return head.read(row.start, row.end - row.start)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import bundled, families, scaling
-from ropext.carriers import Carrier, carrier_of
+from ropext.carriers import Carrier
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, UsageError
@@ -149,7 +149,7 @@ def inspect(
         return Unrotated(str(model), positions, _limits(snapshot), stored, snapshot.directory)
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
-    carrier = carrier_of(read, snapshot.container)
+    carrier = snapshot.carries(read)
     request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
     record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from ropext import families
-from ropext.carriers import carrier_of
 from ropext.errors import UsageError
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.options.memory import MemoryOptions, bytes_of
@@ -22,7 +21,7 @@ def memory_fit(
     with said_of(snapshot):
         read = families.as_read(snapshot.config)
     return fit_memory(
-        carrier_of(read, snapshot.container),
+        snapshot.carries(read),
         length or read.context,
         bytes_of(options.memory),
         snapshot.weight_bytes,

@@ -5,17 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropext import bundled, families
+from ropext import families
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record, record_in
-from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.inputs import read_text
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, make_plan, make_table_plan, reached
-
-TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
 
 
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
@@ -39,9 +36,7 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
     """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
     if request.like is not None:
-        if not snapshot.container:
-            raise UsageError(f"--like DIR needs a GGUF file as MODEL, and {name} is not one")
-        from ropext.gguf import request_like
+        from ropext.gguf import request_like  # late: a directory needs none of it
 
         request = request_like(snapshot, request)
     with said_of(snapshot):
@@ -52,28 +47,10 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
             silent = request.context is None and request.original_context is None
             if silent and record and families.as_read(snapshot.config).asks_original:
                 request = request.changed(context=record.target)
-            made = make_plan(snapshot.config, request, name, snapshot.container)
+            made = make_plan(snapshot.config, request, name, snapshot.carries)
             again = _again(record, made.model, request)
             made = replace(made, warnings=(*made.warnings, *again))
-    if not snapshot.container:
-        return made
-    from ropext.gguf import GgufFile, key_edits
-
-    # A file's weights as a directory (for a fit) have its keys no more.
-    if not isinstance(snapshot, GgufFile):
-        return made
-    projector = bundled.find_projector(snapshot.name, snapshot.directory)
-    vision = [
-        f"[projector] {path} beside it is a part for images or sound, which an extension leaves as "
-        "it is; give it to the runner as before (llama-server --mmproj)"
-        for path in filter(None, [projector])
-    ]
-    if (size := sum(part.end for part in snapshot.parts)) > TELLING_SIZE:
-        gigabytes = f"{size / 1e9:.1f} GB"
-        vision.append(
-            f"[disk] the copy has {gigabytes}; `ollama create` makes a second one as large"
-        )
-    return replace(made, edits=key_edits(snapshot, made), warnings=(*made.warnings, *vision))
+    return replace(made, warnings=(*made.warnings, *snapshot.remarks()))
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
@@ -88,13 +65,13 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
         known = families.as_read(first["base"]["config"])
         if key == "context" or known.asks_original:
             request = request.changed(**{key: first["context"]})
-    made = make_plan(before, request, name, snapshot.container, first["base"]["config"])
+    made = make_plan(before, request, name, snapshot.carries, first["base"]["config"])
     said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
     warnings = [f"[original] {said} with theta {made.main.rope.theta:,g}", *made.warnings]
     if made.target <= record.target:
         warnings.append(reached(made.target, record.target))
-    edits = families.diff(snapshot.config, made.config)
-    return replace(made, edits=tuple(edits), warnings=tuple(warnings))
+    edits = made.carrier.edits(made.main, made.target, snapshot.config, made.config)
+    return replace(made, edits=edits, warnings=tuple(warnings))
 
 
 def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:

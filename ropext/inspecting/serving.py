@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropext import families, loaders
-from ropext.carriers import Carrier, StandingModel, carrier_of
+from ropext.carriers import Carrier, StandingModel
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import GateFailed, NotMeasured
@@ -48,7 +48,7 @@ def read_again(snapshot: Snapshot) -> Served:
     context = model.scaled_sites[0].rope.original_context
     if record is not None:
         context = record.context
-    carrier = carrier_of(model, snapshot.container)
+    carrier = snapshot.carries(model)
     standing = StandingModel(
         snapshot.name,
         snapshot.config,

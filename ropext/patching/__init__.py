@@ -11,22 +11,25 @@ import copy
 import json
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
-from ropext.checkpoint.staging import staged
-from ropext.checkpoint.weights import weigh
+from ropext.checkpoint.source import Manner, Weights, write
+from ropext.checkpoint.staging import Staged
+from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
-from ropext.families import refusal
 from ropext.inputs import from_home
+from ropext.jsontext import JsonObject
 from ropext.options.extend import parse_extend
+from ropext.options.fields import Link
 from ropext.planning import ExtensionPlan, plan_config
-from ropext.scaling.self_extend import UNCARRIED, Fold, FoldOptions
+from ropext.rope import CONFIG
+from ropext.scaling.self_extend import Fold, FoldOptions
 from ropext.scaling.tables import Growth
 
 Model = TypeVar("Model")
@@ -257,6 +260,11 @@ def apply_config(
     return model
 
 
+def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
+    """Make a loaded model compute as a plan says; returns it."""
+    return apply_config(model, plan.config, plan.growth, plan.fold)
+
+
 def unpatch(model: Model) -> Model:
     """Back to what the model computed before the first patch."""
     original = getattr(base_model(model), ORIGINAL, None)
@@ -265,44 +273,68 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-def write_model(
-    model: Any,
-    directory: str | os.PathLike[str],
-    config: Mapping[str, Any],
-    record: Record | None = None,
-    prove: Callable[[Path], object] | None = None,
-) -> Path:
-    """Write a patched model with all spellings of its config dict, and with the record of what was
-    done to it; the weights are filled in there.
+@dataclass(frozen=True)
+class MemorySource:
+    """A patched model in memory, to be written with all spellings of its config dict.
 
     save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
-    RoPE. The directory gets its name when it is complete and `prove` has not refused it.
+    RoPE.
     """
-    from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
-        raise UsageError(
-            f"save wants a transformers model, not a {type(model).__name__}; "
-            "merge an adapter first (merge_and_unload)"
-        )
-    target = from_home(directory)
-    if target.exists():
-        raise OutputExists(f"{target} is there already; save writes to a new directory")
-    with staged(target, inputs=[_name(model)]) as stage:
-        model.save_pretrained(stage.directory)
-        path = stage.directory / "config.json"
+    model: Any
+    config: JsonObject
+    prover: Callable[[Path], JsonObject]
+
+    left: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def inputs(self) -> Sequence[Path | str]:
+        return [_name(self.model)]
+
+    def is_file(self, output: Path) -> bool:
+        return False
+
+    def written_in(self, place: Path) -> set[str] | None:
+        return guard.recorded(place)
+
+    def check(self, output: Path, link: Link) -> None:
+        from transformers import PreTrainedModel
+
+        if not isinstance(self.model, PreTrainedModel):
+            raise UsageError(
+                f"save wants a transformers model, not a {type(self.model).__name__}; "
+                "merge an adapter first (merge_and_unload)"
+            )
+        if output.exists():
+            raise OutputExists(f"{output} is there already; save writes to a new directory")
+
+    def weigh(self, manner: Manner) -> Weights:
+        return {}  # there are no files yet
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+        self.model.save_pretrained(stage.directory)
+        path = stage.directory / CONFIG
         written = json.loads(path.read_text(encoding="utf-8"))
-        merged = written | dict(config)
+        merged = written | dict(self.config)
         # The weights have the dtype of the model in memory, under either spelling.
-        merged |= {k: written["dtype"] for k in ("dtype", "torch_dtype") if k in merged}
+        for key in ("dtype", "torch_dtype"):
+            if key in merged:
+                merged[key] = written["dtype"]
         path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
-        if record is not None:
-            files = sorted(stage.directory.glob("*.safetensors"))
-            weights = {file.name: weigh(file) for file in files}
-            provenance.write(replace(record, weights=weights), stage.directory)
-        if prove is not None:
-            prove(stage.directory)
-    return target
+        weights = dict[str, WeightFile]()
+        for file in sorted(stage.directory.glob("*.safetensors")):
+            weights[file.name] = weigh(file)
+        return replace(record, weights=weights)
+
+    def prove(self, directory: Path) -> JsonObject:
+        return self.prover(directory)
+
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        full = replace(record, proof=proof)
+        provenance.write(full, stage.directory)
+        return full
 
 
 def _name(live: Any) -> str:
@@ -350,7 +382,7 @@ def patch(
     """
     made = plan_of(model, window=window, group=group, literal=literal, **options)
     made.require_help()
-    apply_config(model, made.config, made.growth, made.fold)
+    apply_plan(model, made)
     setattr(base_model(model), PLANNED, made)
     return model
 
@@ -362,25 +394,19 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
-    if made.fold is not None:
-        raise UnsupportedModel(UNCARRIED)
-    if made.growth is not None and not made.growth.positions.carried:
-        raise UnsupportedModel(refusal(made.growth.positions))
+    if made.uncarried:
+        raise UnsupportedModel(made.uncarried)
+
+    def prove(folder: Path) -> JsonObject:
+        from ropext import proof  # late: reading a model proves nothing
+
+        own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
+        return proof.prove_plan(folder, made, _original(live), trust_remote_code=own_code)
+
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
-    prove = None if no_verify else partial(_prove, plan=made, live=live)
-    return write_model(model, directory, made.config, record, prove)
-
-
-def _prove(directory: Path, plan: ExtensionPlan, live: Any) -> None:
-    """Hold what was written against the plan, by stock transformers in a process of its own."""
-    from ropext import proof  # late: reading a model proves nothing
-
-    is_own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
-    if plan.growth is None:
-        proof.prove_plan(directory, plan, _original(live), trust_remote_code=is_own_code)
-    else:
-        proof.prove_table(directory, plan.growth.extended, trust_remote_code=is_own_code)
+    source = MemorySource(model, made.config, prove)
+    return write(source, from_home(directory), record, Manner(no_verify=no_verify)).output
 
 
 def _base_of(live: Any) -> dict[str, Any]:

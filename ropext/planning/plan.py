@@ -127,6 +127,11 @@ class ExtensionPlan:
         return [f"note: {note}" for note in self.notes] + [f"warning: {w}" for w in self.warnings]
 
     @property
+    def uncarried(self) -> str:
+        """Why no directory can say it; "" where one can."""
+        return "" if self.fold is None else self_extend.UNCARRIED
+
+    @property
     def refusal(self) -> RopextError | None:
         """Why `extend` does not write this plan; None where it does."""
         return None

@@ -1,11 +1,11 @@
 """The plan for rotary embeddings, in the order in which it is made."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ropext import families
-from ropext.carriers import Carrier, carrier_of
+from ropext.carriers import Carrier, ConfigCarrier
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.forms import same
@@ -195,15 +195,15 @@ def make_plan(
     config: Mapping[str, Any],
     recipe: Extend,
     name: str = "MODEL",
-    architecture: str = "",
+    carries: Callable[[Model], Carrier] = ConfigCarrier,
     origin: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan for a config dict; raises where the request cannot be carried exactly. A GGUF of an
-    `architecture` carries it where one is named, not the config; `origin` is the config to extend
-    from, where that is recorded and `config` does not say it."""
+    """The plan for a config dict; raises where the request cannot be carried exactly. `carries`
+    makes what carries it, of the model as it is read; `origin` is the config to extend from, where
+    that is recorded and `config` does not say it."""
     read = dict(origin or config)
     model = families.read(read, context=recipe.context, original=recipe.original_context)
-    carrier = carrier_of(model, architecture)
+    carrier = carries(model)
     context = _context(model, recipe)
     _require_length(model, recipe)
     target = resolve_target(recipe, context)
@@ -253,7 +253,7 @@ def make_plan(
         target=target,
         sites=sites,
         config=written,
-        edits=tuple(families.diff(dict(config), written)),
+        edits=carrier.edits(main, target, config, written),
         methods=rows,
         recommendation=recommend(attempts, others, rows),
         warnings=(*warnings, *composed(recipe, main, readings, ways)),

@@ -25,6 +25,10 @@ class TablePlan(ExtensionPlan):
     positions: Positions
 
     @property
+    def uncarried(self) -> str:
+        return "" if self.positions.carried else families.refusal(self.positions)
+
+    @property
     def growth(self) -> Growth:
         return growth(self.positions, self.method, self.target)
 

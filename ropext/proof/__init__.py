@@ -18,8 +18,9 @@ from ropext import families, stock
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed
 from ropext.families import Model
-from ropext.families.config import Dict, parts
+from ropext.families.config import Dict, locate, parts
 from ropext.jsontext import dump, read_object
+from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
     UNSEEN,
     Promise,
@@ -224,14 +225,22 @@ def prove_table(
 
 
 def prove_plan(
-    directory: Path, plan: Any, base: Mapping[str, Any], *, trust_remote_code: bool = False
+    directory: Path,
+    plan: ExtensionPlan,
+    base: Mapping[str, Any],
+    *,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Prove a directory that was written by a plan for the model of a config, as the record keeps
     it."""
+    growth = plan.growth
+    if growth is not None:
+        return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)
+    _, _, text_path = locate(dict(plan.config))
     return prove(
         directory,
         Promise(plan.sites, plan.factor),
         forward=Forward(plan.context, plan.target, base),
-        text_path=plan.model.path,
+        text_path=text_path,
         trust_remote_code=trust_remote_code,
     ).to_json()

@@ -21,7 +21,7 @@ from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.writing import Written
+    from ropext.checkpoint.source import Written
     from ropext.loaders import LoaderReading, Serving
 
 

@@ -97,10 +97,10 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
     """The transformers model itself, its LoRA layers inside it, extended by the plan."""
-    from ropext.patching import apply_config, base_model
+    from ropext.patching import apply_plan, base_model
 
     if plan is not None:
-        apply_config(model, plan.config, plan.growth, plan.fold)
+        apply_plan(model, plan)
     return base_model(model).eval()
 
 

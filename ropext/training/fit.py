@@ -378,8 +378,7 @@ def prepare(
         )
     snapshot = open_snapshot(model, revision=revision)
     if named not in ("", model):
-        container = open_model(named).container
-        snapshot = replace(snapshot, name=named, hub_id=None, container=container)
+        snapshot = open_model(named).stands_for(snapshot)
     within, starts = choose_starts(snapshot, options)
     plan = next(iter(starts.values()))
     if plan.model.masked_lm:

@@ -23,7 +23,7 @@ from ropext.inspecting import plan_of
 from ropext.models.masked import is_masked
 from ropext.options.fields import flag
 from ropext.options.training import WITHIN, Finetune, Fit
-from ropext.planning import Plan, make_plan
+from ropext.planning import Plan
 from ropext.rope import RopeSite
 from ropext.scaling.tables import Growth
 
@@ -173,10 +173,11 @@ POSE_START = "yarn"
 
 def plan_with(snapshot: Snapshot, options: Fit, method: str, knobs: Mapping[str, Any]) -> Plan:
     request = options.extend(method, **knobs)
-    if snapshot.container:  # where the GGUF would not carry the result, it is refused here
-        make_plan(snapshot.config, request, snapshot.name, snapshot.container)
-        request = request.changed(for_loaders=())  # they read that, not this directory
-    return plan_of(snapshot, request, snapshot.name)
+    plan = plan_of(snapshot, request, snapshot.name)
+    if plan.carrier.in_transformers or not request.for_loaders:
+        return plan
+    # They read the GGUF, not this directory.
+    return plan_of(snapshot, request.changed(for_loaders=()), snapshot.name)
 
 
 def choose_starts(snapshot: Snapshot, options: Fit) -> tuple[str, dict[str, Plan]]:

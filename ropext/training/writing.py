@@ -29,9 +29,10 @@ from ropext.checkpoint.adapter import WEIGHTS
 from ropext.checkpoint.card import README, Card, card_of
 from ropext.checkpoint.provenance import NAME, Record, record_of
 from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
+from ropext.checkpoint.source import Manner, write
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
-from ropext.checkpoint.writing import copy_file, place, write_checkpoint
+from ropext.checkpoint.writing import DirectorySource, copy_file, place
 from ropext.jsontext import dump
 from ropext.models.adapter import add_adapter
 from ropext.models.load import Loading, auto_class, load_model
@@ -99,18 +100,10 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
     if objective.finish is not None:
         finish = partial(objective.finish, output, objective.call)
     record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
-    write_checkpoint(
-        snapshot,
-        output,
-        config=plan.config,
-        record=replace(record, more=dict(record.more) | story.sections("fit")),
-        card=card_with_numbers,
-        link=done.training.options.link,
-        force=objective.call.force,
-        prove=prove,
-        show=show,
-        finish=finish,
-    )
+    source = DirectorySource(snapshot, plan.config, prove, card_with_numbers, finish)
+    manner = Manner(link=done.training.options.link, force=objective.call.force, show=show)
+    full = replace(record, more=dict(record.more) | story.sections("fit"))
+    write(source, output, full, manner)
 
 
 def write_tuned(

@@ -13,7 +13,8 @@ from reliability.layer import Ended, Wish, forked
 from sample_checkpoint import CONFIG, card, make_model, record, tree
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.writing import write_checkpoint
+from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.writing import DirectorySource
 from ropext.errors import OutputExists
 
 pytestmark = [
@@ -25,16 +26,8 @@ pytestmark = [
 def extend(base: Path, out: Path, link: str, force: bool) -> None:
     snapshot = open_snapshot(str(base), weights=True)
     new = CONFIG | {"max_position_embeddings": 8192}
-    write_checkpoint(
-        snapshot,
-        out,
-        config=new,
-        record=record(),
-        card=card,
-        link=link,
-        force=force,
-        prove=lambda directory: {"pairs": 2},
-    )
+    source = DirectorySource(snapshot, new, lambda directory: {"pairs": 2}, card)
+    write(source, out, record(), Manner(link=link, force=force))
 
 
 def disturbed(steps: list[str]) -> Iterator[Wish]:

@@ -16,7 +16,7 @@ from ropext import bundled, guard
 from ropext.checkpoint import staging
 from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
-from ropext.gguf import open_gguf, writing
+from ropext.gguf import open_gguf, proving
 from ropext.options.training import Fit
 from ropext.training import fit, origin
 
@@ -128,12 +128,12 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch
     assert ".ropext-" not in json.dumps(made.kept_record)  # the folder at work
     kept = json.loads((out / "ropext.json").read_text())
     (site,) = kept["sites"]
-    found = writing.spectra_in(made)[0]
+    found = proving.spectra_in(made)[0]
     assert found.inv_freq == pytest.approx(site["spectrum"]["inv_freq"], rel=1e-6)
     assert found.attention_factor == pytest.approx(site["spectrum"]["attention_factor"], rel=1e-6)
     assert found.inv_freq != pytest.approx(site["base"]["inv_freq"], rel=1e-3)
     assert made.config["max_position_embeddings"] == 512
-    assert writing.weigh_parts(made) == writing.weigh_parts(open_gguf(str(file)))
+    assert proving.weigh_parts(made) == proving.weigh_parts(open_gguf(str(file)))
     assert f"{out}/demo-long.gguf is the file with this spectrum" in said[-1]
 
 

@@ -17,7 +17,7 @@ import ropext
 from ropext import inspecting, verifying
 from ropext.checkpoint import staging
 from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed, UsageError
-from ropext.gguf import open_gguf, writing
+from ropext.gguf import open_gguf, proving, writing
 from ropext.gguf.header import read_gguf
 from ropext.guard import signed
 from ropext.report.text import serving_text
@@ -283,7 +283,7 @@ def test_rope_factors_in_a_later_part_are_read_and_never_doubled(tmp_path):
     extend(first, tmp_path / "kept", length_only=True)
     read = open_gguf(str(tmp_path / "kept"))
     assert read.head.tensor("rope_freqs.weight") is None
-    for spectrum in writing.spectra_in(read):
+    for spectrum in proving.spectra_in(read):
         np.testing.assert_allclose(spectrum.inv_freq, angles, rtol=DRIFT)
     with pytest.raises(NotExpressible, match=r"lies in m-00002-of-00002\.gguf.*--merge"):
         extend(first, tmp_path / "moved", method="pi")
@@ -355,10 +355,10 @@ def test_a_mistral_of_ollamas_converter_is_read_by_its_own_names(tmp_path):
         own |= {f"rope.scaling.{log}": 1.0}
         own |= {"attention.temperature_scale" if "yarn" in fast else "rope.scaling_beta": 0.1}
         path = making.write(tmp_path / f"{fast}.gguf", "mistral3", making.LLAMA | yarn | own)
-        found.append((writing.spectra_in(open_gguf(str(path)))[-1], open_gguf(str(path)).config))
+        found.append((proving.spectra_in(open_gguf(str(path)))[-1], open_gguf(str(path)).config))
     assert found[0] == found[1]
     plain = making.write(tmp_path / "plain.gguf", "mistral3", making.LLAMA | yarn)
-    assert writing.spectra_in(open_gguf(str(plain)))[0] != found[0][0]
+    assert proving.spectra_in(open_gguf(str(plain)))[0] != found[0][0]
     assert found[0][1]["rope_scaling"]["llama_4_scaling_beta"] == pytest.approx(0.1)
 
 
@@ -403,12 +403,12 @@ def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_pa
     yarn |= {"rope.scaling.original_context_length": 64}
     old = yarn | {"rope.scaling.beta_fast": 16.0, "rope.scaling.beta_slow": 0.5}
     path = making.write(tmp_path / "m.gguf", "mistral3", making.LLAMA | old)
-    as_stands, in_ollama = writing.spectra_in(open_gguf(str(path)))
+    as_stands, in_ollama = proving.spectra_in(open_gguf(str(path)))
     for wanted in (as_stands, in_ollama):
         with pytest.raises(ProofFailed, match="off the planned spectrum"):
-            writing.compare(open_gguf(str(path)), wanted, 256)
+            proving.compare(open_gguf(str(path)), wanted, 256)
     other = making.write(tmp_path / "q.gguf", "qwen2", making.LLAMA | {"rope.scale_linear": 2.0})
-    assert {own.inv_freq[0] for own in writing.spectra_in(open_gguf(str(other)))} == {0.5}
+    assert {own.inv_freq[0] for own in proving.spectra_in(open_gguf(str(other)))} == {0.5}
     foreign = making.LLAMA | {"rope.global.freq_base": 1e6}
     del foreign["rope.freq_base"]
     config = open_gguf(str(making.write(tmp_path / "l.gguf", "llama", foreign))).config

@@ -64,8 +64,8 @@ FAULTS = {
         "    from pathlib import Path\n"
         "    Path(output).mkdir()\n"
         "    return nullcontext(staging.Staged(Path(output)))\n"
-        "import ropext.checkpoint.writing as writing\n"
-        "writing.staged = staged\n"
+        "import ropext.checkpoint.source as source\n"
+        "source.staged = staged\n"
     ),
     "what was left is never swept up": "staging._recover = lambda *about: None\n",
 }

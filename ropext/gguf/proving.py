@@ -1,0 +1,136 @@
+"""The proof of a GGUF file: what ggml computes from it, and which tensors it has."""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ropext.checkpoint.weights import WeightFile
+from ropext.errors import InputError, ProofFailed
+from ropext.gguf.file import DIVISORS, FILLER, PARTS, GgufFile, rope_of, sizes
+from ropext.gguf.header import GgufHeader
+from ropext.gguf.opening import open_gguf
+from ropext.inputs import open_regular
+from ropext.jsontext import JsonObject
+from ropext.loaders.gguf import STORED, architecture, farthest
+from ropext.loaders.gguf import read as ggml_read
+from ropext.narration import Show, unseen
+from ropext.rope import Spectrum
+
+PIECE = 4 << 20  # bytes read at once
+
+
+def weigh_parts(
+    model: GgufFile, *, content: bool = False, show: Show = unseen
+) -> dict[str, WeightFile]:
+    """What identifies the tensors of each part, rope factors aside."""
+    weights = dict[str, WeightFile]()
+    for number, part in enumerate(model.parts, 1):
+        size = 0
+        for tensor in part.tensors:
+            if tensor.name not in DIVISORS:
+                size += tensor.size
+        digest = None
+        if content:
+            digest = _content(part, show)
+        weights[f"tensors-{number:05}"] = WeightFile(size, part.digest(DIVISORS), digest)
+    return weights
+
+
+def _content(part: GgufHeader, show: Show) -> str:
+    """SHA-256 over the tensors' bytes."""
+    digest = hashlib.sha256()
+    done = 0
+    with open(open_regular(part.path), "rb") as file:
+        for tensor in part.tensors:
+            if tensor.name in DIVISORS:
+                continue
+            file.seek(part.data + tensor.offset)
+            left = tensor.size
+            while left:
+                piece = file.read(min(left, PIECE))
+                if not piece:
+                    break
+                digest.update(piece)
+                left = left - len(piece)
+                done = done + len(piece)
+                show(done, part.size, f"hashing {part.path.name}")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What the keys of a file give, beside what was wanted."""
+
+    error: float  # the largest relative difference
+    pairs: int
+    tensors: int
+    bytes: int
+
+
+def spectra_in(model: GgufFile) -> list[Spectrum]:
+    """What ggml computes from the file, by its formula: as the file stands, and in Ollama, which
+    adds keys to some and alone knows other names; a file for Ollama alone is read there alone."""
+    row = architecture(model.architecture)
+    context = model.config["max_position_embeddings"]
+    dim, _ = sizes(model.head, row)
+    spectra = list[Spectrum]()
+    if not row.only:
+        as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
+        spectra.append(ggml_read(as_it_stands, dim))
+    in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
+    spectra.append(ggml_read(in_ollama, dim))
+    return spectra
+
+
+def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
+    """Hold a file against a spectrum and a length; ProofFailed says what differs."""
+    spectra = spectra_in(model)
+    stated = model.config["max_position_embeddings"]
+    if stated != target:
+        raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
+    errors = list[float]()
+    for spectrum in spectra:
+        # No key says what the softmax is scaled by.
+        comparable = replace(spectrum, softmax_factor=wanted.softmax_factor)
+        errors.append(farthest(comparable, wanted))
+    error = max(errors)
+    if not error <= STORED:
+        raise ProofFailed(
+            f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
+            f"{error:.1e} (bound {STORED:.0e})"
+        )
+    tensors = 0
+    size = 0
+    for part in model.parts:
+        tensors += len(part.tensors)
+        size += sum(tensor.size for tensor in part.tensors)
+    return ReadBack(error, len(wanted.inv_freq), tensors, size)
+
+
+def prove_file(
+    target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
+) -> JsonObject:
+    """Hold a file that was made of another one against what was planned: it has the spectrum and
+    the length, and beside what `changed` the base's keys and tensors."""
+    try:
+        written = open_gguf(str(target))
+    except InputError as error:
+        raise ProofFailed(f"proof: what was written cannot be read back: {error}") from None
+    done = compare(written, wanted, length)
+    if weigh_parts(written) != weigh_parts(base):
+        raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
+    for name in base.head.entries:
+        if name in changed or name in (FILLER, PARTS):
+            continue
+        if _entry(base.head, name) != _entry(written.head, name):
+            raise ProofFailed(f"proof: {target} has another {name} than {base.name}")
+    return {"ggml": architecture(base.architecture).name} | asdict(done)
+
+
+def _entry(head: GgufHeader, name: str) -> bytes | None:
+    """Return a key and its value as they stand in the file."""
+    row = head.entries.get(name)
+    if row is None:
+        return None
+    return head.read(row.start, row.end - row.start)

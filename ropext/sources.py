@@ -1,0 +1,97 @@
+"""What an output is made of, by what was opened and planned: a directory or a GGUF file."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropext import proof
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.card import Card, card_of
+from ropext.checkpoint.snapshot import INDEX
+from ropext.checkpoint.source import Source
+from ropext.checkpoint.writing import DirectorySource
+from ropext.jsontext import JsonObject
+from ropext.narration import Call, Show
+from ropext.planning import ExtensionPlan
+from ropext.scaling.tables import Growth
+
+if TYPE_CHECKING:
+    from ropext.checkpoint.tables import PositionTable
+
+
+def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> Source:
+    """What an output of the name `title` is made of, that a plan makes of a model."""
+    if snapshot.is_gguf:
+        from ropext.gguf import GgufFile  # late: a directory needs none of it
+        from ropext.gguf.writing import FileSource
+
+        assert isinstance(snapshot, GgufFile)
+        return FileSource(snapshot, plan.main, plan.target)
+
+    def card(proved: JsonObject | None) -> Card:
+        return card_of(plan, snapshot, title, proved)
+
+    growth = plan.growth
+    if growth is not None:
+        return _of_tables(snapshot, plan, growth, card, call)
+
+    def prove(directory: Path) -> JsonObject:
+        call.hooks.say("proving: stock transformers builds the model from the written config")
+        own_code = call.trust_remote_code
+        return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
+
+    return DirectorySource(snapshot, plan.config, prove, card)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource(DirectorySource):
+    """A checkpoint whose position tables get other rows."""
+
+    growth: Growth
+    tables: "tuple[PositionTable, ...]"
+
+    @property
+    def anew(self) -> Sequence[str]:
+        files = list(dict.fromkeys(table.file for table in self.tables))
+        if files and self.snapshot.index is not None:
+            files.append(INDEX)
+        return files
+
+    def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
+        from ropext.checkpoint.tables import grow_files  # late: no rotary model needs it
+
+        stale = grow_files(self.snapshot, directory, self.growth, self.tables, show)
+        why = "left out, a buffer of the old length that stock makes anew"
+        return [f"{name}: {why}" for name in stale]
+
+
+def _of_tables(
+    snapshot: Snapshot,
+    plan: ExtensionPlan,
+    growth: Growth,
+    card: Callable[[JsonObject | None], Card],
+    call: Call,
+) -> TableSource:
+    """The source of a checkpoint that rotates nothing."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
+    position_tables = tables.find_tables(snapshot, growth.positions)
+
+    def prove(directory: Path) -> JsonObject:
+        call.hooks.say(
+            "proving: every other tensor's bytes, then stock transformers loads the result"
+        )
+        compared = tables.compare_tables(snapshot, directory, growth, position_tables)
+        own_code = call.trust_remote_code
+        proved = proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
+        return {**compared, **proved}
+
+    return TableSource(
+        snapshot=snapshot,
+        config=plan.config,
+        prover=prove,
+        card=card,
+        growth=growth,
+        tables=position_tables,
+    )
