@@ -9,7 +9,7 @@ from ropext import proof
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.card import Card, card_of
 from ropext.checkpoint.snapshot import INDEX
-from ropext.checkpoint.source import Source
+from ropext.checkpoint.source import OutputSource
 from ropext.checkpoint.writing import DirectorySource
 from ropext.jsontext import JsonObject
 from ropext.narration import Call, Show
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ropext.checkpoint.tables import PositionTable
 
 
-def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> Source:
+def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
     """What an output of the name `title` is made of, that a plan makes of a model."""
     if snapshot.is_gguf:
         from ropext.gguf import GgufFile  # late: a directory needs none of it

@@ -34,7 +34,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MOST_PARAMETERS = 6
 MOST_IMPORTS = 20
 # Questions of which kind a model or its carrier is. In these files alone they are the subject.
-SPECIES = ("container", "growth")
+SPECIES = ("container", "growth", "is_gguf")
 KINDS = ("GgufFile", "GgufCarrier", "ConfigCarrier", "TablePlan")
 OF_CARRIERS = ("carriers/", "gguf/", "loaders/gguf.py")
 

@@ -6,15 +6,15 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 7.8,
-    "comprehensions": 45.0,
-    "conditional expressions": 32.5,
-    "starred": 14.5,
+    "nodes a statement": 7.6,
+    "comprehensions": 40.0,
+    "conditional expressions": 25.5,
+    "starred": 12.0,
     "packed assignments": 0.6,
-    "Any": 34.5,
-    "functions of more than six parameters": 30.0,
+    "Any": 30.0,
+    "functions of more than six parameters": 25.0,
     "files that import more than twenty others": 8.0,
-    "species tests": 44.0,
+    "species tests": 16.0,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import ropext
 from ropext import patching
 from ropext.checkpoint.provenance import read_record, record_of
-from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.source import WriteManner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 from ropext.options.extend import Extend
 from ropext.planning import plan_config
@@ -189,7 +189,7 @@ def written_as(model, out: Path, config) -> Path:
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
     source = patching.MemorySource(model, config, dict)
-    return write(source, out, record, Manner(no_verify=True)).output
+    return write(source, out, record, WriteManner(no_verify=True)).output
 
 
 def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:
@@ -249,6 +249,8 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
     assert (saved.method, saved.context, saved.target) == ("yarn", CONTEXT, TARGET)
     assert saved.base["name"] == str(base)
     assert list(saved.weights) == ["model.safetensors"]
+    assert saved.proof is not None
+    assert saved.proof["worst"]["error"] < 1e-6
     assert ropext.verify(tmp_path / "saved").passed
 
 

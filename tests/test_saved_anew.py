@@ -3,7 +3,8 @@
 import configs
 import pytest
 
-from ropext import families, verifying
+from ropext import families
+from ropext.verifying.directory import check_spellings
 
 PLAIN = {
     key: value for key, value in configs.LLAMA.items() if key not in ("rope_theta", "rope_scaling")
@@ -12,7 +13,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def checks(config, recorded=False):
-    return [*verifying._spellings(config, families.as_read(config), recorded)]
+    return [*check_spellings(config, families.as_read(config), recorded)]
 
 
 @pytest.mark.parametrize("theta", [10000.0, 5e5])

@@ -19,7 +19,7 @@ from ropext.options.fields import Link
 
 
 @dataclass(frozen=True)
-class Manner:
+class WriteManner:
     """How an output is written; nothing of it decides a number there."""
 
     link: Link = "copy"
@@ -43,7 +43,7 @@ class Written:
 Weights = Mapping[str, WeightFile]
 
 
-class Source(Protocol):
+class OutputSource(Protocol):
     """What an output is made of, with all that is to become of it."""
 
     @property
@@ -63,10 +63,10 @@ class Source(Protocol):
     def check(self, output: Path, link: Link) -> None:
         """Refuse what can be refused before anything is written."""
 
-    def weigh(self, manner: Manner) -> Weights:
+    def weigh(self, manner: WriteManner) -> Weights:
         """Return what identifies the weights."""
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         """Write all that is proved; return the record with what became of it."""
 
     def prove(self, directory: Path) -> JsonObject:
@@ -78,7 +78,7 @@ class Source(Protocol):
         """Write what tells of the whole, and of its proof; return the record as it is kept."""
 
 
-def check_writable(source: Source, output: Path, manner: Manner) -> None:
+def check_writable(source: OutputSource, output: Path, manner: WriteManner) -> None:
     """All that is refused before anything is written; changes nothing. (`staged` clears away what a
     killed run left before it looks at the output.)"""
     source.check(output, manner.link)
@@ -91,7 +91,7 @@ def check_writable(source: Source, output: Path, manner: Manner) -> None:
     )
 
 
-def write(source: Source, output: Path, record: Record, manner: Manner) -> Written:
+def write(source: OutputSource, output: Path, record: Record, manner: WriteManner) -> Written:
     """Write `output` as a whole or not at all. `record` says what was done; its weights and its
     proof are filled in here."""
     source.check(output, manner.link)

@@ -16,7 +16,7 @@ from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.checkpoint.source import Manner, Weights
+from ropext.checkpoint.source import Weights, WriteManner
 from ropext.checkpoint.staging import Staged, check_space, existing_parent
 from ropext.checkpoint.tokenizer import TOKENIZER
 from ropext.checkpoint.weights import WeightFile, compare_weights, known_digest, weigh
@@ -72,7 +72,7 @@ class DirectorySource:
         self.snapshot.require_weights()
         check_space(output, _bytes_to_copy(self.snapshot, link, output))
 
-    def weigh(self, manner: Manner) -> Weights:
+    def weigh(self, manner: WriteManner) -> Weights:
         weights = dict[str, WeightFile]()
         for name in self.snapshot.weight_files:
             path = self.snapshot.path(name)
@@ -82,7 +82,7 @@ class DirectorySource:
             weights[name] = file
         return weights
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         """The base is only read, and each of its weight files that is linked for its header alone
         (with `hash_weights`: whole)."""
         snapshot = self.snapshot
@@ -138,7 +138,7 @@ def _carry(
     snapshot: Snapshot,
     stage: Staged,
     edits: Iterable[Edit],
-    manner: Manner,
+    manner: WriteManner,
     anew: Sequence[str],
 ) -> dict[str, str]:
     """The base's files; the SHA-256 of those where it is known. Only weights are linked: an editor

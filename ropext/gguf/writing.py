@@ -14,7 +14,7 @@ from ropext import guard
 from ropext.atomic import os_errors
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.source import Manner, Weights
+from ropext.checkpoint.source import Weights, WriteManner
 from ropext.checkpoint.staging import Staged, check_space
 from ropext.checkpoint.writing import TEXT_ROOM, Copying, place
 from ropext.errors import RopextError, UsageError
@@ -79,10 +79,10 @@ class FileSource:
             copied = parts
         check_space(output, TEXT_ROOM + sum(bytes_on_disk(part.path) for part in copied))
 
-    def weigh(self, manner: Manner) -> Weights:
+    def weigh(self, manner: WriteManner) -> Weights:
         return weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         """The record is one of the keys."""
         keys, tensors = self.changed
         target = self._file_in(stage.directory, output)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from ropext import guard
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
-from ropext.checkpoint.source import Manner, Weights, write
+from ropext.checkpoint.source import Weights, WriteManner, write
 from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
@@ -308,10 +308,10 @@ class MemorySource:
         if output.exists():
             raise OutputExists(f"{output} is there already; save writes to a new directory")
 
-    def weigh(self, manner: Manner) -> Weights:
+    def weigh(self, manner: WriteManner) -> Weights:
         return {}  # there are no files yet
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: Manner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         self.model.save_pretrained(stage.directory)
         path = stage.directory / CONFIG
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -406,7 +406,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
     source = MemorySource(model, made.config, prove)
-    return write(source, from_home(directory), record, Manner(no_verify=no_verify)).output
+    return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
 
 
 def _base_of(live: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ropext import guard
 from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training, record_of
 from ropext.checkpoint.snapshot import NoWeights
-from ropext.checkpoint.source import Manner, Written, check_writable, write
+from ropext.checkpoint.source import WriteManner, Written, check_writable, write
 from ropext.errors import InputError
 from ropext.inspecting import open_model, planned
 from ropext.narration import Call, Say, told_of_files
@@ -77,9 +77,9 @@ def plan_extend(
     return plan
 
 
-def _manner(how: Writing, call: Call) -> Manner:
+def _manner(how: Writing, call: Call) -> WriteManner:
     show = told_of_files(call.hooks.say)
-    return Manner(how.link, call.force, how.hash, how.no_verify, show)
+    return WriteManner(how.link, call.force, how.hash, how.no_verify, show)
 
 
 @contextmanager

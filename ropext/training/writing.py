@@ -29,7 +29,7 @@ from ropext.checkpoint.adapter import WEIGHTS
 from ropext.checkpoint.card import README, Card, card_of
 from ropext.checkpoint.provenance import NAME, Record, record_of
 from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
-from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.source import WriteManner, write
 from ropext.checkpoint.staging import check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import DirectorySource, copy_file, place
@@ -101,7 +101,7 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         finish = partial(objective.finish, output, objective.call)
     record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
     source = DirectorySource(snapshot, plan.config, prove, card_with_numbers, finish)
-    manner = Manner(link=done.training.options.link, force=objective.call.force, show=show)
+    manner = WriteManner(link=done.training.options.link, force=objective.call.force, show=show)
     full = replace(record, more=dict(record.more) | story.sections("fit"))
     write(source, output, full, manner)
 

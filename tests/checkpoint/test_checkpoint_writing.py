@@ -16,7 +16,7 @@ from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tre
 
 from ropext.checkpoint import open_snapshot, writing
 from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.source import WriteManner, write
 from ropext.checkpoint.weights import compare_weights
 from ropext.checkpoint.writing import DirectorySource
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
@@ -27,7 +27,7 @@ NEW = CONFIG | {"max_position_embeddings": 8192}
 def extend(model: Path, output: Path, config=NEW, prove=None, card=card, **manner):
     snapshot = open_snapshot(str(model), weights=True)
     source = DirectorySource(snapshot, config, prove or dict, card)
-    manner = Manner(no_verify=prove is None, **manner)
+    manner = WriteManner(no_verify=prove is None, **manner)
     return write(source, output, record(), manner)
 
 
@@ -354,11 +354,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from sample_checkpoint import card, record
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.source import WriteManner, write
 from ropext.checkpoint.writing import DirectorySource
 snapshot = open_snapshot(sys.argv[1], weights=True)
 source = DirectorySource(snapshot, snapshot.config, dict, card)
-write(source, Path(sys.argv[2]), record(), Manner(link="hard", no_verify=True))
+write(source, Path(sys.argv[2]), record(), WriteManner(link="hard", no_verify=True))
 heavy = {"torch", "transformers", "huggingface_hub", "numpy", "safetensors"} & set(sys.modules)
 peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
 print(int(peak) // 1024, sorted(heavy))

@@ -13,7 +13,7 @@ from reliability.layer import Ended, Wish, forked
 from sample_checkpoint import CONFIG, card, make_model, record, tree
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.source import Manner, write
+from ropext.checkpoint.source import WriteManner, write
 from ropext.checkpoint.writing import DirectorySource
 from ropext.errors import OutputExists
 
@@ -27,7 +27,7 @@ def extend(base: Path, out: Path, link: str, force: bool) -> None:
     snapshot = open_snapshot(str(base), weights=True)
     new = CONFIG | {"max_position_embeddings": 8192}
     source = DirectorySource(snapshot, new, lambda directory: {"pairs": 2}, card)
-    write(source, out, record(), Manner(link=link, force=force))
+    write(source, out, record(), WriteManner(link=link, force=force))
 
 
 def disturbed(steps: list[str]) -> Iterator[Wish]:

@@ -11,7 +11,7 @@ from sample_checkpoint import CONFIG, make_model, safetensors, write_json
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.snapshot import INDEX, reason_to_leave
 from ropext.errors import InputError, UsageError
-from ropext.verifying import _other_sets
+from ropext.verifying.weights import check_other_sets
 
 
 def test_a_directory_as_it_is(model: Path):
@@ -356,7 +356,7 @@ def test_of_two_sets_of_weights_the_one_that_stock_loads_is_carried(tmp_path, fi
     kept = {f"{name}.safetensors" for name in files} - set(snapshot.left)
     assert set(snapshot.weight_files) == kept
     assert (snapshot.index is not None) is (bool(shards) and "index" not in left)
-    passed = [check.passed for check in _other_sets(snapshot)]
+    passed = [check.passed for check in check_other_sets(snapshot)]
     assert passed == [not reason.startswith("another") for reason in left.values()]
 
 
@@ -365,7 +365,7 @@ def test_other_forms_of_the_weights_are_a_note(tmp_path):
     for name in ("model", "consolidated", "consolidated-00001"):
         (tmp_path / f"{name}.safetensors").write_bytes(header("a"))
     (tmp_path / "original").mkdir()
-    (note,) = _other_sets(open_snapshot(str(tmp_path)))
+    (note,) = check_other_sets(open_snapshot(str(tmp_path)))
     assert note.passed
     for name in ("consolidated.safetensors", "consolidated-00001.safetensors", "original/"):
         assert name in note.sentence

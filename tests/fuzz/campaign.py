@@ -25,9 +25,12 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
-from ropext.narration import unseen
 from ropext.planning import Plan, TablePlan
 from ropext.report import text
+from ropext.verifying.checks import Depth, Subject
+from ropext.verifying.claim import claim_of
+from ropext.verifying.directory import check_lengths
+from ropext.verifying.weights import check_weights
 
 LONGEST_SENTENCE = 500  # characters
 LARGEST_GROWTH = 10**9  # bytes of memory for one input
@@ -256,12 +259,13 @@ def _check_files(directory: Path) -> None:
     attempt(verifying.repair, directory)
     if isinstance(model, RopextError) or isinstance(record, RopextError):
         return
-    claimed = attempt(verifying._claim, snapshot, model, record, None)
+    claimed = attempt(claim_of, snapshot, model, record, None)
     if isinstance(claimed, RopextError):
         return
-    lengths = attempt(lambda: [*verifying._lengths(snapshot, model, claimed[0])])
-    checking = verifying.Checking(snapshot, record, True, False, False, unseen)
-    weights = attempt(lambda: [*checking.weights(None)])
+    depth = Depth(deep=True)
+    subject = Subject(snapshot, model, record, claimed[0], None, depth)
+    lengths = attempt(lambda: [*check_lengths(subject)])
+    weights = attempt(lambda: [*check_weights(snapshot, record, None, depth)])
     for found in (lengths, weights):
         for check in found if isinstance(found, list) else ():
             check_sentence(check.sentence)

@@ -1,0 +1,99 @@
+"""Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
+
+from pathlib import Path
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.errors import UsageError
+from ropext.inputs import model_name
+from ropext.inspecting import open_model, positions_of, read_again, said_of
+from ropext.narration import Say, Show, silent, unseen
+from ropext.ports.beside import PlainServer
+from ropext.ports.server import require_server
+from ropext.rope import Positions
+from ropext.verifying import directory as of_directory
+from ropext.verifying.checks import Check, Depth, Subject, Verification, check
+from ropext.verifying.claim import claim_of
+from ropext.verifying.endpoint import AskedServer, check_plan
+from ropext.verifying.repair import repair, write_config
+from ropext.verifying.weights import check_other_sets
+
+__all__ = ["Check", "Verification", "check_directory", "repair", "write_config"]
+
+
+def check_directory(
+    directory: str | Path,
+    *,
+    against: str | None = None,
+    deep: bool = False,
+    record: bool = False,
+    endpoint: str | None = None,
+    beside: PlainServer | None = None,
+    tolerance: float | None = None,
+    trust_remote_code: bool = False,
+    say: Say = silent,
+    show: Show = unseen,
+    **loading: Any,
+) -> Verification:
+    """Check a checkpoint directory against its own record, a saved plan, or its base.
+
+    `record` writes into that record what `deep` compares with. With `endpoint`, a running server
+    is asked too; `loading` says how transformers runs beside it. A saved plan in place of the
+    directory is held against a server that runs its base by an override. With `beside`, the server
+    is held against one of the plain model, and no model is loaded; `tolerance` is in nats.
+    """
+    loading |= {"trust_remote_code": trust_remote_code}
+    directory = model_name(directory)
+    if tolerance is not None:
+        loading |= {"tolerance": tolerance}
+    if endpoint is not None:
+        require_server(endpoint)
+    if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():
+        if against is not None or deep:
+            raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
+        return check_plan(Path(directory), AskedServer(endpoint, beside, loading, say))
+    snapshot = with_weights(open_model(str(directory)))
+    depth = Depth(deep, record, trust_remote_code, show)
+    positions = positions_of(snapshot)
+    if positions is not None:
+        if endpoint is not None:
+            raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
+        return _check_unrotated(snapshot, positions, against, depth)
+    subject = _subject(snapshot, against, depth)
+    checkers = of_directory.CHECKS
+    if snapshot.is_gguf:
+        from ropext.verifying import file  # late: no directory needs it
+
+        checkers = file.CHECKS
+    checks = check(subject, checkers)
+    if endpoint is not None:
+        checks.append(AskedServer(endpoint, beside, loading, say).check(subject))
+    served = None
+    if not any(each.passed is False for each in checks):
+        served = read_again(snapshot)
+    return Verification(snapshot.name, tuple(checks), served)
+
+
+def _subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Subject:
+    """What is to be checked of a model that rotates."""
+    record = provenance.record_in(snapshot)
+    with said_of(snapshot):
+        model = families.as_read(snapshot.config)
+    claim, base = claim_of(snapshot, model, record, against)
+    return Subject(snapshot, model, record, claim, base, depth)
+
+
+def _check_unrotated(
+    snapshot: Snapshot, positions: Positions, against: str | None, depth: Depth
+) -> Verification:
+    """Check a directory that rotates nothing."""
+    from ropext.verifying.tables import TableSubject, check_tables  # late: no rotary model needs it
+
+    record = provenance.record_in(snapshot)
+    base = None
+    if against is not None:
+        base = open_snapshot(against, weights=True)
+    subject = TableSubject(snapshot, positions, record, base, depth)
+    checks = [*check_other_sets(snapshot), *check_tables(subject)]
+    return Verification(snapshot.name, tuple(checks), None)

@@ -1,0 +1,84 @@
+"""What a check says, and what all of them together."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import Record
+from ropext.families import Model
+from ropext.inspecting import Served
+from ropext.narration import Show, unseen
+from ropext.verifying.claim import Claim
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    what: str
+    passed: bool | None  # None: there was nothing to compare with
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Everything that was checked, and what each loader reads where nothing is wrong."""
+
+    directory: str
+    checks: tuple[Check, ...]
+    served: Served | None = field(repr=False)
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if not check.passed)
+
+    @property
+    def verdict(self) -> str:
+        """What came of it, in one line."""
+        states = [check.passed for check in self.checks]
+        wrong = states.count(False)
+        unknown = states.count(None)
+        counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
+        return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
+
+    def to_json(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        out = {"directory": self.directory, "passed": self.passed, "checks": checks}
+        return out | (self.served.to_json() if self.served else {})
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How deep is looked, and what may be done for it."""
+
+    deep: bool = False  # every byte of the weights
+    keep: bool = False  # their SHA-256 is written into the record
+    trust_remote_code: bool = False
+    show: Show = unseen
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked, and against what."""
+
+    snapshot: Snapshot
+    model: Model
+    record: Record | None
+    claim: Claim
+    base: Snapshot | None  # where `--against` names one
+    depth: Depth
+
+
+Checker = Callable[[Subject], Iterable[Check]]
+
+
+def check(subject: Subject, checkers: Iterable[Checker]) -> list[Check]:
+    """Run one check after the other."""
+    checks = list[Check]()
+    for checker in checkers:
+        checks += checker(subject)
+    return checks

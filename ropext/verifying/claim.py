@@ -1,0 +1,128 @@
+"""What a model is checked against: a saved plan, its record, its base, or what its config says."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ropext import bundled, families, forms
+from ropext.checkpoint import Snapshot, check_asked, provenance, with_weights
+from ropext.errors import InputError, UsageError
+from ropext.families import Model
+from ropext.inspecting import open_model
+from ropext.jsontext import read_redirected
+from ropext.proof import Promise
+from ropext.rope import CONFIG, Site
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a directory is checked against."""
+
+    context: int
+    target: int
+    sites: tuple[Site, ...]
+    base: Mapping[str, Any] | None  # the config before, where it is known
+    edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
+
+    @property
+    def promise(self) -> Promise:
+        """What stock is to build of it."""
+        return Promise(self.sites, self.target / self.context)
+
+
+def claim_of(
+    snapshot: Snapshot, model: Model, record: provenance.Record | None, against: str | None
+) -> tuple[Claim, Snapshot | None]:
+    """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
+    config; and the base, where `against` names one (a directory or hub id)."""
+    if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
+        return planned_claim(Path(against)), None
+    base = open_model(against) if against is not None else None
+    if base is not None and base.kind != snapshot.kind:
+        raise UsageError(
+            f"--against {against} is {base.kind}, and {snapshot.name} is {snapshot.kind}; name one "
+            "of its kind, or a saved plan"
+        )
+    if base is not None:
+        base = with_weights(base)
+    before = base.config if base is not None else None
+    if record is not None:
+        before = before or record.base["config"]
+        edited = edited_keys(record)
+        return Claim(record.context, record.target, record.sites, before, edited), base
+    context = model.scaled_sites[0].rope.original_context
+    edited = tuple[str, ...]()
+    if before is not None and base is not None and not base.is_gguf:
+        plain = families.as_read(before)
+        params = {s.label: s.params for s in model.scaled_sites}
+        written = families.write(dict(before), plain, params, model.context)
+        edited = tuple(edit.key for edit in families.diff(before, written))
+    return Claim(context, model.context, model.sites, before, edited), base
+
+
+def edited_keys(record: provenance.Record) -> tuple[str, ...]:
+    """The keys of config.json that the recorded extensions wrote."""
+    keys = list[str]()
+    for link in provenance.lineage(record):
+        for edit in provenance.edits_of(link):
+            if edit.file == CONFIG:
+                keys.append(edit.key)
+    return tuple(keys)
+
+
+def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
+    """The sites of a plan's JSON."""
+    entries = []
+    for site in plan["sites"]:
+        wanted = {
+            "inv_freq": site["inv_freq"],
+            "attention_factor": site["attention_factor"],
+            "softmax_factor": site["softmax_factor"],
+            "short_inv_freq": site["short_inv_freq"],
+        }
+        entry = {"label": site["label"], "wanted": wanted, "params": site["rope"]}
+        entries.append(entry | {"scaled": site["scaled"]})
+    sites = TypeAdapter(tuple[Site, ...]).validate_json(json.dumps(entries), strict=True)
+    for each in sites:
+        numbers = [each.wanted.attention_factor, each.wanted.softmax_factor]
+        numbers += [*each.wanted.inv_freq, *(each.wanted.short_inv_freq or ())]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("its numbers are to be finite")
+        if not isinstance(each.params.get("rope_type"), str):
+            raise ValueError("its rope_type is to be a text")
+        forms.steepness(each.params)  # refuses a dict that no plan has
+    return sites
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Read a plan, and check its config, which may be built as that of a model."""
+    plan = read_redirected(path)
+    if isinstance(config := plan.get("config"), dict):
+        check_asked(config, f"{path}, its config")
+    return plan
+
+
+def planned_claim(path: Path, flag: str = "--against ") -> Claim:
+    plan = read_plan(path)
+    context = plan.get("context")
+    target = plan.get("target")
+    if type(context) is not int or type(target) is not int or type(plan.get("sites")) is not list:
+        raise InputError(f"{flag}{path} is not a plan; `ropext plan --json` writes one")
+    try:
+        sites = _saved_sites(plan)
+        if context < 1 or target < 1:
+            raise ValueError("its lengths are below 1")
+        if plan["factor"] != target / context:
+            raise ValueError("its factor is not its target over its context")
+        edits = provenance.edits_of(plan)
+        base = provenance.undone(plan["config"], edits)
+        edited = tuple(edit.key for edit in edits)
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{flag}{path}: the plan is damaged at its sites ({reason})") from None
+    return Claim(context, target, sites, base, edited)

@@ -1,0 +1,67 @@
+"""Checks of config.json and the other small files, of models of every scheme."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.tokenizer import length_edits
+from ropext.errors import listed
+from ropext.rope import ABSENT
+from ropext.verifying.checks import Check
+
+LISTED = 5  # names shown of a longer list
+# What a save by another program or a user's choice changes, and nothing proved follows from.
+FREE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+
+
+def check_config(
+    config: Mapping[str, Any],
+    base: Mapping[str, Any] | None,
+    edited: Iterable[str],
+    changed: Iterable[str] | None,
+) -> Iterable[Check]:
+    """Compare every key beside the edits with the base's; `changed` are those that stock reads
+    otherwise, None where that is not known."""
+    if base is None:
+        return
+
+    def within(key: str, others: Iterable[str]) -> bool:
+        return any(f"{key}.".startswith(f"{o}.") or f"{o}.".startswith(f"{key}.") for o in others)
+
+    edits = {edit.key: edit for edit in families.diff(base, config)}
+    beside = {key: edit for key, edit in edits.items() if not within(key, edited)}
+    both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
+    differing = both if changed is None else [key for key in beside if within(key, changed)]
+    wrong = [key for key in differing if key.rpartition(".")[2] not in FREE]
+    for key in wrong:
+        was, now = (repr(v)[:60] for v in (beside[key].before, beside[key].after))
+        yield Check("config", False, f"config.json: {key} is {now}, the base's {was}")
+    if wrong or changed is None:
+        return
+    more = [f"{len(beside) - LISTED} more"] if len(beside) > LISTED else []
+    names = listed([*beside][:LISTED] + more)
+    others = f", but for {names}, by which stock builds the same" if beside else ""
+    yield Check("config", True, f"every key beside the edits is the base's{others}")
+
+
+def check_limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Check]:
+    edits, _ = length_edits(snapshot, context, target)
+    for edit in edits:
+        length = edit.before
+        if edit.after is None:  # a stored truncation, of which the length counts
+            length = f"{edit.before.get('max_length')} tokens"
+        said = f"{edit.file}: {edit.key} of {length} caps the target of {target}"
+        yield Check("limits", False, said)
+    if not edits:
+        yield Check("limits", True, "no tokenizer or generation limit caps it")
+
+
+def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
+    for pair in pairs:
+        yield Check(
+            "tied weights",
+            False,
+            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), and both"
+            " are stored and differ: loaders disagree on which they read",
+        )

@@ -1,0 +1,130 @@
+"""The checks of a directory with rotary embeddings."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from ropext import families, loaders, proof
+from ropext.errors import ProofFailed, listed
+from ropext.families import Model
+from ropext.jsontext import Json
+from ropext.planning.plan import WRONG
+from ropext.verifying.checks import Check, Checker, Subject
+from ropext.verifying.config import check_config, check_limits, check_tied
+from ropext.verifying.weights import check_other_sets, check_weights
+
+
+def _other_sets(subject: Subject) -> Iterable[Check]:
+    return check_other_sets(subject.snapshot)
+
+
+def _spellings(subject: Subject) -> Iterable[Check]:
+    recorded = subject.record is not None
+    return check_spellings(subject.snapshot.config, subject.model, recorded)
+
+
+def _weights(subject: Subject) -> Iterable[Check]:
+    return check_weights(subject.snapshot, subject.record, subject.base, subject.depth)
+
+
+def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> Iterable[Check]:
+    """Check what each spelling says. What a save by transformers 5 leaves out is wrong where an
+    extension is lost by it to a loader that the table has in its newest version; else a note."""
+    problems = families.check_spellings(config)
+    extended = recorded or any(site.rope.is_scaled for site in model.scaled_sites)
+    readers = _misled(model)
+    notes = [p for p in problems if p.dropped and not (extended and readers)]
+    wrong = [problem for problem in problems if problem not in notes]
+    for problem in wrong:
+        fix = "; --fix writes it anew" if problem.fixable else ""
+        if problem.disputed:
+            way = "as ropext.json has it" if recorded else "from the one that --trust names"
+            fix += f", {way}"
+        yield Check("spellings", False, problem.sentence + fix)
+    if wrong:
+        return
+    said = "every spelling says the same"
+    for problem in notes:
+        said += f"; note: {problem.sentence} (--fix writes it for them)"
+    if notes and readers:
+        said += f"; of the newest that were measured: {listed(readers)}"
+    yield Check("spellings", True, said)
+
+
+def _misled(model: Model) -> list[str]:
+    """The loaders that read rope_parameters alone otherwise, in the newest version that was
+    measured."""
+    params = model.scaled_sites[0].params
+    read = partial(
+        loaders.readings,
+        model.text_type,
+        params,
+        model_type=model.model_type,
+        length=model.stated_context,
+    )
+    both = read()
+    alone = read(v5_only=True)
+    misled = []
+    seen = set()
+    for plain, modern in zip(both, alone, strict=True):
+        if plain.loader in seen:
+            continue  # the newest comes first
+        seen.add(plain.loader)
+        if plain.verdict == "same" and modern.verdict in WRONG:
+            misled.append(modern.loader)
+    return misled
+
+
+def check_lengths(subject: Subject) -> Iterable[Check]:
+    """Hold the stated length against the target, and look for other limits."""
+    stated = subject.model.stated_context
+    claim = subject.claim
+    target = claim.target
+    if stated != target:
+        said = f"max_position_embeddings is {stated}, the target is {target}"
+        yield Check("length", False, said)
+    else:
+        yield Check("length", True, f"max_position_embeddings is the target of {target}")
+    yield from check_limits(subject.snapshot, claim.context, target)
+
+
+def check_spectrum(subject: Subject) -> Iterator[Check]:
+    """Build it with stock transformers, and hold that against the claim."""
+    claim = subject.claim
+    config = subject.snapshot.config
+    forward = proof.Forward(claim.context, max(claim.target, claim.context), claim.base)
+    try:
+        proved = proof.prove(
+            subject.snapshot.directory,
+            claim.promise,
+            forward=forward,
+            text_path=subject.model.path,
+            trust_remote_code=subject.depth.trust_remote_code,
+        )
+    except ProofFailed as failed:
+        yield Check("spectrum and tensors", False, str(failed))
+        yield from check_config(config, claim.base, claim.edited, failed.changed)
+        return
+    yield from check_config(config, claim.base, claim.edited, proved.changed)
+    packed = proved.tensors_not_compared
+    yield from check_tied(proved.untied)
+    yield Check(
+        "spectrum and tensors",
+        True,
+        f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
+        f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors "
+        f"as expected (worst relative error {proved.worst.error:.1e})"
+        + (f"; {packed} packed tensors not compared" if packed else ""),
+    )
+    yield Check("forward", True, proved.forward)
+    if proved.base:
+        unseen = proved.base.startswith(proof.UNSEEN)
+        yield Check("base", None if unseen else True, proved.base)
+
+
+CHECKS: tuple[Checker, ...] = (
+    _other_sets,
+    _spellings,
+    check_lengths,
+    check_spectrum,
+    _weights,
+)

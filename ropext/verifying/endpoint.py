@@ -1,0 +1,152 @@
+"""Hold a running server against what it is to compute."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from ropext import families, proof
+from ropext.checkpoint import open_snapshot
+from ropext.errors import InputError, ProofFailed
+from ropext.jsontext import read_object
+from ropext.narration import Say
+from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
+from ropext.ports.server import served_model, server_at
+from ropext.verifying.checks import Check, Depth, Subject, Verification
+from ropext.verifying.claim import planned_claim, read_plan
+
+if TYPE_CHECKING:
+    from ropext.proof import server
+
+
+@dataclass(frozen=True)
+class AskedServer:
+    """A running server, and what it is held against."""
+
+    url: str
+    beside: PlainServer | None  # None: what transformers computes
+    loading: Mapping[str, Any]  # how transformers runs beside it
+    say: Say
+
+    def check(self, subject: Subject) -> Check:
+        """Ask it."""
+        if self.beside is not None:
+            return self._compare(self.beside, subject)
+        try:
+            if subject.snapshot.is_gguf:
+                probed, sentence = self._probe_file(subject)
+            else:
+                probed, sentence = self._probe_directory(subject)
+        except ProofFailed as failed:
+            return Check("endpoint", False, str(failed))
+        return _judged(probed, sentence)
+
+    def _compare(self, beside: PlainServer, subject: Subject) -> Check:
+        """Hold the server against one of the plain model."""
+        model = subject.model
+        claim = subject.claim
+        if model.vocab_size is None:
+            raise InputError("--endpoint: the config does not say the size of its vocabulary")
+        leaves_short = any(site.wanted.short_inv_freq for site in claim.sites)
+        at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
+        plain = beside.answers(Prompts(at, model.vocab_size))
+        server = server_at(self.url)
+        name, _ = served_model(server, self.url)
+        done = compare_beside(server, name, plain)
+        return Check("endpoint", done.is_on, f"{self.url} serves {name}; {done.sentence}")
+
+    def _probe_directory(self, subject: Subject) -> tuple["server.Probe", str]:
+        """Hold the server against transformers; what came of it, and in words."""
+        from ropext.proof import server  # late: it runs the model
+
+        claim = subject.claim
+        before = claim.base
+        if self.loading["trust_remote_code"]:
+            before = None
+        probed = server.probe(
+            self.url,
+            subject.snapshot.directory,
+            before=before,
+            context=claim.context,
+            target=subject.model.context,
+            **self.loading,
+        )
+        worst = max(prompt.difference for prompt in probed.prompts)
+        within = f"its log-probabilities are within {worst:.1e} of transformers'"
+        return probed, f"{self._served(probed)}; {within} (tolerance {probed.tolerance:g})"
+
+    def _probe_file(self, subject: Subject) -> tuple["server.Probe", str]:
+        """Hold the server against a GGUF's weights, by transformers, with its spectrum and the
+        base's."""
+        from ropext.dequantising import directory_of, with_rope
+        from ropext.proof import server
+
+        snapshot = subject.snapshot
+        claim = subject.claim
+        vocab_size = subject.model.vocab_size
+        if vocab_size is None:
+            raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")
+        before = claim.base
+        if before is None and snapshot.config.get("rope_scaling"):
+            unscaled = {k: value for k, value in snapshot.config.items() if k != "rope_scaling"}
+            before = unscaled | {"max_position_embeddings": claim.context}
+        with directory_of(snapshot.name, self.say) as name:
+            place = Path(name)
+            config = before and with_rope(read_object(place / "config.json"), dict(before))
+            probed = server.probe_gguf(
+                self.url,
+                place,
+                config,
+                vocab_size=vocab_size,
+                context=claim.context,
+                target=subject.model.context,
+                **self.loading,
+            )
+        gaps = [prompt.difference for prompt in probed.prompts]
+        return probed, (
+            f"{self._served(probed)}; after {len(gaps)} prompts its log-probabilities differ from "
+            f"transformers' on the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance "
+            f"{probed.tolerance:g})"
+        )
+
+    def _served(self, probed: "server.Probe") -> str:
+        limit = "no stated limit"
+        if probed.limit is not None:
+            limit = f"a limit of {probed.limit}"
+        return f"{self.url} serves {probed.model} with {limit}"
+
+
+def _judged(probed: "server.Probe", sentence: str) -> Check:
+    """Say whether the comparison would have seen a reading without the extension."""
+    from ropext.proof.server import ORDER
+
+    if probed.lost is None:
+        return Check("endpoint", True, sentence)
+    sentence += f", where a reading without the extension would differ by {probed.lost:.1e}"
+    if probed.drawn and probed.lost < ORDER * probed.tolerance:
+        sentence += (
+            f" at most (of up to {probed.drawn} prompts of each length; {ORDER} times the "
+            "tolerance was sought)"
+        )
+    if probed.lost >= 2 * probed.tolerance:
+        return Check("endpoint", True, sentence)
+    return Check("endpoint", None, f"{sentence}: too little to tell the two apart on this model")
+
+
+def check_plan(path: Path, asked: AskedServer) -> Verification:
+    """Hold a plan against a server that runs its base with the plan's numbers."""
+    claim = planned_claim(path, "")
+    plan = read_plan(path)
+    snapshot = open_snapshot(str(plan.get("model")), weights=True)
+    if snapshot.config != claim.base:
+        raise InputError(
+            f"{path}: the config of {snapshot.name} is not the one it was planned from"
+        )
+    model = families.as_read(plan["config"])
+    loading = {**asked.loading, "config": plan["config"]}
+    if not loading.get("trust_remote_code"):
+        proof.require_buildable(plan["config"])
+    subject = Subject(snapshot, model, None, claim, None, Depth())
+    there = AskedServer(asked.url, asked.beside, loading, asked.say)
+    return Verification(str(path), (there.check(subject),), None)

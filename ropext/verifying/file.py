@@ -1,0 +1,86 @@
+"""The checks of a GGUF file: what ggml computes from its keys, and its tensors."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ropext.checkpoint.weights import WeightFile
+from ropext.errors import ProofFailed
+from ropext.gguf import GgufFile, proving
+from ropext.verifying.checks import Check, Checker, Subject
+
+
+def check_spectrum(subject: Subject) -> Iterable[Check]:
+    """Hold what ggml's formula gives against the claim."""
+    claim = subject.claim
+    near = claim.context
+    if subject.record is not None:
+        recorded = [site.wanted for site in subject.record.sites if site.scaled]
+        if recorded:
+            near = recorded[0].short_context
+    wanted = next(site.wanted for site in claim.sites if site.scaled)
+    if not wanted.short_inv_freq:
+        near = 0
+    try:
+        done = proving.compare(_file(subject), replace(wanted, short_context=near), claim.target)
+    except ProofFailed as failed:
+        yield Check("spectrum", False, str(failed))
+        return
+    sentence = f"{done.pairs} pairs, within {done.error:.1e} of what is expected"
+    yield Check("spectrum", True, f"ggml's formula on its keys gives {sentence}")
+
+
+def _file(subject: Subject) -> GgufFile:
+    assert isinstance(subject.snapshot, GgufFile)  # of no other these are the checks
+    return subject.snapshot
+
+
+def check_tensors(subject: Subject) -> Iterable[Check]:
+    """Compare the tensors with the base's, or with what was recorded of them."""
+    file = _file(subject)
+    known = _known_tensors(subject)
+    deep = subject.depth.deep and bool(known)
+    weights = proving.weigh_parts(file, content=deep, show=subject.depth.show)
+    wrong = None
+    if known:
+        wrong = _difference(weights, known, deep)
+    if wrong is not None:
+        return [wrong]
+    count = sum(len(part.tensors) for part in file.parts)
+    against = "whole; there is no record to compare with"
+    if deep:
+        against = "the base's in every byte"
+    elif known:
+        against = "the base's in name, type, shape and size"
+    return [Check("tensors", True, f"{count} tensors, {against}")]
+
+
+def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
+    """What identifies the tensors that it should have; nothing where that is not known."""
+    base = subject.base
+    if base is not None:
+        assert isinstance(base, GgufFile)  # another kind is refused with the claim
+        depth = subject.depth
+        return proving.weigh_parts(base, content=depth.deep, show=depth.show)
+    if subject.record is not None:
+        return subject.record.weights
+    return {}
+
+
+def _difference(
+    weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
+) -> Check | None:
+    """The first thing that differs, or is not known."""
+    for name, file in weights.items():
+        wish = known.get(name)
+        if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):
+            return Check("tensors", False, "names, types, shapes or sizes are not the base's")
+        if deep and wish.sha256 is None:
+            return Check(
+                "tensors", None, "their bytes were not recorded: --against BASE, or --hash"
+            )
+        if deep and wish.sha256 != file.sha256:
+            return Check("tensors", False, "their bytes are not the base's")
+    return None
+
+
+CHECKS: tuple[Checker, ...] = (check_spectrum, check_tensors)

@@ -1,0 +1,44 @@
+"""Write the spellings of a config anew."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropext import families
+from ropext.checkpoint import open_snapshot, provenance
+from ropext.errors import InputError, RopextError, UsageError
+from ropext.jsontext import dump
+from ropext.rope import Edit
+
+
+def repair(
+    directory: str | Path, trust: str | None = None
+) -> tuple[dict[str, Any], tuple[Edit, ...]]:
+    """The config with every spelling written anew: from the record, where there is one, or from
+    what stock transformers 5 reads; `trust` names the right one of two that disagree."""
+    snapshot = open_snapshot(str(directory))
+    known = provenance.read_record(snapshot.directory)
+    if known is None:
+        fixed = families.respell(families.trusting(snapshot.config, trust))
+    elif trust is not None:
+        raise UsageError(
+            f"--trust {trust}: {directory} has a ropext.json, which decides; --fix alone writes"
+            " what stands there"
+        )
+    else:
+        planned = [dict(site.params) for site in known.sites if site.scaled]
+        try:
+            fixed = families.respell(snapshot.config, planned, known.target)
+        except RopextError:
+            raise
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{snapshot.path(provenance.NAME)} is damaged: the rope dict of a site is none "
+                "that ropext writes; take it anew from where the checkpoint came"
+            ) from None
+    return fixed, tuple(families.diff(snapshot.config, fixed))
+
+
+def write_config(directory: str | Path, config: Mapping[str, Any]) -> None:
+    """Replace config.json in one step, so that a reader sees the old or the new one whole."""
+    provenance.replace_listed(Path(directory), "config.json", dump(config))

@@ -1,0 +1,162 @@
+"""The checks of a directory that rotates nothing: its lengths, its rows, its other tensors."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ropext import families, proof
+from ropext.checkpoint import Snapshot, provenance
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.weights import compare_weights
+from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.jsontext import Json
+from ropext.rope import Positions
+from ropext.scaling.tables import METHODS, growth
+from ropext.verifying.checks import Check, Depth
+from ropext.verifying.claim import edited_keys
+from ropext.verifying.config import check_config, check_limits, check_tied
+from ropext.verifying.weights import check_weights
+
+
+@dataclass(frozen=True)
+class TableSubject:
+    """What is checked, and against what."""
+
+    snapshot: Snapshot
+    positions: Positions
+    record: Record | None
+    base: Snapshot | None  # where `--against` names one
+    depth: Depth
+
+    @property
+    def target(self) -> int:
+        """The tokens that it is to read."""
+        return self.positions.context if self.record is None else self.record.target
+
+    @property
+    def context(self) -> int:
+        """The tokens that its base reads."""
+        return self.target if self.record is None else self.record.context
+
+    @property
+    def before(self) -> Mapping[str, Json] | None:
+        """The config before, where it is known."""
+        if self.base is not None:
+            return self.base.config
+        if self.record is not None:
+            before: Mapping[str, Json] = self.record.base["config"]
+            return before
+        return None
+
+
+def check_tables(subject: TableSubject) -> Iterator[Check]:
+    """Run all checks; what follows from tables that are not as the config says is left out."""
+    positions = subject.positions
+    if not positions.carried:
+        raise UnsupportedModel(families.refusal(positions))
+    yield _check_length(subject)
+    rows = _check_rows(subject)
+    if rows is not None:
+        yield rows
+        if not rows.passed:
+            return
+    yield from check_limits(subject.snapshot, subject.context, subject.target)
+    if subject.base is not None:
+        yield from _check_against(subject, subject.base)
+    yield from _check_other_weights(subject)
+    yield from _check_tensors(subject)
+
+
+def _check_length(subject: TableSubject) -> Check:
+    positions = subject.positions
+    sentence = f"{positions.key} gives {positions.context} tokens"
+    right = positions.context == subject.target
+    if not right:
+        sentence += f", the record says {subject.target}"
+    return Check("length", right, sentence)
+
+
+def _check_rows(subject: TableSubject) -> Check | None:
+    """Look at the tables; None where its distances have none."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
+    try:
+        position_tables = tables.find_tables(subject.snapshot, subject.positions)
+    except InputError as error:
+        return Check("rows", False, str(error))
+    if not position_tables:
+        return None
+    names = ", ".join(f"{table.name} {table.shape[0]}" for table in position_tables)
+    front = f"{subject.positions.offset} of them in front of the first position"
+    return Check("rows", True, f"{names}, {front}")
+
+
+def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
+    """Compare a table's old rows, and all tensors beside it, with those of the base."""
+    from ropext.checkpoint import tables  # late: no rotary model needs it
+
+    directory = subject.snapshot.directory
+    record = subject.record
+    if record is None or record.method not in METHODS:
+        raise UsageError(f"--against needs a ropext.json, which {subject.snapshot.name} lacks")
+    before = families.read_positions(base.config)
+    if before is None or before.context != record.context:
+        raise UsageError(f"--against {base.name} is not the base that ropext.json names")
+    old = tables.find_tables(base, before)
+    how = growth(before, record.method, record.target)
+    trained = any(record.more.get(name) for name in (*provenance.TRAININGS, provenance.SAVED))
+    if trained:  # of equal rows the first is the old one
+        how = replace(how, kept={new: row for row, new in how.old_rows.items()})
+    try:
+        same = tables.compare_tables(base, directory, how, old, trained=trained)
+    except ProofFailed as failed:
+        yield Check("base", False, str(failed))
+        return
+    if old:
+        sentence = f"{same['rows_bit_exact']} old rows in every bit"
+        if not trained:
+            sentence += f", the others of {how.rows} as they were made"
+        beside = f"{same['tensors_unchanged']} tensors beside them"
+        yield Check("base", True, f"{sentence}, {beside}")
+    grown = {table.file for table in old}
+    for finding in compare_weights(
+        base, directory, deep=subject.depth.deep, show=subject.depth.show
+    ):
+        if finding.file not in grown:
+            yield Check("base", finding.same, finding.sentence)
+
+
+def _check_other_weights(subject: TableSubject) -> Iterator[Check]:
+    """Compare the weights with what was recorded of them; where the base is there, that was done
+    already, but for recorded digests."""
+    record = subject.record
+    hashed = False
+    if record is not None:
+        hashed = any(file.sha256 for file in record.weights.values())
+    deep = subject.depth.deep and (subject.base is None or hashed)
+    yield from check_weights(subject.snapshot, record, None, replace(subject.depth, deep=deep))
+
+
+def _check_tensors(subject: TableSubject) -> Iterator[Check]:
+    """Build it with stock transformers, and read up to the last position."""
+    config = subject.snapshot.config
+    edited = tuple[str, ...]()
+    if subject.record is not None:
+        edited = edited_keys(subject.record)
+    try:
+        proved = proof.prove_table(
+            subject.snapshot.directory,
+            replace(subject.positions, context=subject.target),
+            base=subject.before,
+            trust_remote_code=subject.depth.trust_remote_code,
+        )
+    except ProofFailed as failed:
+        yield Check("tensors", False, str(failed))
+        yield from check_config(config, subject.before, edited, failed.changed)
+        return
+    yield from check_config(config, subject.before, edited, proved.get("changed"))
+    loads = f"transformers {proved['transformers']} loads {proved['tensors_compared']} tensors"
+    yield from check_tied(proved.get("untied", ()))
+    yield Check("tensors", True, f"{loads} in the shapes of {proved['model_class']}")
+    yield Check("forward", True, proved["forward"])
+    if "base" in proved:
+        yield Check("base", None, proved["base"])

@@ -1,0 +1,98 @@
+"""Checks of weight files: which lie there, and whether they are the base's."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from ropext.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.staging import replace_file
+from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
+from ropext.errors import UsageError
+from ropext.jsontext import dump, read_object
+from ropext.narration import Show
+from ropext.verifying.checks import Check, Depth
+from ropext.verifying.config import LISTED
+
+CONSOLIDATED = re.compile(r"consolidated[\w.-]*\.safetensors")
+EQUAL = {
+    "same file": "the base's own",
+    "bytes": "equal to the base's in every byte",
+    "sha256": "with the recorded SHA-256",
+    "header and size": "with the right header and size (their bytes: --deep)",
+}
+
+
+def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
+    """Check that no other set of the same weights lies beside the one that stock loads."""
+    notes = []
+    for name, reason in snapshot.left.items():
+        if reason == OTHER_SET:
+            said = "loaders disagree on which they read; move the files of one of them away"
+            yield Check("weights", False, f"{name} is {reason}: {said}")
+        elif reason == VARIANT or name == "original/" or CONSOLIDATED.fullmatch(name):
+            notes.append(name)
+    if notes:
+        more = f" and {len(notes) - LISTED} more" if len(notes) > LISTED else ""
+        said = "other forms of the weights, for programs that ask for them, and not looked at"
+        yield Check("weights", True, f"{', '.join(notes[:LISTED])}{more}: {said}")
+
+
+def check_weights(
+    snapshot: Snapshot, record: Record | None, base: Snapshot | None, depth: Depth
+) -> Iterator[Check]:
+    """Compare the weights with the base's, or with what was recorded of them."""
+    deep = depth.deep
+    show = depth.show
+    if depth.keep and record is None:
+        raise UsageError(
+            f"--record writes into ropext.json, and {snapshot.name} has none; --against BASE "
+            "--deep compares its weights with the base's"
+        )
+    source: Snapshot | Mapping[str, WeightFile]
+    if base is not None or record is not None:
+        source = base or record.weights  # type: ignore[union-attr]
+    elif deep:
+        source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
+    else:
+        return
+    findings = compare_weights(source, snapshot.directory, deep=deep or depth.keep, show=show)
+    if deep and base is not None and record is not None:  # what was recorded is read all the same
+        hashed = {name: file for name, file in record.weights.items() if file.sha256}
+        findings += tuple(
+            finding
+            for finding in compare_weights(hashed, snapshot.directory, deep=True, show=show)
+            if finding.file in hashed
+        )
+    bad = [finding for finding in findings if finding.same is False]
+    for finding in bad:
+        yield Check("weights", False, finding.sentence)
+    for how, words in EQUAL.items():
+        count = sum(finding.same is True and finding.how == how for finding in findings)
+        if count:
+            yield Check("weights", True, f"{count} weight files {words}")
+    unknown = [finding for finding in findings if finding.same is None]
+    if depth.keep and not bad:
+        names = _record_bytes(snapshot, show)
+        yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
+    elif unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        advice = "--against BASE compares them with the base's"
+        if record is not None:
+            advice += (
+                f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
+                " `extend --hash` does so at once"
+            )
+        said = f"so --deep has nothing to compare them with: {advice}"
+        yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
+
+
+def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:
+    """Write the SHA-256 of every weight file that has none into ropext.json; their names."""
+    path = snapshot.path(provenance.NAME)
+    content = read_object(path)
+    missing = [name for name, file in content["weights"].items() if not file.get("sha256")]
+    for name in missing:
+        content["weights"][name]["sha256"] = content_digest(snapshot.path(name), show)
+    if missing:
+        replace_file(path, dump(content))
+    return missing
