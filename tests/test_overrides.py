@@ -225,7 +225,7 @@ def test_extend_without_weights_names_the_lines_that_need_none(tmp_path, capsys)
     (base / "config.json").write_text(json.dumps(configs.LLAMA))
     code, said = run("extend", str(base), "--factor", "4", "-o", out, capsys=capsys)
     assert (code, said.out) == (2, "")
-    shown = run("plan", str(base), "--factor", "4", capsys=capsys)[1].out
+    shown = run("plan", str(base), "--factor", "4", "--details", capsys=capsys)[1].out
     lines = shown.partition("or without a copy")[2].splitlines()[2:]
     loaders = [line.split()[0] for line in lines if line[2] != " "]
     assert loaders == ["transformers", "vllm", "sglang", "llama.cpp"]

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
 ]
+Details = Annotated[
+    bool,
+    typer.Option(
+        "--details",
+        rich_help_panel=options.BASIC_OUTPUT,
+        help="show all of a plan: methods side by side, the new keys, why each loader reads it "
+        "so, every program",
+    ),
+]
 Measure = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +57,7 @@ def command(
     room: dict[str, Any],
     measure: Measure = None,
     plot: Plot = None,
+    details: Details = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -70,7 +80,9 @@ def command(
                 model, measure, call, revision=revision, reading=reading, folding=folding, **given
             )
         made = ranked.plans[given["method"]] if "method" in given else ranked.taken
-        _show_ranking(out, ranked, made, plot)
+        if plot is not None:
+            out.picture(plot, made)
+        _show_ranking(out, ranked, made, details=details)
         return
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
@@ -80,7 +92,7 @@ def command(
     if room:
         if plot is not None:
             raise UsageError("--memory and --plot are two questions; ask them one by one")
-        _fit(out, model, MemoryOptions(**room), given, revision)
+        _fit(out, model, MemoryOptions(**room), given, revision, details=details)
         return
     if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
@@ -95,16 +107,21 @@ def command(
         if served is not None:
             _show_gated(out, served, names)
             return
-    show(out, inspecting.plan(model, revision=revision, **given), plot)
+    show(out, inspecting.plan(model, revision=revision, **given), plot, details=details)
 
 
 def _fit(
-    out: Out, model: str, room: MemoryOptions, given: dict[str, Any], revision: str | None
+    out: Out,
+    model: str,
+    room: MemoryOptions,
+    given: dict[str, Any],
+    revision: str | None,
+    *,
+    details: bool,
 ) -> None:
     """What fits into a memory, after the plan where one was asked for."""
     from ropext import inspecting
     from ropext.inspecting.memory import memory_fit
-    from ropext.report import text
     from ropext.report.memory import memory
 
     if not given:
@@ -113,7 +130,7 @@ def _fit(
         return
     made = inspecting.plan(model, revision=revision, **given)
     fit = memory_fit(model, room, length=made.target, revision=revision)
-    body = f"{text.plan(made)}\n\n{memory(fit)}"
+    body = f"{_shown(made, details)}\n\n{memory(fit)}"
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
@@ -130,25 +147,32 @@ def _show_gated(out: Out, served: "Served", names: Sequence[str]) -> None:
     out.result(text.served(served, f"--for {','.join(names)}: read as its config means"), served)
 
 
-def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None) -> None:
-    """Print a plan; `extend --dry-run` prints the same."""
-    from ropext.report import text
-
+def show(
+    out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool = True
+) -> None:
+    """Print a plan; `extend --dry-run` prints all of it."""
     if plot is not None:
         out.picture(plot, plan)
-    out.result(text.plan(plan), plan)
+    out.result(_shown(plan, details), plan)
 
 
-def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", plot: Path | None) -> None:
+def _shown(plan: "ExtensionPlan", details: bool) -> str:
+    """Write a plan on one screen, or all of it."""
+    from ropext.report import text
+    from ropext.report.screen import plan_screen
+
+    if details:
+        return text.plan(plan)
+    return plan_screen(plan)
+
+
+def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
     """Print the plan of the method that was named, else of the one to take, then the ranking."""
     from ropext.planning.plan import Recommendation
-    from ropext.report import text
     from ropext.report.ranking import ranking_text
 
-    if plot is not None:
-        out.picture(plot, plan)
     chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
     plan = replace(plan, recommendation=chosen)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
-    out.result(f"{text.plan(plan)}\n\n{body}", plan.to_json() | {"measured": ranked})
+    out.result(f"{_shown(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})

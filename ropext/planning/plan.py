@@ -114,6 +114,10 @@ class ExtensionPlan:
         """What is planned, as names and values."""
         return []
 
+    def reasons(self) -> list[tuple[str, str]]:
+        """Those facts that say why it is planned so."""
+        return self.facts()
+
     def compared(self) -> Table:
         """The methods for this model side by side; no rows where nothing tells them apart."""
         return Table("", "", (), ())
@@ -123,8 +127,16 @@ class ExtensionPlan:
         return {}
 
     def remarks(self) -> list[str]:
-        """Every note and warning, each with that word before it."""
-        return [f"note: {note}" for note in self.notes] + [f"warning: {w}" for w in self.warnings]
+        """Every note and warning, each with that word before it; warnings of one kind together."""
+        kinds = dict[str, str]()
+        for warning in self.warnings:
+            kind, bracket, rest = warning.partition("] ")
+            if bracket and kind in kinds:
+                kinds[kind] += f"; {rest}"
+            else:
+                kinds[kind] = warning
+        remarks = [f"note: {note}" for note in self.notes]
+        return remarks + [f"warning: {warning}" for warning in kinds.values()]
 
     @property
     def uncarried(self) -> str:
@@ -207,12 +219,31 @@ class Plan(ExtensionPlan):
         return self.recipe.length_only
 
     def facts(self) -> list[tuple[str, str]]:
+        facts = self._factors()
+        facts += self._written()
+        facts += self._advice()
+        in_memory = self.carrier.in_transformers and not why_unfolded(self.model)
+        if in_memory and not self.keeps_spectrum:
+            words = ("--method", self_extend.NAME, "--target", str(self.target))
+            line = pasted("ropext", "serve", self.name, *words)
+            facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
+        return facts
+
+    def reasons(self) -> list[tuple[str, str]]:
+        return self._factors() + self._advice()
+
+    def _factors(self) -> list[tuple[str, str]]:
+        """Of a model that is scaled already: from which context a factor counts."""
         now = self.model.scaled_sites[0].rope
         facts = list[tuple[str, str]]()
         if now.original_context != now.context:
             both = f"{self.target / now.context:g}x its current context of {now.context:,}, "
             both += f"{self.target / now.original_context:g}x its original context of "
             facts.append(("factor", f"{both}{now.original_context:,}"))
+        return facts
+
+    def _written(self) -> list[tuple[str, str]]:
+        """Which rope type carries it, and its attention factor."""
         written = (
             f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
             for site in self.sites
@@ -223,6 +254,10 @@ class Plan(ExtensionPlan):
             given = self.recipe.attention is not None
             attention += " (as the file or a flag says)" * given
             attention += " (the file of pair factors says none)" * (not given)
+        return [("written as", ", ".join(written)), ("attention", attention)]
+
+    def _advice(self) -> list[tuple[str, str]]:
+        """What is recommended and why, and of a scaled model the ways."""
         chosen = self.recommendation
         origin = f" --from-original --target {self.target}" if chosen.from_original else ""
         advice = f"--method {chosen.method}{origin}"
@@ -230,20 +265,9 @@ class Plan(ExtensionPlan):
             advice = "none"
         elif chosen.method == LENGTH_ONLY:
             advice = "--length-only"
-        facts += [
-            ("written as", ", ".join(written)),
-            ("attention", attention),
-            ("recommended", f"{advice}: {chosen.reason}"),
-            *(
-                ("or" if place else "scaled again", way.sentence())
-                for place, way in enumerate(self.ways)
-            ),
-        ]
-        in_memory = self.carrier.in_transformers and not why_unfolded(self.model)
-        if in_memory and not self.keeps_spectrum:
-            words = ("--method", self_extend.NAME, "--target", str(self.target))
-            line = pasted("ropext", "serve", self.name, *words)
-            facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
+        facts = [("recommended", f"{advice}: {chosen.reason}")]
+        for place, way in enumerate(self.ways):
+            facts.append(("or" if place else "scaled again", way.sentence()))
         return facts
 
     def compared(self) -> Table:

@@ -149,7 +149,8 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
     return facts
 
 
-def _columns(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
+def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
+    """Write facts below one another, their names in a column."""
     rest = f"{indent}{'':13}"
     return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
 
@@ -183,7 +184,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
     if isinstance(seen, Unrotated):
         return _unrotated(seen)
     model = seen.model
-    parts = [seen.name, _columns(_facts(seen.carrier, seen.limits))]
+    parts = [seen.name, fact_lines(_facts(seen.carrier, seen.limits))]
     for site in model.sites:
         title = "rotary embedding"
         if site.label:
@@ -191,7 +192,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
         facts = _site_facts(site, model, seen.extended)
         if site.scaled and not pairs:
             facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
-        parts.append(f"\n{title}\n{_columns(facts, '  ')}")
+        parts.append(f"\n{title}\n{fact_lines(facts, '  ')}")
         if site.scaled and pairs:
             parts.append(f"\n{pair_table(site, seen.target)}")
     for note in model.notes + model.obstacles:
@@ -225,7 +226,7 @@ def _unrotated(seen: Unrotated) -> str:
     end = f"next: ropext plan {pasted(seen.name)} --factor 2"
     if seen.advice:
         end = folded(f"note: {seen.advice}")
-    return f"{seen.name}\n{_columns(facts)}\n\n{end}"
+    return f"{seen.name}\n{fact_lines(facts)}\n\n{end}"
 
 
 def loader_lines(readings: Iterable["LoaderReading"]) -> str:
@@ -287,21 +288,26 @@ WITHOUT_COPY = (
 )
 
 
-def plan(made: ExtensionPlan) -> str:
-    """`ropext plan` as text."""
+def headlines(made: ExtensionPlan) -> list[str]:
+    """Write from where to where and by what; why `extend` refuses it, where it does."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     head += f"{made.factor:g}x"
     if made.recipe.from_original:
         head += " from its original spectrum"
-    parts = [head]
+    if made.refusal is not None:
+        return [folded(str(made.refusal)), "", f"with --even-so: {head}"]
+    return [head]
+
+
+def plan(made: ExtensionPlan) -> str:
+    """`ropext plan --details` as text."""
+    parts = headlines(made)
     facts = made.facts()
     methods = made.compared()
-    if made.refusal is not None:
-        parts = [folded(str(made.refusal)), "", f"with --even-so: {parts[0]}"]
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
     if facts:
-        parts.append(_columns(facts))
+        parts.append(fact_lines(facts))
     if methods.rows:
         parts += ["", columns(methods.header, methods.rows)]
         parts += methods.note.splitlines()

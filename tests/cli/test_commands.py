@@ -156,14 +156,15 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
 
 def test_a_plan_names_forms_as_the_methods_page_does(ropext, llama):
     """`default`, the rope type of a plain theta, says nothing to a reader."""
-    text = ropext("plan", llama, "--factor", 4, "--method", "ntk")[1]
+    text = ropext("plan", llama, "--factor", 4, "--method", "ntk", "--details")[1]
     assert "written as   theta\n" in text
     assert re.search(r"^ntk\* .* theta$", text, re.M)
 
 
 def test_dry_run_is_the_plan(ropext, llama, tmp_path):
     wish = ["--method", "pi", "--factor", 2]
-    assert ropext("extend", llama, *wish, "--dry-run")[1] == ropext("plan", llama, *wish)[1]
+    shown = ropext("extend", llama, *wish, "--dry-run")[1]
+    assert shown == ropext("plan", llama, *wish, "--details")[1]
 
 
 def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
@@ -175,7 +176,7 @@ def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
     code, out, err = ropext(*words, "--dry-run")
     assert (code, err) == (refused[0], refused[2]) == (2, err)
     assert "--even-so" in err
-    shown = ropext("plan", windowed, "--factor", 2)[1]
+    shown = ropext("plan", windowed, "--factor", 2, "--details")[1]
     assert (out, refused[1]) == (shown, "")
     assert "extend and its like ask for --even-so" in " ".join(shown.split())
     assert ropext(*words, "--dry-run", "--even-so")[0] == 0
@@ -223,7 +224,8 @@ def test_the_plan_groups_loaders_by_the_nearest_form_they_read(ropext, tmp_path)
 
     rope = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    out = ropext("plan", make_llama(tmp_path / "scaled", rope_scaling=rope), "--factor", 4)[1]
+    scaled = make_llama(tmp_path / "scaled", rope_scaling=rope)
+    out = ropext("plan", scaled, "--factor", 4, "--details")[1]
     lines = [line.split("  ") for line in out.splitlines() if "--from-original --target" in line]
     groups = {line[1]: line[-1].strip() for line in lines if line[0] == ""}
     # The factor would count from 16 tokens there, so the target is named.

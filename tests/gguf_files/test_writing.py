@@ -110,7 +110,8 @@ def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(
 
 def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):
     """Another one would replace what the file says."""
-    planned = run("plan", base, "--method", "yarn", "--factor", 4, capsys=capsys)[1].out
+    words = ("--method", "yarn", "--factor", 4, "--details")
+    planned = run("plan", base, *words, capsys=capsys)[1].out
     assert "export LLAMA_ARG_ROPE_SCALE=4.0" in planned
     assert "--link hard" not in planned  # one file has nothing to share
     extend(base, tmp_path / "long.gguf", method="yarn")

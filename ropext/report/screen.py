@@ -1,0 +1,110 @@
+"""A plan on one screen: what a person asks first. `--details` shows the rest."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ropext.planning import ExtensionPlan
+from ropext.planning.plan import WRONG, newest
+from ropext.report.text import extend_command, fact_lines, headlines, serving_text, size
+from ropext.table import WIDTH, folded
+
+if TYPE_CHECKING:
+    from ropext.loaders import Serving
+
+LINES = 24  # of a terminal
+# Programs that serve the base's own weights when they are told other keys.
+WITHOUT_COPY = ("vllm", "sglang", "transformers", "llama.cpp")
+SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
+REMARK_ROWS = 6  # that commands leave to warnings and notes
+DETAILS = "--details shows the methods, the new keys, why each loader reads it so, more programs"
+
+
+def plan_screen(made: ExtensionPlan) -> str:
+    """Write `ropext plan` in at most 24 lines."""
+    facts = made.reasons()
+    if made.kv_cache_bytes is not None:
+        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
+    facts += _readers(made)
+    above = [*headlines(made), fact_lines(facts)]
+    below = [DETAILS]
+    if made.refusal is None:
+        below.insert(0, folded(f"to write it: {extend_command(made)}"))
+    room = LINES - _height(above) - _height(below)
+    wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
+    serving = _serving(made, min(SERVING_ROWS, room - wanted))
+    room -= _height(serving)
+    return "\n".join([*above, *_remarks(made, room), *serving, *below])
+
+
+def _readers(made: ExtensionPlan) -> list[tuple[str, str]]:
+    """Name the loaders that read the result as planned, the others, and those not measured."""
+    same = list[str]()
+    wrong = list[str]()
+    unknown = list[str]()
+    for reading in newest(made.readings):
+        if reading.verdict == "same":
+            same.append(reading.loader)
+        elif reading.verdict in WRONG:
+            wrong.append(reading.loader)
+        else:
+            unknown.append(reading.loader)
+    facts = list[tuple[str, str]]()
+    for what, names in (("read by", same), ("misread by", wrong), ("not measured", unknown)):
+        if names:
+            facts.append((what, ", ".join(names)))
+    return facts
+
+
+def _serving(made: ExtensionPlan, room: int) -> list[str]:
+    """Write how to run it, in so many rows: the base itself with other keys where that is known,
+    and the result."""
+    parts = list[str]()
+    overrides = {line.loader: line for line in made.overrides() if line.command}
+    known = [overrides[name] for name in WITHOUT_COPY if name in overrides]
+    if lines := _first_lines(known, room - 3):
+        parts += ["to serve the base's own weights so, without a copy:", lines]
+    words = made.words
+    results = made.serving(words.name)
+    if not results:
+        return parts
+    if lines := _first_lines(made.usual(results), room - _height(parts) - 1):
+        parts += [f"to serve it (OUT is the {words.output} you write):", lines]
+    return parts
+
+
+def _first_lines(lines: Sequence["Serving"], room: int) -> str:
+    """Write the commands that there is room for: one with a factor for every pair has none."""
+    shown = list["Serving"]()
+    for line in lines:
+        if _height([serving_text([*shown, line])]) <= room:
+            shown.append(line)
+    return serving_text(shown)
+
+
+def _remarks(made: ExtensionPlan, room: int) -> list[str]:
+    """Write the warnings, then the notes, as far as there is room; of the others, how many."""
+    shown = list[str]()
+    remarks = sorted(made.remarks(), key=lambda remark: not remark.startswith("warning:"))
+    left = len(remarks)
+    for remark in remarks:
+        text = folded(remark)
+        rest_line = 1 if left > 1 else 0
+        if _height([*shown, text]) + rest_line > room:
+            break
+        shown.append(text)
+        left -= 1
+    if left:
+        kinds = [remark.partition("]")[0] + "]" for remark in remarks[-left:] if "[" in remark]
+        named = ", ".join(kind.partition(": ")[2] for kind in kinds)
+        shown.append(f"and {left} more" + f" ({named})" * bool(named) + ": --details")
+    return shown
+
+
+def _height(parts: Iterable[str]) -> int:
+    """Count the rows of a terminal that these texts take, one below the other."""
+    rows = 0
+    for part in parts:
+        for line in part.split("\n"):
+            rows += max(1, math.ceil(len(line) / WIDTH))
+    return rows

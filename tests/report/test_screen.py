@@ -1,0 +1,78 @@
+"""A plan on one screen: at most 24 rows of a terminal, whatever the model and the method."""
+
+import math
+from dataclasses import replace
+
+import configs
+import pytest
+
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+from ropext.report import text
+from ropext.report.screen import plan_screen
+
+PAIRS = tuple(1 + 0.1 * pair for pair in range(64))
+
+
+def rows(shown):
+    return sum(max(1, math.ceil(len(line) / 120)) for line in shown.split("\n"))
+
+
+def plan(config, **options):
+    return make_plan(config, Extend(**({"factor": 4.0} | options)), "model")
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (configs.LLAMA, {}),
+        (configs.LLAMA, {"method": "longrope", "pair_factors": PAIRS}),
+        (configs.LLAMA31, {}),
+        (configs.LLAMA31, {"from_original": True, "target": 262144, "factor": None}),
+        (configs.DEEPSEEK_V3, {}),
+        (configs.PHI3, {}),
+    ],
+)
+def test_a_plan_is_one_screen(config, options):
+    made = plan(config, **options)
+    shown = plan_screen(made)
+    assert rows(shown) <= 24, shown
+    first, *_, last = shown.splitlines()
+    assert first == text.plan(made).splitlines()[0]
+    assert last.startswith("--details shows")
+    assert "to write it: ropext extend model " in shown
+    assert not made.warnings or "\nwarning: [" in shown
+
+
+def test_what_a_person_asks_first_is_on_it():
+    shown = plan_screen(plan(configs.LLAMA)).splitlines()
+    assert "read by      transformers, vllm, sglang, llama.cpp" in "\n".join(shown)
+    assert any(line.startswith("misread by   ") for line in shown)
+    assert any(line.startswith("recommended  --method yarn: ") for line in shown)
+    assert any(line.startswith("KV cache     ") for line in shown)
+    assert any("vllm serve model --hf-overrides" in line for line in shown)
+    assert any("vllm serve OUT --max-model-len 16384" in line for line in shown)
+    assert not any("pairs extrapolated" in line for line in shown)
+    longrope = plan_screen(plan(configs.LLAMA, method="longrope", pair_factors=PAIRS))
+    assert "vllm serve OUT --max-model-len 16384" in longrope
+
+
+def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():
+    warnings = tuple(f"[kind{n % 3}] sentence {n} " + "word " * 60 for n in range(12))
+    made = replace(plan(configs.LLAMA), warnings=warnings)
+    (first, *others) = made.remarks()[-3:]
+    assert first.startswith("warning: [kind0] sentence 0 word")
+    assert first.count("[kind0]") == 1
+    for number in (3, 6, 9):
+        assert f"; sentence {number} word" in first
+    assert len(others) == 2
+    shown = plan_screen(made)
+    assert rows(shown) <= 24
+    assert "([kind0], [kind1], [kind2]): --details" in shown
+
+
+def test_a_refused_plan_says_why_first():
+    made = make_plan(configs.LLAMA, Extend(target=2**22), "model")
+    assert plan_screen(made).startswith(text.plan(made).splitlines()[0])
+    assert "to write it" not in plan_screen(made)
+    assert rows(plan_screen(made)) <= 24
