@@ -11,11 +11,10 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.documents import settle_documents
 from ropext.evaluation.lineup import Lineup
-from ropext.evaluation.masking import masking_for
+from ropext.evaluation.prediction import NEXT_TOKEN, Prediction, checked_prediction
 from ropext.evaluation.questions import build_questions
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import trained_on
-from ropext.lengths import tail_tokens
 from ropext.models.load import silenced
 from ropext.models.processes import is_main
 from ropext.models.tokenizer import load_tokenizer
@@ -25,9 +24,8 @@ from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import BASE, SCHEMA
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.overlap import Overlap, overlap
-from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, SHORT_WINDOW, Frame, Protocol
+from ropext.results.perplexity import SHORT_WINDOW, Frame, Protocol
 from ropext.results.rundir import read_run
-from ropext.results.values import Bootstrap
 from ropext.workdir import Workdir
 
 LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
@@ -92,8 +90,7 @@ class Evaluation:
             "short_window": SHORT_WINDOW,
             "versions": provenance.installed(LIBRARIES),
         }
-        if reads.masking:
-            decides["masking"] = asdict(reads.masking)
+        decides |= reads.prediction.key()
         about = {
             "words": list(provenance.clean_command(command)),
             "names": options.deciding(CONTENT, NEUTRAL)
@@ -131,32 +128,24 @@ def prepare(
         harness.check(options.lm_eval)
     last = lineup.variants[-1].snapshot
     encoder = _encoder_of(last, options, trust_remote_code)
-    masking = masking_for(options, encoder, last.name) if lineup.masked else None
+    prediction: Prediction = NEXT_TOKEN
+    if lineup.masked:
+        prediction = checked_prediction(options, encoder, last.name)
     corpus, grid, warnings = settle_documents(lineup, options, encoder, stops=needs_target)
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = build_questions(options, grid, encoder, corpus)
     labels = [variant.label for variant in lineup.variants]
-    if options.kl and masking is not None:
-        raise UsageError("--kl is of models that predict the next token, not of masked ones")
     if options.kl and BASE not in labels:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
     Metrics(options, labels, grid, lineup.masked).check(gates)
     for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
-    tail = tail_tokens(lineup.context)
-    stride = 0
-    protocol = PROTOCOLS[options.protocol]
-    if masking is not None:
-        # Every length scores the same tokens, in one piece, for all tokens see one another.
-        tail = min(tail, masking.text_in(grid[0]))
-        stride = MASK_STRIDE
-        options = options.model_copy(update={"chunk": grid[-1]})
-        protocol = PROTOCOLS["pseudo-perplexity"]
+    options = prediction.options(options, grid[-1])
     reads = Reads(
-        Frame(lineup.context, grid, tail, Bootstrap(options.seed), stride),
+        prediction.frame(lineup.context, grid, options.seed),
         corpus.documents if corpus else (),
         questions,
-        masking,
+        prediction,
         encoder.bos,
         encoder.decode,
         is_strided=options.protocol == "hf-stride",
@@ -169,7 +158,7 @@ def prepare(
         trust_remote_code=trust_remote_code,
         corpus=corpus,
         reads=reads,
-        protocol=protocol,
+        protocol=prediction.protocol(options.protocol),
         warnings=(*lineup.warnings, *warnings, *_overlap_warnings(overlaps), *left_out),
         overlaps=overlaps,
     )

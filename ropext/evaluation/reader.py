@@ -122,10 +122,8 @@ class Reader:
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        options = self.options
         longest = reads.frame.longest
-        if reads.masking:  # all its tokens see one another
-            options = options.model_copy(update={"chunk": longest})
+        options = reads.prediction.options(self.options, longest)
         self.manner = self.manner or manner_of(base, longest, options)
         scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
@@ -203,7 +201,7 @@ class Reader:
             scorer = self.scorer(model, reads)
             if not scorer.manner.split:
                 say(f"{variant.label}: its body and head cannot run apart; it is read in chunks")
-            if passes > 1 and reads.documents and reads.masking is None:
+            if passes > 1 and reads.documents and reads.prediction.scores_all:
                 say(
                     f"{variant.label}: its spectrum changes with the length; it is read in "
                     f"{passes} passes, one for each spectrum"

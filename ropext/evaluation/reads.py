@@ -24,12 +24,11 @@ from ropext.evaluation.divergence import (
     states_folder,
 )
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.masking import Masking, read_masked
+from ropext.evaluation.prediction import NEXT_TOKEN, Prediction
 from ropext.evaluation.reading import (
     Decode,
     hf_stride,
     pinned,
-    read_pass,
     read_short,
     read_strided,
     score_items,
@@ -82,7 +81,7 @@ class Reads:
     frame: Frame
     documents: tuple[Document, ...] = ()
     questions: tuple[tuple[Item, ...], ...] = ()  # each group over one haystack
-    masking: Masking | None = None  # of masked language models
+    prediction: Prediction = NEXT_TOKEN
     bos: int | None = None
     decode: Decode = str
     is_strided: bool = False  # read also as the loop in the transformers documentation does
@@ -211,13 +210,7 @@ class Reads:
                 beside = divergence_folders(frame, self.against, regime)
                 yield unit(regime, "whole", windows, read, *beside)
                 continue
-            if self.masking is None:
-                read = partial(read_pass, ids=ids, length=length)
-            else:
-                read = partial(
-                    read_masked, ids=ids, length=length, masking=self.masking, tail=frame.tail
-                )
-            yield unit(regime, "whole", windows, read)
+            yield unit(regime, "whole", windows, self.prediction.reading(ids, length, frame))
         for size in frame.lengths if self.is_strided and not variant.reads_short else ():
             windows = [*strided_windows(frame.longest, size, hf_stride(size))]
             read = partial(read_strided, ids=ids, size=size)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropext.models import processes
-from ropext.models.head import foretold_bend
 from ropext.models.load import skeleton
 from ropext.models.memory import free_memory
 from ropext.training import defaults, models
@@ -47,9 +46,6 @@ def count_needs(training: Training, moving: Moving) -> Needs:
     # Of each row, what one process reads.
     tokens = rows * settings.longest // processes.of_each_row()
     activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
-    sliced = foretold_bend(model)
-    if training.masking:
-        sliced = "a masked language model takes its own"
     weight_bytes = size * sum(parameter.numel() for parameter in model.parameters())
     targets, parameters, moving_bytes = moving(model)
     return Needs(
@@ -58,5 +54,5 @@ def count_needs(training: Training, moving: Moving) -> Needs:
         moving_bytes=COPIES * moving_bytes,
         weight_bytes=weight_bytes,
         recompute=activations > PLENTY * free_memory(models.device(options)),
-        sliced=sliced,
+        sliced=training.learning.why_whole(model),
     )

@@ -14,7 +14,7 @@ from ropext.checkpoint.provenance import READ_FROM
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
 from ropext.evaluation.documents import read_corpus
-from ropext.evaluation.masking import Masking, masking_of
+from ropext.evaluation.prediction import masked_tokens
 from ropext.evaluation.reader import Models
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
@@ -26,18 +26,16 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
 from ropext.results.overlap import kept_out_of
-from ropext.results.perplexity import MASK_STRIDE
 from ropext.training import data, defaults, models, report, trainer, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import judge_of, numbers_of, read_now, tokens_of
-from ropext.training.loss import use_sliced_loss
+from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
 from ropext.training.objective import Objective
 from ropext.training.origin import Origin, open_origin
 from ropext.training.result import Finetuned
 from ropext.training.rows import (
     ControlRows,
     KeyRows,
-    MaskedRows,
     Row,
     Rows,
     WithShort,
@@ -160,12 +158,7 @@ class AdapterObjective(Objective[Finetuned]):
                 f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
                 "that scaling"
             )
-        if training.masking is not None:
-            self.note(
-                "losses on held-out documents are pseudo-perplexities: each pass masks every "
-                f"{MASK_STRIDE}th of the last tokens"
-            )
-        for sentence in training.data.unread:
+        for sentence in (*training.learning.notes, *training.data.unread):
             self.note(sentence)
         if training.lineage:
             self.note(training.lineage)
@@ -184,7 +177,8 @@ class AdapterObjective(Objective[Finetuned]):
         rows = self.training.rows
         patience = self.settings.patience
         self.check_jumps(model)
-        reason = None if self.training.masking else use_sliced_loss(model)
+        learning = self.training.learning
+        reason = learning.use_sliced_loss(model)
         if reason is not None:
             self.note(f"the loss needs whole logits: {reason}")
         evaluate = self._evaluate if self.judge else None
@@ -195,8 +189,7 @@ class AdapterObjective(Objective[Finetuned]):
         lowered = trainer.missed(self.tuned.evaluations) if patience else ()
         how = {"until": self.tuned.counted, "lowered_after": lowered}
         with applied(self._load(), self.variant(BASE)) as model:
-            if self.training.masking is None:
-                use_sliced_loss(model)
+            learning.use_sliced_loss(model)
             self.control = self._train(CONTROL, model, pieces, pieces.per_row, **how)
 
     def _train(
@@ -217,12 +210,10 @@ class AdapterObjective(Objective[Finetuned]):
         documents = training.rows.documents
         long = settings.rows.value * pieces
         mixed = WithShort(rows, long, documents, self.context, options)
-        made: Sequence[Row] = mixed
-        if (masking := training.masking) is not None:
-            made = MaskedRows(mixed, training.encoder.tokenizer, masking, options.seed)
+        learned = training.learning.rows(mixed, training.encoder.tokenizer, options.seed)
         longest = min(settings.longest, self.context if label == CONTROL else self.target)
         how |= {"rows_per_step": mixed.per_step, "row_tokens": longest}
-        return self.optimise(label, joined, made, training, save_every=options.save_every, **how)
+        return self.optimise(label, joined, learned, training, save_every=options.save_every, **how)
 
     def _evaluate(self, model: Any, step: int) -> tuple[float, float]:
         assert self.judge is not None
@@ -288,7 +279,9 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     encoder = corpus.DocumentEncoder(
         load_tokenizer(origin.snapshot, False), vocabulary, options.seed
     )
-    masking = masking_of(encoder, model) if origin.is_masked else None
+    learning: Learning = NEXT_TOKEN_LEARNING
+    if origin.is_masked:
+        learning = MaskedLearning(masked_tokens(encoder, model))
     strategy = strategy_of(options, length, origin.target, origin.two_sets_up_to)
     most = settings.rows.value * settings.steps.value * length
     division = data.Division(
@@ -302,7 +295,7 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     documents = list(read.documents)
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
-    judge = _judge(origin, options, read, encoder, masking)
+    judge = _judge(origin, options, read, encoder, learning)
     per_pass = rows_in(documents, strategy)
     settings = defaults.settings(options, *sizes, per_pass, processes.readers(), tokens_of(judge))
     settings = settings if kind != "new-rows" else replace(settings, rank=None, alpha=None)
@@ -320,7 +313,7 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
         rows=Rows(documents, strategy, count, options.seed, questions),
         judge=judge,
         chooses_step=bool(settings.patience),
-        masking=masking,
+        learning=learning,
     )
     return AdapterObjective(training, options, origin)
 
@@ -330,7 +323,7 @@ def _judge(
     options: Finetune,
     read: data.TrainingData,
     encoder: corpus.DocumentEncoder,
-    masking: Masking | None,
+    learning: Learning,
 ) -> Reads | None:
     """Over the documents of --eval that reach the target, or those held out of DATA; None where
     there is none, or none is to be read."""
@@ -349,4 +342,4 @@ def _judge(
         judging = read_corpus(reading, encoder, wanted).documents
     if not judging or processes.is_fsdp():
         return None
-    return judge_of(judging, (origin.context, target), options.seed, masking=masking)
+    return judge_of(judging, (origin.context, target), options.seed, prediction=learning.prediction)

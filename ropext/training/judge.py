@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ropext import corpus
-from ropext.evaluation.masking import Masking
+from ropext.evaluation.prediction import NEXT_TOKEN, Prediction
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.lengths import tail_tokens
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
-from ropext.results.perplexity import MASK_STRIDE, Frame
 from ropext.results.retrieval import grouped, share_of
-from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.training.rows import FIT_TASK
 
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
@@ -72,12 +70,11 @@ def judge_of(
     lengths: tuple[int, int],
     seed: int,
     bos: int | None = None,
-    masking: Masking | None = None,
+    prediction: Prediction = NEXT_TOKEN,
 ) -> Reads:
     """Over documents of the target's length; `lengths` are the context and the target."""
-    stride = 0 if masking is None else MASK_STRIDE
-    frame = Frame(lengths[0], lengths, tail_tokens(lengths[0]), Bootstrap(seed), stride)
-    return Reads(frame, tuple(documents), (), masking, bos)
+    frame = prediction.frame(lengths[0], lengths, seed)
+    return Reads(frame, tuple(documents), prediction=prediction, bos=bos)
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:

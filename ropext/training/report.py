@@ -323,7 +323,7 @@ def finetune_story(done: Finetuned) -> Story:
     summary += verdict(done.numbers, training.target)
     if lineage := training.lineage:
         summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
-    scored = "masked tokens" if training.masking else "tokens"
+    scored = training.learning.scored
     documents = overlap.of_documents if overlap else "documents"
     caption = (
         f"Loss over the last {scored} before {training.target:,}, in nats a token, on the same "

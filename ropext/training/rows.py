@@ -17,7 +17,6 @@ import torch
 from ropext.corpus import Document, DocumentEncoder
 from ropext.corpus.encoding import Flags, Ids
 from ropext.errors import InputError, UsageError
-from ropext.evaluation.masking import Masking
 from ropext.options.evaluate import DEPTHS
 from ropext.options.training import TrainingOptions
 from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
@@ -384,31 +383,6 @@ class WithShort(Sequence[Row]):
         if at < self.short:
             return self.windows[step * self.short + at]
         return self.rows[step * self.long + at - self.short]
-
-
-class MaskedRows(Sequence[Row]):
-    """Rows of a masked language model: each between special tokens, which take the place of its
-    last ones, and with what the stock collator masks, by the seed and its number alone."""
-
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, masking: Masking, seed: int) -> None:
-        self.rows = rows
-        self.tokenizer = tokenizer
-        self.masking = masking
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> Row:  # type: ignore[override]
-        from transformers import DataCollatorForLanguageModeling
-
-        row = self.rows[number]
-        masking = self.masking
-        text = row.ids[: masking.text_in(len(row.ids))]
-        drawn = int(np.random.default_rng((self.seed, MASKED, number)).integers(2**32))
-        mask = DataCollatorForLanguageModeling(self.tokenizer, mlm=True, seed=drawn)
-        made = mask([[*masking.before, *text.tolist(), *masking.after]])
-        return replace(row, ids=made["input_ids"][0].numpy(), labels=made["labels"][0].numpy())
 
 
 IGNORED = -100  # the label that stock losses leave out

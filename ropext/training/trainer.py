@@ -132,16 +132,6 @@ class _Trainer(transformers.Trainer):
         return {WATCHED: value}
 
 
-def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-    """Stock's, but the mean of all masked tokens of a step: BERT's own takes that of each batch."""
-    from transformers.loss.loss_utils import ForMaskedLMLoss
-
-    loss: torch.Tensor = ForMaskedLMLoss(
-        outputs.logits, labels, outputs.logits.shape[-1], num_items_in_batch
-    )
-    return loss
-
-
 def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The evaluations in Trainer's log."""
     names = {"step": "step", "held_out": WATCHED, "tail_nll": TAIL}
@@ -400,7 +390,7 @@ def train(job: Optimisation, say: Say) -> History:
         train_dataset=job.rows,
         eval_dataset=(),  # evaluate() reads whole documents instead
         data_collator=Collator(job.training.padding),
-        compute_loss_func=_masked_loss if job.training.masking else None,
+        compute_loss_func=job.training.learning.loss,
         callbacks=[watch],
     )
     keep_float32(getattr(trainer.accelerator.state, "fsdp_plugin", None))

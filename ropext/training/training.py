@@ -6,12 +6,12 @@ from functools import cached_property
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.corpus import DocumentEncoder
-from ropext.evaluation.masking import Masking
 from ropext.evaluation.reads import Reads
 from ropext.options.training import TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained, trained_in
 from ropext.training.data import TrainingData
 from ropext.training.defaults import Settings
+from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning
 from ropext.training.rows import Rows
 
 
@@ -29,7 +29,7 @@ class Training:
     rows: Rows
     judge: Reads | None  # None where no document is read
     chooses_step: bool  # the documents that judge choose the step that is written
-    masking: Masking | None = None  # of masked language models
+    learning: Learning = NEXT_TOKEN_LEARNING
 
     @property
     def judged(self) -> int:

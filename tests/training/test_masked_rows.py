@@ -22,7 +22,8 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.training import Finetune
 from ropext.training import finetune as preparing
 from ropext.training import trainer
-from ropext.training.rows import IGNORED, MaskedRows
+from ropext.training.learning import MaskedRows
+from ropext.training.rows import IGNORED
 
 pytestmark = pytest.mark.slow
 
@@ -91,14 +92,15 @@ def test_the_first_loss_is_stock_cross_entropy_over_all_masked_tokens_of_a_step(
     long, data = str(place / "roberta-long"), str(place / "data.jsonl")
     done = finetune(place, "roberta", "literal", micro_rows=1)
     prepared = preparing.prepare(long, data, Finetune(**SHORT)).training
-    rows = MaskedRows(prepared.rows, prepared.encoder.tokenizer, prepared.masking, 0)
+    around = prepared.learning.prediction
+    rows = MaskedRows(prepared.rows, prepared.encoder.tokenizer, around, 0)
     model = AutoModelForMaskedLM.from_pretrained(long)
-    losses, mask = [], prepared.masking.token
+    losses, mask = [], around.token
     for row, plain in zip([rows[k] for k in range(4)], prepared.rows, strict=False):
         wanted = [
             0,
             *plain.ids[: TARGET - 2],
-            *prepared.masking.after,
+            *around.after,
         ]  # the text between the special tokens
         assert len(row.ids) == TARGET
         for k in np.flatnonzero(row.labels == IGNORED):
