@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ropext.cli.options import Grouped, speaking
-from ropext.cli.output import fail
+from ropext.cli.output import Out, fail, fail_as_json
 from ropext.errors import NothingKept, RopextError, UsageError
 from ropext.narration import interruptible
 
@@ -144,34 +144,41 @@ def main() -> None:
 def _code_of(words: list[str]) -> int:
     """Run one command line; return its exit code."""
     _silence(words)
+    Out.has_result = False
     try:
         _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
         return build(_asked(words), words)(words, prog_name="ropext", standalone_mode=False) or 0
     except RopextError as error:
-        fail(str(error))
-        return error.exit_code
+        return _failed(str(error), error.exit_code, words)
     except ModuleNotFoundError as error:
         missing = [name for name in HEAVY if find_spec(name) is None]
         if error.name not in missing:
             raise
-        fail(f"this needs {error.name}, which is not installed: pip install {' '.join(missing)}")
-        return 2
+        sentence = f"this needs {error.name}, which is not installed: pip install"
+        return _failed(f"{sentence} {' '.join(missing)}", UsageError.exit_code, words)
     except WRONG_WORDS as error:
-        fail(_sentence(error, words))
-        return 2
+        return _failed(_sentence(error, words), UsageError.exit_code, words)
     except KeyboardInterrupt as interrupt:
-        return _interrupted(interrupt)
+        return _interrupted(interrupt, words)
     except typer.Abort as error:
         # The option parser turns an interrupt into this.
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        return _interrupted(error.__cause__)
+        return _interrupted(error.__cause__, words)
 
 
-def _interrupted(interrupt: KeyboardInterrupt) -> int:
+def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
+    """Say why; with --json a program reads it on stdout too."""
+    fail(sentence)
+    if "--json" in words:
+        fail_as_json(sentence, exit_code, words)
+    return exit_code
+
+
+def _interrupted(interrupt: KeyboardInterrupt, words: list[str]) -> int:
     if interrupt.args:
-        fail(str(interrupt))
+        return _failed(str(interrupt), NothingKept.exit_code, words)
     return NothingKept.exit_code
 
 

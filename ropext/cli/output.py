@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ def as_json(data: Any) -> str:
 class Out:
     """One command's voice."""
 
+    has_result = False  # of this process: stdout holds one JSON document, not two
+
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
@@ -56,6 +59,7 @@ class Out:
     def result(self, text: str, data: Any) -> None:
         """The result: text for people, or one JSON document with --json."""
         body = as_json(data) if self.as_json else visible(text)
+        Out.has_result = True
         try:
             sys.stdout.write(body.rstrip("\n") + "\n")
             sys.stdout.flush()
@@ -102,6 +106,18 @@ def fail(sentence: str) -> None:
     """The last word of a command that did not succeed; said also with --quiet."""
     sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()
+
+
+def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
+    """Say the same on stdout for a program, where no result stands there: with the first option of
+    the command line that the sentence is about."""
+    if Out.has_result:
+        return
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    named = re.findall(r"--[a-z][a-z-]*", sentence)
+    option = next((option for option in options if option in named), None)
+    error = {"error": visible(sentence), "exit_code": exit_code, "option": option}
+    Out(as_json=True).result("", error)
 
 
 class Bar:

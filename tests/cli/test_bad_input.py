@@ -30,6 +30,41 @@ def edit(directory, **changes):
     return directory
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["plan", "nowhere", "--factor", "4"], None),
+        (["plan", "ropext://demo", "--factor", "-4"], "--factor"),
+        (["plan", "ropext://demo", "--no-such-option"], "--no-such-option"),
+        (["extend", "ropext://demo", "--factor", "4"], None),
+        (["run", "nowhere.yaml"], None),
+    ],
+)
+def test_a_program_reads_the_mistake_as_json(ropext, tmp_path, monkeypatch, words, option):
+    monkeypatch.chdir(tmp_path)
+    _, out, err = ropext(*words, "--json")
+    told = json.loads(out)
+    assert told == {"error": told["error"], "exit_code": 2, "option": option}
+    assert err == f"error: {told['error']}\n"
+    assert ropext(*words)[1] == ""
+
+
+def test_a_server_that_does_not_answer_is_told_apart(ropext):
+    words = ["eval", "--endpoint", "http://127.0.0.1:1/v1", "--lengths", "1k", "--json"]
+    code, out, _ = ropext(*words)
+    told = json.loads(out)
+    assert (code, told["exit_code"], told["option"]) == (5, 5, "--endpoint")
+
+
+def test_a_failed_gate_stands_in_the_result_alone(ropext, tmp_path):
+    words = ["eval", "ropext://demo", "--data", "ropext://held-out", "--max-docs", "1"]
+    words += ["--lengths", "64", "--fail-if", "tail@64.value > 0", "--json"]
+    code, out, err = ropext(*words)
+    assert code == 3
+    assert json.loads(out)["gates"][0]["passed"] is False
+    assert "error: " in err
+
+
 def test_an_output_may_be_a_file(refused, llama):
     said = refused("extend", llama, "--factor", 4)
     assert "give -o OUT, the directory or GGUF file to write" in said
