@@ -38,6 +38,7 @@ class Written:
     notes: tuple[str, ...]
     left: Mapping[str, str]  # files of the base that were not carried over: reason
     proof: JsonObject | None
+    files: tuple[str, ...]  # the names of all that was written
 
 
 Weights = Mapping[str, WeightFile]
@@ -109,4 +110,5 @@ def write(source: OutputSource, output: Path, record: Record, manner: WriteManne
             proof = source.prove(stage.directory)
         with os_errors(output):
             full = source.finish(stage, full, output, proof)
-    return Written(output, full, tuple(stage.notes), source.left, proof)
+            files = stage.names()
+    return Written(output, full, tuple(stage.notes), source.left, proof, files)

@@ -49,6 +49,15 @@ class Staged:
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode())
 
+    def names(self) -> tuple[str, ...]:
+        """Return the files that were written, then those that will lie beside the output."""
+        names = list[str]()
+        for folder in (self.directory, self.directory.parent / BESIDE):
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    names.append(path.relative_to(folder).as_posix())
+        return tuple(names)
+
 
 @dataclass(frozen=True)
 class _Target:

@@ -35,6 +35,7 @@ class Extended:
     def to_json(self) -> dict[str, Any]:
         return {
             "output": str(self.output),
+            "files": list(self.written.files),
             "proof": self.written.proof,
             "notes": list(self.written.notes),
             "left": dict(self.written.left),

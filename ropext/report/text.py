@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropext.carriers import Carrier
@@ -382,6 +382,7 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
     in one, and what to do next."""
     out = pasted(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
+    parts.append(_files(written.files))
     parts.append(_proof(written.proof))
     first_try = made.words.first_try
     if first_try and made.kv_cache_bytes:
@@ -400,6 +401,17 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
     if made.sites:
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
+
+
+NAMED_FILES = 16  # of an output, by name; a large model has hundreds of weight files
+
+
+def _files(names: Sequence[str]) -> str:
+    """Name the files of an output."""
+    shown = ", ".join(names[:NAMED_FILES])
+    if len(names) > NAMED_FILES:
+        shown += f" and {len(names) - NAMED_FILES} more"
+    return f"files: {shown}"
 
 
 def _proof(proof: JsonObject | None) -> str:

@@ -250,7 +250,10 @@ def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
         lines = out.partition("to serve it")[2].splitlines()[1:]
         return [line.split()[0] for line in lines if line[:2] == "  " and line[2:3].isalpha()]
 
-    assert loaders(ropext(*words)[1]) == ["vllm"]
+    first = ropext(*words)[1]
+    assert loaders(first) == ["vllm"]
+    named = re.search(r"^files: (.*)$", first, re.M).group(1).split(", ")
+    assert named == sorted(tree(tmp_path / "out"))
     every = loaders(ropext(*words, "--force", "--serve")[1])
     assert every == ["transformers", "vllm", "sglang", "llama.cpp", "lm-eval"]
     code, out, err = ropext(*words, "--force", "--serve", "--eval", "docs.txt")

@@ -106,6 +106,7 @@ def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(
     assert f"lm-studio    lms import --copy {out}" in lines
     assert "lms load --context-length 1024" in lines
     assert "raise the length alone" not in shown.out
+    assert f"\nfiles: {out}, {out}.Modelfile\n" in shown.out
 
 
 def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):
