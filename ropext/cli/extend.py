@@ -89,10 +89,13 @@ def command(
         else:
             run.do(out, recipe, output, push, call)
         return
+    extension = extending.extension_request(model, given, revision).prepared(output)
     if output is None or dry_run:
-        made = extending.plan_extend(model, output, given, call, revision)
+        from ropext.jobs import counted  # late: to extend needs none of it
+
+        made = counted(extension, output, call)
         plan.show(out, made)
         made.require_help()  # as the run would, which shows no plan
         return
-    done = extending.extend(model, output, given, call, revision)
+    done = extension.make(output, call)
     result(out, text.extended(done.plan, done.written, serve), done, done.output, push)

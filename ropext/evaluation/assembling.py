@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ropext.evaluation.divergence import against_key
-from ropext.evaluation.preparing import Evaluation
+from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import JsonObject

@@ -15,7 +15,7 @@ from ropext.evaluation.forward import (
     columns_for,
     slice_for,
 )
-from ropext.evaluation.preparing import Evaluation
+from ropext.evaluation.plan import Evaluation
 from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, skeleton, with_attention
 from ropext.models.memory import free_memory

@@ -21,8 +21,9 @@ from ropext.checkpoint.provenance import (
     scaled_by_config,
 )
 from ropext.checkpoint.snapshot import with_weights
+from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import Variant, trained_on
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.models.masked import fills_in, is_masked
 from ropext.options.evaluate import Evaluate
@@ -30,6 +31,7 @@ from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan, plan_config
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext.results.overlap import Overlap, overlap
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
 
@@ -128,6 +130,14 @@ def line_up_checkpoints(
         target = record.target if record else limit
         variants.append(Variant(label, EXTENDED, snapshot, target=target, info=info))
     return Lineup(tuple(variants), context, limit)
+
+
+def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[str, Overlap]:
+    """What each variant that was trained was trained on of the documents that are read; `questions`
+    where these are asked about them."""
+    read = [document.known_by for document in corpus.documents] if corpus else []
+    pairs = ((variant.label, overlap(trained_on(variant), read)) for variant in lineup.variants)
+    return {label: replace(it, questions=questions) for label, it in pairs if it is not None}
 
 
 def fetched(lineup: Lineup) -> Lineup:

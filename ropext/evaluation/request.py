@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropext import guard
+from ropext.checkpoint import with_weights
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
 from ropext.evaluation.lineup import line_up
@@ -46,5 +47,8 @@ class EvaluationRequest:
                 raise UsageError(
                     "--losses writes the loss of every token of --data; give documents"
                 )
+            for variant in lineup.variants:
+                if variant.snapshot.hub_id != variant.snapshot.name:
+                    with_weights(variant.snapshot)  # refused where they should lie here and do not
             evaluation.tell_warnings(call.hooks.say)
             yield EvaluationJob(evaluation, self.gates, self.losses)

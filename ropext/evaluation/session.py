@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard, workdir
-from ropext.checkpoint import Snapshot, with_weights
+from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
 from ropext.evaluation.costs import Costs, count_evaluation
 from ropext.evaluation.lineup import fetched
-from ropext.evaluation.preparing import Evaluation
+from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
@@ -39,12 +39,9 @@ class EvaluationJob:
     losses: Path | None = None  # a parquet file for the loss of every token
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse weights that should lie here and do not, and an output that holds something
-        else."""
+        """Refuse an output that holds something else."""
         for variant in self.evaluation.lineup.variants:
-            if variant.snapshot.hub_id != variant.snapshot.name:
-                with_weights(variant.snapshot)
-            elif not variant.snapshot.weight_files:
+            if not variant.snapshot.weight_files:
                 return  # fetched first, and part of what says which run it is
         self.evaluation.workdir(output).check(call.force)
 

@@ -44,38 +44,65 @@ class Extended:
         }
 
 
-def extend(
-    model: str,
-    output: Path,
-    options: Mapping[str, Any],
-    call: Call,
-    revision: str | None = None,
-) -> Extended:
-    """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
-    Extend and Writing."""
-    snapshot, plan, writing = _read(model, output, options, revision)
-    plan.require_help()  # before weights are fetched
-    with _or_without_a_copy(plan):
-        whole = with_weights(snapshot)
-    return write_extension(whole, warned(plan, call.hooks.say), output, writing, call)
+@dataclass(frozen=True)
+class ExtensionRequest:
+    """A model that is to be extended."""
+
+    model: str
+    wish: Mapping[str, Any]  # fields of Extend; its pair factors may be named by their file
+    writing: Writing
+    revision: str | None = None
+
+    def prepared(self, output: Path | None) -> "ExtensionJob":
+        """Open the model and plan; an output over, in or around what is read is refused."""
+        snapshot = open_model(self.model, revision=self.revision)
+        guard.check({"MODEL": snapshot.directory, **reads(self.wish, Extend)}, {"--output": output})
+        return ExtensionJob(snapshot, planned(snapshot, self.model, self.wish), self.writing)
 
 
-def plan_extend(
-    model: str,
-    output: Path | None,
-    options: Mapping[str, Any],
-    call: Call,
-    revision: str | None = None,
-) -> ExtensionPlan:
-    """What `extend` would write; an output that it would refuse is refused."""
-    snapshot, plan, how = _read(model, output, options, revision)
-    is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
-    if output is not None and is_here:  # else the weights are fetched first
-        with _or_without_a_copy(plan):
-            snapshot.require_weights()
-            source = source_of(snapshot, plan, output.name, call)
-            check_writable(source, output, _manner(how, call))
-    return plan
+def extension_request(
+    model: str, given: Mapping[str, Any], revision: str | None = None
+) -> ExtensionRequest:
+    """Ask for an extension by the fields of Extend and Writing."""
+    writing = dict[str, Any]()
+    wish = dict[str, Any]()
+    for name, value in given.items():
+        if name in Writing.model_fields:
+            writing[name] = value
+        else:
+            wish[name] = value
+    return ExtensionRequest(model, wish, Writing(**writing), revision)
+
+
+@dataclass(frozen=True)
+class ExtensionJob:
+    """An extension that is planned; it leaves nothing that could go on."""
+
+    snapshot: Snapshot
+    plan: ExtensionPlan
+    writing: Writing
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output that may not be written."""
+        snapshot = self.snapshot
+        is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
+        if is_here:  # else the weights are fetched first
+            with _or_without_a_copy(self.plan):
+                snapshot.require_weights()
+                source = source_of(snapshot, self.plan, output.name, call)
+                check_writable(source, output, _manner(self.writing, call))
+
+    def counts(self) -> ExtensionPlan:
+        """Return the plan, which says what would be written."""
+        return self.plan
+
+    def make(self, output: Path, call: Call) -> Extended:
+        """Write an extended checkpoint and prove it."""
+        self.plan.require_help()  # before weights are fetched
+        with _or_without_a_copy(self.plan):
+            whole = with_weights(self.snapshot)
+        plan = warned(self.plan, call.hooks.say)
+        return write_extension(whole, plan, output, self.writing, call)
 
 
 def _manner(how: Writing, call: Call) -> WriteManner:
@@ -92,18 +119,6 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
         if lines := plan.overrides():
             raise InputError(f"{error}:\n{serving_text(lines)}") from None
         raise
-
-
-def _read(
-    model: str, output: Path | None, options: Mapping[str, Any], revision: str | None
-) -> tuple[Snapshot, ExtensionPlan, Writing]:
-    """The model, its plan, and how that is written; an output over, in or around what is read is
-    refused."""
-    writing = {name: options[name] for name in Writing.model_fields if name in options}
-    snapshot = open_model(model, revision=revision)
-    guard.check({"MODEL": snapshot.directory, **reads(options, Extend)}, {"--output": output})
-    wish = {name: value for name, value in options.items() if name not in writing}
-    return snapshot, planned(snapshot, model, wish), Writing(**writing)
 
 
 def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:

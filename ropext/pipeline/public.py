@@ -52,7 +52,8 @@ def extend(
     if not is_run(given):
         from ropext.pipeline import extending
 
-        return extending.extend(name, output, given, call, revision)
+        request = extending.extension_request(name, given, revision)
+        return request.prepared(output).make(output, call)
     from ropext.pipeline import job, running
 
     with _as_file(given.pop("data", None)) as data:

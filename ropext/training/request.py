@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ropext import guard
 from ropext.dequantising import directory_of
@@ -11,11 +12,12 @@ from ropext.models.load import silenced
 from ropext.narration import Call
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
-from ropext.training import finetune, fit
-from ropext.training.finetune import AdapterObjective
-from ropext.training.fit import SpectrumObjective
 from ropext.training.objective import Finish
 from ropext.workdir import beside
+
+if TYPE_CHECKING:  # of the two kinds one is imported
+    from ropext.training.finetune import AdapterObjective
+    from ropext.training.fit import SpectrumObjective
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class FinetuneRequest:
     options: Finetune
 
     @contextmanager
-    def prepared(self, output: Path | None, call: Call) -> Iterator[AdapterObjective]:
+    def prepared(self, output: Path | None, call: Call) -> Iterator["AdapterObjective"]:
         """Open the checkpoint, read the documents, and choose the settings."""
+        from ropext.training import finetune
+
         _guard({"DIR": self.directory}, self.data, self.options, output)
         with silenced():
             yield finetune.prepare(self.directory, self.data, self.options)
@@ -45,9 +49,11 @@ class FitRequest:
     finish: Finish | None = None  # adds to the output, before that has its name
 
     @contextmanager
-    def prepared(self, output: Path | None, call: Call) -> Iterator[SpectrumObjective]:
+    def prepared(self, output: Path | None, call: Call) -> Iterator["SpectrumObjective"]:
         """Open the model, a GGUF as a directory of its weights while this lasts, read the
         documents, and choose the settings."""
+        from ropext.training import fit
+
         _guard({"MODEL": self.model}, self.data, self.options, output)
         with silenced(), directory_of(self.model, call.hooks.say) as place:
             objective = fit.prepare(place, self.data, self.options, self.revision, named=self.model)
