@@ -27,7 +27,7 @@ from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.training.result import Finetuned
 from ropext.training.result import Fitted
-from ropext.verifying import Verification
+from ropext.verifying.checks import Verification
 from typing import Any
 from typing import Literal
 import os
