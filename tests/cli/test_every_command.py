@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from canaries import HEAR, TOKENS, check, check_files
 from command_line import drive, environment
 
 from ropext.cli.app import COMMANDS
@@ -35,7 +36,7 @@ ROWS = {
 SHADOWS = ("warnings", "contextlib", "torch", "transformers", "json", "numpy", "accelerate", "yaml")
 # Rows that their own tests run, with --json and with --quiet.
 ELSEWHERE = {
-    "push": "tests/checkpoint/test_publishing.py, which has a hub",
+    "push": "tests/checkpoint/test_publishing.py, which has a hub; test_secrets.py",
     "demo": "tests/demo, for its length",
     "serve": "tests/serving, which asks it",
 }
@@ -67,7 +68,7 @@ def said(tmp_path_factory):
             lines.append([name, *own, way])
             keys.append((name, way))
     lines += [["push", "extended", "org/name", "--dry-run"]]
-    answers = drive(folder, lines)
+    answers = drive(folder, lines, HEAR, **TOKENS)
     assert [code for code, _, _ in answers[-1:]] == [0], answers[-1:]
     return dict(zip(keys, answers, strict=False)) | {"folder": folder}
 
@@ -77,6 +78,19 @@ def test_no_command_imports_from_the_working_folder(said):
     """Nor does a process that it starts: each of these names is one that Python, torch or
     transformers looks for."""
     assert not list(said["folder"].rglob("*.ran"))
+
+
+@pytest.mark.slow
+def test_no_command_shows_a_token(said):
+    """Of those in its environment: not in what it says or writes, nor to a process that it starts.
+    What fails, and what talks to a hub, is in tests/reliability/test_secrets.py."""
+    folder = said["folder"]
+    for name in ROWS:
+        for way in ("--json", "--quiet"):
+            _, out, err = said[name, way]
+            check(out + err, f"{name} {way}")
+    check_files(folder)
+    assert "proof/child" in (folder / "started.txt").read_text()
 
 
 @pytest.mark.slow

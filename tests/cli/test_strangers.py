@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_every_command import drive
+from command_line import drive
 from tiny_checkpoint import make_llama
 
 import ropext
@@ -256,7 +256,12 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-EVIL_CODE = "import pathlib\npathlib.Path({ran!r}).touch()\nclass C: pass\n"
+EVIL_CODE = """\
+import sys
+with open({ran!r}, "a") as file:
+    file.write(" ".join(sys.argv[:2]) + "\\n")
+class C: pass
+"""
 # Code of its own for everything that transformers would load.
 AUTO_MAPS = {
     "config.json": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
@@ -275,13 +280,14 @@ def test_no_command_runs_the_models_code(tmp_path):
     (base / "evil.py").write_text(EVIL_CODE.format(ran=str(ran)))
     wish, read = ("--factor", "2"), ("--data", "ropext://held-out", "--max-docs", "1")
     train = ("--data", "ropext://tuning", "--steps", "1", "--batch-tokens", "1024")
+    judged = ("--held-out", "2", "--retrieval-items", "0")
     runs = [
         ("inspect", "base", "--json"),
         ("plan", "base", *wish, "--json"),
         ("extend", "base", *wish, "-o", "out"),
         ("extend", "base", *wish, "-o", "out2", "--no-verify", "--link", "symlink"),
         ("verify", "out"),
-        ("fit", "base", *wish, *train, "--held-out", "2", "--retrieval-items", "0", "-o", "fit"),
+        ("fit", "base", *wish, *train, "--start", "yarn", *judged, "-o", "fit"),
         ("eval", "out", *read, "-o", "eval"),
         ("finetune", "out", *train, "--eval-documents", "0", "-o", "fine"),
     ]
@@ -297,7 +303,9 @@ def test_no_command_runs_the_models_code(tmp_path):
     assert refused == 2
     assert "asks.yaml, line 1: no recipe allows" in err
     assert not ran.exists()
-    for words in (("eval", "out", *read), ("run", "r.yaml", "-o", "trusted")):
-        drive(tmp_path, [(*words, "--trust-remote-code")])
-        assert ran.exists()  # where it is asked for, it would have run
-        ran.unlink()
+    asked = [("eval", "out", *read), ("run", "r.yaml", "-o", "trusted")]
+    drive(tmp_path, [(*words, "--trust-remote-code") for words in asked])
+    # Where it is asked for, it would have run: as the model is read, and in the proof of `run`.
+    told = ran.read_text()
+    assert "ropext eval\n" in told
+    assert "/proof/child.py " in told

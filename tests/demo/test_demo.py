@@ -11,6 +11,7 @@ import socket
 import sys
 from pathlib import PureWindowsPath
 
+import canaries
 import pytest
 import typer
 from command_line import run
@@ -49,6 +50,8 @@ def network():
         for name in ("create_connection", "getaddrinfo", "gethostbyname"):
             patch.setattr(socket, name, off.refuse)
         patch.delenv("HF_HUB_OFFLINE", raising=False)
+        for name, token in canaries.TOKENS.items():
+            patch.setenv(name, token)
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read from it once
         yield off
 
@@ -172,6 +175,12 @@ def test_nothing_asked_for_a_network(shown, network):
 
 
 @pytest.mark.slow
+def test_no_file_of_it_shows_a_token(shown):
+    canaries.check_files(shown.output)
+    canaries.check_files(shown.output.with_name(f"{shown.output.name}.run"))
+
+
+@pytest.mark.slow
 def test_the_base_finds_keys_inside_its_window_and_explodes_beyond_it(shown):
     far, near = (number(shown, own, f"tail_nll@{TARGET}") for own in ("untouched", "base"))
     assert far - near >= 1.5
@@ -265,6 +274,7 @@ def test_a_second_run_does_nothing_again_and_the_command_prints_it(shown, networ
     gates = [gate["gate"] for gate in json.loads(said.out)["gates"]]
     assert gates == [gate for gate in demo.GATES if "control" not in gate]
     assert network.asked == []
+    canaries.check(said.out + said.err, "what the command says")
 
 
 def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):

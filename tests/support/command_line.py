@@ -118,13 +118,13 @@ def environment(home):
     return keep | own | {"FORCE_COLOR": "1", "NO_COLOR": "1"}
 
 
-def drive(folder, lines):
+def drive(folder, lines, before="", **variables):
     """(exit code, stdout, stderr) of each command line, all in one interpreter; its first proof
-    alone has a process of its own."""
+    alone has a process of its own. `before` is run in it first."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", FIRST_APART + DRIVER, json.dumps(lines)],
+        [sys.executable, "-P", "-c", before + FIRST_APART + DRIVER, json.dumps(lines)],
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder) | variables,
         capture_output=True,
         text=True,
         check=False,
