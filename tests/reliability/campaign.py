@@ -212,14 +212,14 @@ class Campaign:
         return room
 
     def wishes(self, command: Command, count: int) -> Iterator[Wish]:
-        """Boundaries and half-done writes, each phase of a run as often as the others."""
+        """Boundaries and half-done writes, each phase of a run as often as the others; last the one
+        in which nothing is there yet."""
         steps = self.truth(command)[1]
-        groups: dict[str, list[Wish]] = {}
+        groups: dict[str, list[Wish]] = {phase: [] for phase in (*PHASES[1:], PHASES[0])}
         for at, kind in enumerate(steps):
-            groups.setdefault(phase_at(steps, at), []).append(Wish(at, "before"))
+            groups[phase_at(steps, at)].append(Wish(at, "before"))
             if kind == "write":
-                cut = [Wish(at, "middle", share) for share in SHARES]
-                groups.setdefault(PHASES[2], []).extend(cut)
+                groups[PHASES[2]] += [Wish(at, "middle", share) for share in SHARES]
         for group in groups.values():
             self.random.shuffle(group)
         turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))

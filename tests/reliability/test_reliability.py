@@ -1,4 +1,7 @@
-"""A short campaign of kills and failing calls, in a process of its own; the long one by command."""
+"""Short campaigns of kills, failing calls and a user's files, in a process of their own.
+
+`python -m tests.reliability` runs the long ones.
+"""
 
 import os
 import re
@@ -16,96 +19,63 @@ pytestmark = [
 ]
 
 
-def campaign(*words, **more):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.reliability", *words],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_killed_or_failing_commands_keep_their_promises(capsys):
-    done = campaign("--kills", "24", "--faults", "4", "--wanted", "1")
-    with capsys.disabled():
-        print("\n" + done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "0 promises broken" in done.stdout
-    rows = re.findall(r"^\| all \| (.*) \|$", done.stdout, re.MULTILINE)
-    assert min(map(int, rows[0].split(" | ")[1:4])) >= 1
-
-
-def test_no_input_and_nothing_of_a_user_s_is_lost(capsys):
-    done = campaign("--guard", "part")
-    with capsys.disabled():
-        print("\n" + done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    cases, broken = re.findall(r"^(\d+) cases, (\d+) promises broken", done.stdout, re.MULTILINE)[0]
-    assert (int(cases) > 100, int(broken)) == (True, 0)
-
-
-BREAK = """
-import sys
-sys.path[:0] = ["tests", "tests/support"]
-from ropext import guard
-from ropext.checkpoint import staging
-import os
-{fault}
-sys.argv = ["tests.reliability", *{words!r}]
-import runpy
-runpy.run_module("tests.reliability", run_name="__main__")
-"""
-FAULTS = {
-    "named before it is written": (
-        "def staged(output, **_):\n"
-        "    from contextlib import nullcontext\n"
-        "    from pathlib import Path\n"
-        "    Path(output).mkdir()\n"
-        "    return nullcontext(staging.Staged(Path(output)))\n"
-        "import ropext.checkpoint.source as source\n"
-        "source.staged = staged\n"
-    ),
-    "what was left is never swept up": "staging._recover = lambda *about: None\n",
-}
-UNGUARDED = {
-    "what is replaced is not checked": (
-        "staging._Target.check_taken = lambda *about: None",
-        "a file is added to OUT|OUT is moved away, and made anew|OUT becomes a link|OUT is edited",
-    ),
-    "nothing is compared": ("guard.check = lambda *about: None", "is|lies in|holds|links into"),
-    "places are compared as text": (
-        "guard.identity = lambda path: os.path.exists(path) and os.path.realpath(path) or None",
-        "is, by os.stat|lies in, by os.stat|holds, by os.stat",
-    ),
-}
-
-
-def broken(fault, *words):
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The exit code and what each campaign says, by its name."""
+    folder = tmp_path_factory.mktemp("said")
     done = subprocess.run(
-        [sys.executable, "-c", BREAK.format(fault=fault, words=words)],
+        [sys.executable, "-m", "tests.reliability.short", str(folder)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "BROKEN " in done.stdout, done.stdout + done.stderr[-2000:]
-    return done.stdout
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {path.stem: path.read_text("utf-8") for path in folder.glob("*.txt")}
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_the_campaign_notices_a_broken_writer(fault):
-    broken(fault, "--kills", "60", "--faults", "0", "--only", "extend")
+def kept(text, capsys):
+    """What a campaign on the code as it is says."""
+    with capsys.disabled():
+        print("\n" + text)
+    assert text.startswith("0\n"), text
+    assert "0 promises broken" in text
+    return text
 
 
-@pytest.mark.parametrize(("fault", "relations"), UNGUARDED.values(), ids=UNGUARDED)
-def test_the_campaign_notices_a_guard_that_is_off(fault, relations):
-    said = broken(fault, "--guard", "quick")
+def test_killed_or_failing_commands_keep_their_promises(said, capsys):
+    text = kept(said["kills"], capsys)
+    rows = re.findall(r"^\| all \| (.*) \|$", text, re.MULTILINE)
+    assert min(map(int, rows[0].split(" | ")[1:4])) >= 1
+
+
+def test_no_input_and_nothing_of_a_user_s_is_lost(said, capsys):
+    text = kept(said["guard"], capsys)
+    assert int(re.findall(r"^(\d+) cases, ", text, re.MULTILINE)[0]) > 100
+
+
+@pytest.mark.parametrize("fault", ["named before it is written", "what was left is never swept up"])
+def test_the_campaign_notices_a_broken_writer(said, fault):
+    assert said[fault].startswith("1\n"), said[fault]
+    assert "BROKEN " in said[fault]
+
+
+UNGUARDED = {
+    "what is replaced is not checked": (
+        "a file is added to OUT|OUT is moved away, and made anew|OUT becomes a link|OUT is edited"
+    ),
+    "nothing is compared": "is|lies in|holds|links into",
+    "places are compared as text": "is, by os.stat|lies in, by os.stat|holds, by os.stat",
+}
+
+
+@pytest.mark.parametrize(("fault", "relations"), UNGUARDED.items())
+def test_the_campaign_notices_a_guard_that_is_off(said, fault, relations):
+    text = said[fault]
+    assert text.startswith("1\n"), text
     for relation in relations.split("|"):
-        assert re.search(f"^BROKEN .*, {relation}: it (was done, or|lost )", said, re.MULTILINE), (
+        assert re.search(f"^BROKEN .*, {relation}: it (was done, or|lost )", text, re.MULTILINE), (
             relation,
-            said,
+            text,
         )
