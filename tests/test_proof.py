@@ -12,6 +12,9 @@ import pytest
 
 from ropext import forms, proof, stock
 from ropext.errors import ProofFailed
+from ropext.options.extend import Extend
+from ropext.planning import make_plan
+from ropext.proof.comparing import Difference
 from ropext.rope import Rope, Site, Spectrum
 
 pytestmark = pytest.mark.slow
@@ -420,3 +423,15 @@ def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.truncate(1 << 40)  # mapped, not held
     assert of()[1] >= 3 << 40
+
+
+def test_what_no_extension_changes_fails_the_proof(tmp_path: Path, monkeypatch) -> None:
+    """By a writer that drops a key beside the rope keys: its numbers are as planned."""
+    config = SIZES | {"model_type": "granite", "max_position_embeddings": CONTEXT}
+    plan = make_plan(config | {"attention_multiplier": 0.5}, Extend(factor=4.0))
+    difference = Difference("", "", -1, 1.0, 1.0, 0.0)
+    changed = ("rope_parameters.factor", "max_position_embeddings", "attention_multiplier")
+    proved = proof.Proof("9.9", "", 1, 1, 0, 0, difference, changed=changed)
+    monkeypatch.setattr(proof, "prove", lambda *args, **options: proved)
+    with pytest.raises(ProofFailed, match="reads attention_multiplier otherwise than the base's"):
+        proof.prove_plan(tmp_path, plan, config)

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import transformers
 
-from ropext import extend, proof, stock
+from ropext import extend, families, proof, stock
 from ropext.errors import ProofFailed
 from ropext.families import table
 from ropext.options.extend import Extend
@@ -219,6 +219,23 @@ def test_catches(built, name: str) -> None:
     with pytest.raises(ProofFailed, match=WRONG[name][3]) as caught:
         compare(built[name])
     assert caught.value.exit_code == 3
+
+
+# Each of those faults, as keys that stock reads otherwise than the base's.
+SEEN = {
+    "a key that queries read": ["rope_parameters.original_max_position_embeddings"],
+    "the length that queries read": ["rope_parameters.original_max_position_embeddings"],
+    "the softmax scale": ["attention_multiplier"],
+    "layers that rotate": ["no_rope_layers"],
+    "a layer that did not rotate": ["no_rope_layers"],
+}
+
+
+@pytest.mark.parametrize("name", [*RUN, *WRONG])
+def test_each_fault_is_seen_in_what_stock_reads(built, name: str) -> None:
+    found, _, read = built[name]
+    beside = families.changed_beside(read, found["base"]["changed"])
+    assert beside == SEEN.get(name, [])
 
 
 @pytest.mark.parametrize("name", NOT_RUN)

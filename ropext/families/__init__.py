@@ -12,13 +12,15 @@ from ropext.families.positions import read_positions, refusal
 from ropext.families.published import recipe_of
 from ropext.families.reading import interpret, read
 from ropext.families.respelling import as_read, check_spellings, respell, trusting
-from ropext.families.writing import as_written, write
+from ropext.families.writing import FREE_KEYS, as_written, changed_beside, write
 
 __all__ = [
+    "FREE_KEYS",
     "LENGTH_KEYS",
     "Model",
     "as_read",
     "as_written",
+    "changed_beside",
     "check_spellings",
     "diff",
     "interpret",

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ropext import forms
@@ -15,6 +15,7 @@ from ropext.families.params import (
     FORM_KEYS,
     LENGTHS,
     LISTS,
+    QUERY_KEYS,
     follows_from_lengths,
     keep_query_scales,
     turning_share,
@@ -22,6 +23,11 @@ from ropext.families.params import (
 from ropext.families.table import Family, Label, family
 from ropext.forms import Params
 from ropext.rope import Rope, RopeSite
+
+# What a save by another program or a user's choice changes, and nothing proved follows from.
+FREE_KEYS = frozenset(
+    ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
+)
 
 
 def _json_value(key: str, value: Any) -> Any:
@@ -241,3 +247,28 @@ def write(
     _write_sizes(text, model, stated)
     _write_lengths(out, text, model, stated.names_of("max_position_embeddings"), target)
     return out
+
+
+def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
+    """Of the dotted keys that stock reads otherwise than the base's, those that no extension of
+    this model changes: what queries or logits are scaled by, which layers rotate, any size."""
+    row = family(model.text_type)
+    names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}
+    names |= {"partial_rotary_factor", "head_dim", "rope_scaling", "layer_rope_theta"}
+    names |= {path.rpartition(".")[2] for path in row.theta}
+    names |= {label.theta for label in row.labels}
+    names |= {label.name for label in row.labels}  # a dict that was left to the class
+    own = TextConfig({}, model.text_type)
+    for key in ("max_position_embeddings", "head_dim"):
+        names |= {*own.names_of(key)}
+    kept = set[str]()
+    for site in model.sites:
+        for scale in QUERY_KEYS:
+            if site.params.get(scale.key):
+                kept |= {scale.key, *scale.beside}
+    beside = []
+    for key in changed:
+        holder, _, name = key.rpartition(".")
+        if name not in names or ("rope_parameters" in holder.split(".") and name in kept):
+            beside.append(key)
+    return beside

@@ -16,12 +16,13 @@ from typing import Any
 
 from ropext import families, stock
 from ropext.checkpoint.provenance import Record
-from ropext.errors import ProofFailed
+from ropext.errors import ProofFailed, listed
 from ropext.families import Model
 from ropext.families.config import Dict, locate, parts
 from ropext.jsontext import dump, read_object
 from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
+    LISTED,
     UNSEEN,
     Promise,
     Proof,
@@ -232,15 +233,22 @@ def prove_plan(
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Prove a directory that was written by a plan for the model of a config, as the record keeps
-    it."""
+    it: what stock reads otherwise than the base's, too, is what an extension changes alone."""
     growth = plan.growth
     if growth is not None:
         return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)
     _, _, text_path = locate(dict(plan.config))
-    return prove(
+    proved = prove(
         directory,
         Promise(plan.sites, plan.factor),
         forward=Forward(plan.context, plan.target, base),
         text_path=text_path,
         trust_remote_code=trust_remote_code,
-    ).to_json()
+    )
+    others = families.changed_beside(families.as_read(dict(base)), proved.changed or ())
+    if others:
+        raise ProofFailed(
+            f"proof: transformers {proved.transformers} reads {listed(others[:LISTED])} otherwise"
+            " than the base's, which no extension changes"
+        )
+    return proved.to_json()

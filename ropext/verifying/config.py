@@ -11,8 +11,6 @@ from ropext.rope import ABSENT
 from ropext.verifying.checks import Check
 
 LISTED = 5  # names shown of a longer list
-# What a save by another program or a user's choice changes, and nothing proved follows from.
-FREE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 
 
 def check_config(
@@ -33,7 +31,7 @@ def check_config(
     beside = {key: edit for key, edit in edits.items() if not within(key, edited)}
     both = [key for key, e in beside.items() if ABSENT not in (e.before, e.after)]
     differing = both if changed is None else [key for key in beside if within(key, changed)]
-    wrong = [key for key in differing if key.rpartition(".")[2] not in FREE]
+    wrong = [key for key in differing if key.rpartition(".")[2] not in families.FREE_KEYS]
     for key in wrong:
         was, now = (repr(v)[:60] for v in (beside[key].before, beside[key].after))
         yield Check("config", False, f"config.json: {key} is {now}, the base's {was}")
