@@ -134,8 +134,8 @@ class Reader:
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
-def spans_of(text: str, newest: Version = NEVER) -> tuple[VersionSpan, ...]:
-    """The spans of "0.8, 0.11", "4.51-4.57" or "0.30-", which ends at the newest that is known."""
+def spans_of(text: str) -> tuple[VersionSpan, ...]:
+    """The spans of "0.8, 0.11", "4.51-4.57" or "0.30-", which has no end."""
     spans = list[VersionSpan]()
     for part in filter(None, text.replace(" ", "").split(",")):
         low, dash, high = part.partition("-")
@@ -143,7 +143,7 @@ def spans_of(text: str, newest: Version = NEVER) -> tuple[VersionSpan, ...]:
         if high:
             end = after(version_of(high))
         else:
-            end = newest if dash else after(first)
+            end = NEVER if dash else after(first)
         if not RANGE.fullmatch(part) or not first < end:
             raise Refused(f"versions {text!r}: {part!r} is no range of versions, such as 0.30-0.33")
         spans.append(VersionSpan(first, end))
@@ -155,7 +155,9 @@ def label_of(spans: Sequence[VersionSpan]) -> str:
     parts = list[str]()
     for span in spans:
         first = ".".join(map(str, span.first))
-        if span.end == after(span.first):
+        if span.end == NEVER:
+            parts.append(f"{first} or newer")
+        elif span.end == after(span.first):
             parts.append(first)
         elif span.end[-1] > 0:
             last = ".".join(map(str, (*span.end[:-1], span.end[-1] - 1)))
@@ -163,6 +165,11 @@ def label_of(spans: Sequence[VersionSpan]) -> str:
         else:
             parts.append(f"{first} to before {'.'.join(map(str, span.end))}")
     return ", ".join(parts)
+
+
+def dotted(version: Version) -> str:
+    """A version as the table has it; an end that never comes is empty."""
+    return "" if version == NEVER else ".".join(map(str, version))
 
 
 def columns_of(data: Json) -> list[Column]:
@@ -191,13 +198,15 @@ def _fact(row: Json, data: Json, columns: Sequence[Column]) -> Fact:
     for key in ("loader", "evidence", "families", "cells"):
         if not row.get(key):
             raise Refused(f"it lacks {key!r}")
-    ends = [span.end for own in columns if own.loader == row["loader"] for span in own.spans]
+    has_versions = any(own.loader == row["loader"] and own.spans for own in columns)
     known = {column.loader for column in columns}
     if row["loader"] not in known:
         raise Refused(f"no column is of this loader; there are {', '.join(sorted(known))}")
-    if bool(ends) != bool(row.get("versions")):
-        raise Refused("it needs versions, such as 0.30- or 0.8, 0.11" if ends else "no versions")
-    spans = spans_of(row.get("versions", ""), max(ends, default=NEVER))
+    if has_versions and not row.get("versions"):
+        raise Refused("it needs versions, such as 0.30- or 0.8, 0.11")
+    if not has_versions and row.get("versions"):
+        raise Refused("no versions")
+    spans = spans_of(row.get("versions", ""))
     cells = {kind: _cell(kind, cell, row, data, spans) for kind, cell in row["cells"].items()}
     return Fact(row["loader"], spans, tuple(row["families"]), row.get("ran", ""), cells)
 
@@ -544,7 +553,7 @@ def _reader_json(reader: Reader) -> Json:
                 break
         else:
             groups.append({"families": [family], **group})
-    spans = [[".".join(map(str, end)) for end in (span.first, span.end)] for span in reader.spans]
+    spans = [[dotted(span.first), dotted(span.end)] for span in reader.spans]
     return {
         "loader": reader.column.loader,
         "versions": reader.label,

@@ -9,9 +9,9 @@ import make_tables
 import pytest
 
 from ropext import inspecting, loaders
-from ropext.errors import NotMeasured
+from ropext.errors import NotMeasured, UsageError
 from ropext.loaders import lookup, table
-from ropext.loaders.versions import VersionSpan, span_of
+from ropext.loaders.versions import NEVER, VersionSpan, span_of
 
 FACTS = json.loads(make_loaders.FACTS.read_text("utf-8"))
 MEASURED = json.loads(make_loaders.MEASURED.read_text("utf-8"))
@@ -118,6 +118,18 @@ def test_a_fact_of_versions_that_no_column_has(with_facts):
         inspecting.gate(served, ["mlx==0.31"])
 
 
+def test_a_fact_of_an_open_range_holds_for_versions_that_are_newer_than_every_column(with_facts):
+    """It ended at the newest column, and a version released since was "not measured"."""
+    with_facts(fact(families=["olmoe"], versions="0.32-"))
+    for name in ("mlx", "mlx==0.32.2", "mlx==0.34", "mlx==1.0"):
+        assert {row.verdict for row in reading("olmoe", name)} == {"different"}, name
+    with pytest.raises(UsageError, match=r"0\.32-0\.32\.1, 0\.32\.3 or newer"):
+        reading("olmoe", "mlx==0.31")
+    assert [row.verdict for row in reading("smollm3", "mlx")] == ["same"]
+    for page in make_tables.TABLES:
+        assert make_tables.renewed(page)
+
+
 def test_a_fact_of_some_versions_of_a_column_cuts_it(with_facts):
     """Of vLLM 0.32-0.33 the first was measured, which a fact about 0.33 does not contradict."""
     known = fact(loader="vllm", versions="0.33-")
@@ -125,7 +137,7 @@ def test_a_fact_of_some_versions_of_a_column_cuts_it(with_facts):
     assert [row.verdict for row in reading("smollm3", "vllm")] == ["different"]
     assert [row.verdict for row in reading("smollm3", "vllm==0.32")] == ["same"]
     labels = [reader.versions for reader in lookup.readers() if reader.loader == "vllm"]
-    assert labels == ["0.33", "0.32", "0.8 and 0.11"]
+    assert labels == ["0.33", "0.32", "0.8 and 0.11", "0.34 or newer"]
     assert "vllm 0.32-0.33, smollm3, yarn" in refusal(fact(loader="vllm", versions="0.32-"))
 
 
@@ -191,7 +203,8 @@ def test_ranges_of_versions():
     spans = make_loaders.spans_of
     assert spans("0.32-0.33") == (VersionSpan((0, 32), (0, 34)),)
     assert spans("0.8, 0.11") == (VersionSpan((0, 8), (0, 9)), VersionSpan((0, 11), (0, 12)))
-    assert spans("0.30-", (0, 34)) == (VersionSpan((0, 30), (0, 34)),)
+    assert spans("0.30-") == (VersionSpan((0, 30), NEVER),)
+    assert make_loaders.label_of(spans("0.30-")) == "0.30 or newer"
     for span, others in ((spans("4.51-4.57")[0], "4 4.51 4.57.6"), (spans("0.32.2")[0], "0.32")):
         assert all(span.overlaps(span_of(other)) for other in others.split())
     assert not spans("4.51-4.57")[0].overlaps(span_of("4.58"))

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
-from ropext.loaders.versions import VersionSpan, version_of
+from ropext.loaders.versions import NEVER, VersionSpan, version_of
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 
@@ -45,7 +45,8 @@ class ReaderData(TypedDict):
 
     loader: str
     versions: str
-    spans: list[list[str]]  # the first version of each, and the first that is no longer in it
+    # The first version of each, and the first that is no longer in it ("": there is none).
+    spans: list[list[str]]
     composites: bool
     narrow: bool
     groups: list[GroupData]
@@ -147,7 +148,7 @@ def _reader(entry: ReaderData) -> LoaderVersions:
             measured[family] = group["versions"]
     spans = list[VersionSpan]()
     for first, end in entry["spans"]:
-        spans.append(VersionSpan(version_of(first), version_of(end)))
+        spans.append(VersionSpan(version_of(first), version_of(end) or NEVER))
     return LoaderVersions(
         loader=entry["loader"],
         versions=entry["versions"],
