@@ -1,6 +1,7 @@
 """A plan on one screen: what a person asks first. `--details` shows the rest."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ def plan_screen(made: ExtensionPlan) -> str:
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
     facts += _readers(made)
-    above = [*headlines(made), fact_lines(facts)]
+    above = headlines(made)
+    above.append(fact_lines(facts))
     below = [DETAILS]
     if made.refusal is None:
         below.insert(0, folded(f"to write it: {extend_command(made)}"))
@@ -34,7 +36,7 @@ def plan_screen(made: ExtensionPlan) -> str:
     wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
     serving = _serving(made, min(SERVING_ROWS, room - wanted))
     room -= _height(serving)
-    return "\n".join([*above, *_remarks(made, room), *serving, *below])
+    return "\n".join(above + _remarks(made, room) + serving + below)
 
 
 def _readers(made: ExtensionPlan) -> list[tuple[str, str]]:
@@ -86,19 +88,28 @@ def _remarks(made: ExtensionPlan, room: int) -> list[str]:
     """Write the warnings, then the notes, as far as there is room; of the others, how many."""
     shown = list[str]()
     remarks = sorted(made.remarks(), key=lambda remark: not remark.startswith("warning:"))
-    left = len(remarks)
-    for remark in remarks:
+    for number, remark in enumerate(remarks):
         text = folded(remark)
-        rest_line = 1 if left > 1 else 0
-        if _height([*shown, text]) + rest_line > room:
+        is_last = number == len(remarks) - 1
+        rest = 0 if is_last else 1  # the row that names those without room
+        if _height([text]) + rest > room:
+            shown.append(_left_out(remarks[number:]))
             break
         shown.append(text)
-        left -= 1
-    if left:
-        kinds = [remark.partition("]")[0] + "]" for remark in remarks[-left:] if "[" in remark]
-        named = ", ".join(kind.partition(": ")[2] for kind in kinds)
-        shown.append(f"and {left} more" + f" ({named})" * bool(named) + ": --details")
+        room -= _height([text])
     return shown
+
+
+def _left_out(remarks: Sequence[str]) -> str:
+    """Say how many remarks have no room, and their names in brackets."""
+    names = list[str]()
+    for remark in remarks:
+        if name := re.search(r"\[[\w-]+\]", remark):
+            names.append(name[0])
+    more = f"and {len(remarks)} more"
+    if names:
+        more += f" ({', '.join(names)})"
+    return f"{more}: --details"
 
 
 def _height(parts: Iterable[str]) -> int:
