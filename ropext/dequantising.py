@@ -35,12 +35,9 @@ def directory_of(model: str, say: Say = silent) -> Iterator[str]:
     if bundled.find_gguf(model) is None:
         yield model
         return
-    from ropext.gguf import GgufFile  # late: a directory needs none of it
+    from ropext.gguf import as_file  # late: a directory needs none of it
 
-    snapshot = open_model(model)
-    if not isinstance(snapshot, GgufFile):
-        yield model
-        return
+    snapshot = as_file(open_model(model))
     # Windows keeps a file that a model still maps.
     with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as folder:
         yield str(dequantise(snapshot, Path(folder) / snapshot.head.path.stem, say))

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
     """What an output of the name `title` is made of, that a plan makes of a model."""
     if snapshot.is_gguf:
-        from ropext.gguf import GgufFile  # late: a directory needs none of it
+        from ropext.gguf import as_file  # late: a directory needs none of it
         from ropext.gguf.writing import FileSource
 
-        assert isinstance(snapshot, GgufFile)
-        return FileSource(snapshot, plan.main, plan.target)
+        return FileSource(as_file(snapshot), plan.main, plan.target)
 
     def card(proved: JsonObject | None) -> Card:
         return card_of(plan, snapshot, title, proved)
@@ -48,7 +47,7 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
 class TableSource(DirectorySource):
     """A checkpoint whose position tables get other rows."""
 
-    growth: Growth
+    change: Growth
     tables: "tuple[PositionTable, ...]"
 
     @property
@@ -61,7 +60,7 @@ class TableSource(DirectorySource):
     def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
         from ropext.checkpoint.tables import grow_files  # late: no rotary model needs it
 
-        stale = grow_files(self.snapshot, directory, self.growth, self.tables, show)
+        stale = grow_files(self.snapshot, directory, self.change, self.tables, show)
         why = "left out, a buffer of the old length that stock makes anew"
         return [f"{name}: {why}" for name in stale]
 
@@ -92,6 +91,6 @@ def _of_tables(
         config=plan.config,
         prover=prove,
         card=card,
-        growth=growth,
+        change=growth,
         tables=position_tables,
     )

@@ -5,8 +5,8 @@ The parts, from the bottom: header (any GGUF file), file (a model's metadata as 
 writing.
 """
 
-from ropext.gguf.file import GgufFile
+from ropext.gguf.file import GgufFile, as_file
 from ropext.gguf.like import request_like
 from ropext.gguf.opening import open_gguf
 
-__all__ = ["GgufFile", "open_gguf", "request_like"]
+__all__ = ["GgufFile", "as_file", "open_gguf", "request_like"]

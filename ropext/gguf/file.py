@@ -132,6 +132,12 @@ def _single(head: GgufHeader, key: str) -> int | None:
     return max(set(listed), key=listed.count)
 
 
+def as_file(snapshot: Snapshot) -> GgufFile:
+    """The GGUF file that a snapshot is; who asks knows that it is one."""
+    assert isinstance(snapshot, GgufFile)
+    return snapshot
+
+
 def config_of(parts: Sequence[GgufHeader], row: Architecture) -> dict[str, Json]:
     """Return the config that transformers would have, as far as positions go."""
     head = parts[0]

@@ -50,7 +50,7 @@ class TablePlan(ExtensionPlan):
             "context": self.context,
             "target": self.target,
             "factor": self.factor,
-            "rows_kept": len(self.growth.kept),
+            "rows_kept": len(growth(self.positions, self.method, self.target).kept),
             "short_tax": tables.METHODS[self.method].short_tax,
             "edits": [edit.to_json() for edit in self.edits],
             "warnings": list(self.warnings),

@@ -62,13 +62,15 @@ def check_directory(
         return _check_unrotated(snapshot, positions, against, depth)
     subject = _subject(snapshot, against, depth)
     checkers = of_directory.CHECKS
+    probe = AskedServer.probe_directory
     if snapshot.is_gguf:
         from ropext.verifying import file  # late: no directory needs it
 
         checkers = file.CHECKS
+        probe = AskedServer.probe_file
     checks = check(subject, checkers)
     if endpoint is not None:
-        checks.append(AskedServer(endpoint, beside, loading, say).check(subject))
+        checks.append(AskedServer(endpoint, beside, loading, say).check(subject, probe))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_again(snapshot)

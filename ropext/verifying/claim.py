@@ -57,7 +57,7 @@ def claim_of(
         return Claim(record.context, record.target, record.sites, before, edited), base
     context = model.scaled_sites[0].rope.original_context
     edited = tuple[str, ...]()
-    if before is not None and base is not None and not base.is_gguf:
+    if before is not None and snapshot.carries(model).in_transformers:  # which reads these keys
         plain = families.as_read(before)
         params = {s.label: s.params for s in model.scaled_sites}
         written = families.write(dict(before), plain, params, model.context)

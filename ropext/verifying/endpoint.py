@@ -1,6 +1,6 @@
 """Hold a running server against what it is to compute."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ropext.proof import server
 
 
+Probe = Callable[["AskedServer", Subject], tuple["server.Probe", str]]
+
+
 @dataclass(frozen=True)
 class AskedServer:
     """A running server, and what it is held against."""
@@ -29,15 +32,12 @@ class AskedServer:
     loading: Mapping[str, Any]  # how transformers runs beside it
     say: Say
 
-    def check(self, subject: Subject) -> Check:
-        """Ask it."""
+    def check(self, subject: Subject, probe: Probe) -> Check:
+        """Ask it, in the way of a directory or of a file."""
         if self.beside is not None:
             return self._compare(self.beside, subject)
         try:
-            if subject.snapshot.is_gguf:
-                probed, sentence = self._probe_file(subject)
-            else:
-                probed, sentence = self._probe_directory(subject)
+            probed, sentence = probe(self, subject)
         except ProofFailed as failed:
             return Check("endpoint", False, str(failed))
         return _judged(probed, sentence)
@@ -56,7 +56,7 @@ class AskedServer:
         done = compare_beside(server, name, plain)
         return Check("endpoint", done.is_on, f"{self.url} serves {name}; {done.sentence}")
 
-    def _probe_directory(self, subject: Subject) -> tuple["server.Probe", str]:
+    def probe_directory(self, subject: Subject) -> tuple["server.Probe", str]:
         """Hold the server against transformers; what came of it, and in words."""
         from ropext.proof import server  # late: it runs the model
 
@@ -76,7 +76,7 @@ class AskedServer:
         within = f"its log-probabilities are within {worst:.1e} of transformers'"
         return probed, f"{self._served(probed)}; {within} (tolerance {probed.tolerance:g})"
 
-    def _probe_file(self, subject: Subject) -> tuple["server.Probe", str]:
+    def probe_file(self, subject: Subject) -> tuple["server.Probe", str]:
         """Hold the server against a GGUF's weights, by transformers, with its spectrum and the
         base's."""
         from ropext.dequantising import directory_of, with_rope
@@ -149,4 +149,4 @@ def check_plan(path: Path, asked: AskedServer) -> Verification:
         proof.require_buildable(plan["config"])
     subject = Subject(snapshot, model, None, claim, None, Depth())
     there = AskedServer(asked.url, asked.beside, loading, asked.say)
-    return Verification(str(path), (there.check(subject),), None)
+    return Verification(str(path), (there.check(subject, AskedServer.probe_directory),), None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ropext.checkpoint.weights import WeightFile
 from ropext.errors import ProofFailed
-from ropext.gguf import GgufFile, proving
+from ropext.gguf import as_file, proving
 from ropext.verifying.checks import Check, Checker, Subject
 
 
@@ -21,7 +21,8 @@ def check_spectrum(subject: Subject) -> Iterable[Check]:
     if not wanted.short_inv_freq:
         near = 0
     try:
-        done = proving.compare(_file(subject), replace(wanted, short_context=near), claim.target)
+        file = as_file(subject.snapshot)
+        done = proving.compare(file, replace(wanted, short_context=near), claim.target)
     except ProofFailed as failed:
         yield Check("spectrum", False, str(failed))
         return
@@ -29,14 +30,9 @@ def check_spectrum(subject: Subject) -> Iterable[Check]:
     yield Check("spectrum", True, f"ggml's formula on its keys gives {sentence}")
 
 
-def _file(subject: Subject) -> GgufFile:
-    assert isinstance(subject.snapshot, GgufFile)  # of no other these are the checks
-    return subject.snapshot
-
-
 def check_tensors(subject: Subject) -> Iterable[Check]:
     """Compare the tensors with the base's, or with what was recorded of them."""
-    file = _file(subject)
+    file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
     weights = proving.weigh_parts(file, content=deep, show=subject.depth.show)
@@ -56,11 +52,9 @@ def check_tensors(subject: Subject) -> Iterable[Check]:
 
 def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
     """What identifies the tensors that it should have; nothing where that is not known."""
-    base = subject.base
-    if base is not None:
-        assert isinstance(base, GgufFile)  # another kind is refused with the claim
+    if subject.base is not None:  # another kind is refused with the claim
         depth = subject.depth
-        return proving.weigh_parts(base, content=depth.deep, show=depth.show)
+        return proving.weigh_parts(as_file(subject.base), content=depth.deep, show=depth.show)
     if subject.record is not None:
         return subject.record.weights
     return {}
