@@ -1,7 +1,7 @@
 """The plan for a model that rotates nothing: how far, by which rows of a table, which keys."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.plan import ExtensionPlan
 from ropext.planning.rotary import make_folded_plan, make_plan
+from ropext.planning.warnings import PlannedTable, table_warnings
 from ropext.rope import SCHEMES, Positions
 from ropext.scaling import self_extend, tables
 from ropext.scaling.self_extend import FoldOptions
-from ropext.scaling.tables import Growth, alike, growth
+from ropext.scaling.tables import Growth, growth
 from ropext.table import Table
 
 
@@ -88,7 +89,7 @@ def make_table_plan(
         sites=(),
         config=written,
         edits=tuple(families.diff(dict(config), written)),
-        warnings=tuple(_warnings(positions, target, method)),
+        warnings=table_warnings(PlannedTable(positions, target, method)),
     )
 
 
@@ -142,32 +143,3 @@ def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> 
     if isinstance(over, dict):  # of old CLIPs, with class defaults for what it does not name
         over[positions.key] = part[positions.key]
     return out
-
-
-def _warnings(positions: Positions, target: int, method: str) -> Iterator[str]:
-    """What a user must know before the write, the cost on short inputs first."""
-    yield f"[short-tax] short tax of {method}: {tables.METHODS[method].short_tax}"
-    if method == "linear" and target % positions.context:
-        rows = len(tables.METHODS[method].kept(positions.context, target))
-        yield (
-            f"[rows] {target} is no multiple of {positions.context}: only {rows} of the old rows "
-            "come out again, the others lie between two new positions"
-        )
-    if positions.text_type in ("longformer", "led", "big_bird", "bigbird_pegasus"):
-        yield (
-            "[windowed] its attention window stays as it is, so that far tokens are reached "
-            "over layers"
-        )
-    if positions.kind == "alibi":
-        return
-    if not positions.tensors:
-        after = alike(replace(positions, context=target))
-        now = f"[alike] tokens {alike(positions)} or more apart look alike"
-        yield f"{now}; after it those {after} or more"
-    if positions.text_type == "longt5":
-        near = "where only near distances change buckets"
-        yield f"[windowed] its encoder attends within local_radius, {near}"
-    yield (
-        f"[untrained] {'rows' if positions.tensors else 'distances'} that were never trained: what "
-        "it does beyond the old length is to be measured, and some training is usual"
-    )

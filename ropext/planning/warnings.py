@@ -1,0 +1,375 @@
+"""What a user must know before relying on a plan: each warning is a function, and its place in a
+list. It returns its sentence, which begins with the name in brackets, or "" where it does not hold.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ropext import families
+from ropext.carriers import Carrier
+from ropext.families import Model
+from ropext.families.published import Published
+from ropext.loaders import LoaderReading
+from ropext.options.extend import Extend
+from ropext.planning.plan import WRONG, Way, newest, too_far
+from ropext.rope import Positions, RopeSite
+from ropext.scaling import tables
+from ropext.scaling.tables import alike
+
+# Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
+# pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
+FLOAT32_MATTERS = 2**18
+EVEN_SO = (
+    "; extend and its like ask for --even-so, or for --length-only, which raises the length alone"
+)
+# vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
+# take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
+# its rotary code was run; 0.32 built the models, 0.33 was read).
+VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is planned for rotary embeddings, and who reads it."""
+
+    carrier: Carrier
+    recipe: Extend
+    method: str
+    context: int
+    target: int
+    main: RopeSite
+    readings: tuple[LoaderReading, ...]
+    ways: tuple[Way, ...]
+
+    @property
+    def model(self) -> Model:
+        """The model as its config was read."""
+        return self.carrier.model
+
+    @property
+    def form(self) -> str:
+        """The rope type that carries it."""
+        form: str = self.main.params["rope_type"]
+        return form
+
+    @property
+    def authors(self) -> Published | None:
+        """What the model's authors say, where that is known and speaks of such a plan."""
+        authors = families.recipe_of(self.model)
+        if authors is None:
+            return None
+        if self.recipe.length_only and (authors.card is None or self.target <= authors.card):
+            return None
+        return authors
+
+
+def published(plan: Planned) -> str:
+    authors = plan.authors
+    if authors is None or authors.agrees(plan.method, plan.context, plan.target):
+        return ""
+    advice = authors.against(plan.model, plan.method, plan.context, plan.target)
+    return f"[published] {advice}"
+
+
+def length_only(plan: Planned) -> str:
+    if not plan.recipe.length_only:
+        return ""
+    return (
+        "[length-only] the spectrum is untouched: only the stated length goes from "
+        f"{plan.context:,} to {plan.target:,}, for a model that reads further than it states, or "
+        "for a scaling that is set at run time"
+    )
+
+
+def nothing_moves(plan: Planned) -> str:
+    main = plan.main
+    if plan.recipe.length_only or main.wanted.inv_freq != main.rope.spectrum.inv_freq:
+        return ""
+    return "[still] no pair moves: only the stated length grows"
+
+
+def pairs_stop(plan: Planned) -> str:
+    main = plan.main
+    pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
+    still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
+    if not still:
+        return ""
+    if len(still) == main.rope.dim // 2:
+        return (
+            "[still] all pairs stand still from now on: the model reads without positions, as "
+            "DroPE does after training without them"
+        )
+    named = ", ".join(map(str, still))
+    return f"[still] pairs {named} stand still from now on: no position reaches them"
+
+
+def farther_than_anybody(plan: Planned) -> str:
+    doubt = too_far(plan.recipe, plan.context, plan.target)
+    if not doubt:
+        return ""
+    return f"[too-far] {doubt}"
+
+
+def not_longer(plan: Planned) -> str:
+    if not plan.recipe.from_original or plan.target > plan.model.context:
+        return ""
+    return reached(plan.target, plan.model.context)
+
+
+def reached(target: int, context: int) -> str:
+    """That a target from the original context is not beyond what the model reads today."""
+    if target == context:
+        return (
+            f"[not-longer] the target is the {target} tokens that the model reads today: this "
+            "keeps its length and replaces its scaling"
+        )
+    return (
+        f"[not-longer] the target of {target} tokens is below the {context} that the model reads "
+        "today: from its original context this is a shorter window"
+    )
+
+
+def temperature(plan: Planned) -> str:
+    if plan.main.wanted.attention_factor == plan.main.rope.attention_factor:
+        return ""
+    if plan.model.temperature == "rotated channels":
+        return (
+            "[temperature] the attention factor acts on the rotated channels only, not on "
+            "whole logits as in YaRN's paper: this family rotates a part of each head"
+        )
+    if plan.model.temperature == "cancelled":
+        return (
+            "[temperature] the attention factor has no effect: this family normalises queries "
+            "and keys after the rotation"
+        )
+    return ""
+
+
+def unknown_keys_of_yarn(plan: Planned) -> str:
+    return _unknown_keys(plan, ("attn_factor",))
+
+
+def unknown_keys_of_longrope(plan: Planned) -> str:
+    return _unknown_keys(plan, ("short_mscale", "long_mscale"))
+
+
+def _unknown_keys(plan: Planned, keys: tuple[str, ...]) -> str:
+    if keys[0] not in plan.main.params or not plan.carrier.in_transformers:
+        return ""
+    return (
+        f"[unknown-keys] transformers will warn of unrecognized keys ({', '.join(keys)}), "
+        "under which other loaders read the attention factor"
+    )
+
+
+def form_of_mrope(plan: Planned) -> str:
+    if not plan.carrier.three_axes or plan.form in ("default", "yarn"):
+        return ""
+    return (
+        f"[mrope] vLLM and SGLang read mrope_section with a theta or a yarn alone: as {plan.form} "
+        "they turn images as if they were text"
+    )
+
+
+def ramp_of_mrope(plan: Planned) -> str:
+    if not plan.carrier.three_axes or plan.form != "yarn":
+        return ""
+    if plan.model.text_type.startswith(VLLM_ONE_POSITION):
+        return (
+            "[mrope] vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in "
+            "mRoPE, from 0.32 on as stock; it reads attn_factor up to 0.21, attention_factor from "
+            "0.30 on"
+        )
+    return (
+        "[mrope] vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original "
+        "length in this mRoPE, and no spelling makes it the authors'; --method ntk is read "
+        "exactly"
+    )
+
+
+def images_of_mrope(plan: Planned) -> str:
+    if not plan.carrier.three_axes or plan.target <= plan.context:
+        return ""
+    return (
+        "[mrope] an image takes fewer positions than tokens in mRoPE, and a factor counts "
+        "positions: with images a smaller one reaches the same length (Qwen3-VL's authors "
+        "take 3 for 262,144 -> 1,000,000 tokens)"
+    )
+
+
+def softmax(plan: Planned) -> str:
+    main = plan.main
+    before = plan.model.site(main.label).rope.softmax_factor
+    if before == main.wanted.softmax_factor:
+        return ""
+    return (
+        f"[softmax] the softmax factor goes from {before:.6g} to "
+        f"{main.wanted.softmax_factor:.6g} (mscale_all_dim {main.rope.mscale_all_dim:g})"
+    )
+
+
+def float32(plan: Planned) -> str:
+    if plan.target <= FLOAT32_MATTERS:
+        return ""
+    return (
+        f"[float32] at {plan.target} tokens the float32 angles of stock transformers are off by up "
+        f"to {plan.target * 2.0**-25:.1e} rad on the fastest pair"
+    )
+
+
+def two_sets(plan: Planned) -> str:
+    if plan.main.wanted.short_inv_freq is None:
+        return ""
+    return (
+        "[two-sets] two sets of factors: a sequence that grows past "
+        f"{plan.main.params['original_max_position_embeddings']} tokens while keys are cached "
+        "mixes both; only models that refill the cache there (Phi-3) are right"
+    )
+
+
+def disputed(plan: Planned) -> str:
+    if plan.authors is None or not plan.authors.contradiction:
+        return ""
+    return f"[disputed] {plan.authors.contradiction}"
+
+
+def composed(plan: Planned) -> str:
+    """Two scalings together are a longrope. A temperature alone, or a plain embedding, is composed
+    with nothing."""
+    if plan.recipe.from_original or plan.recipe.length_only:
+        return ""
+    if plan.form != "longrope" or plan.main.rope.is_geometric:
+        return ""
+    others = [f"{r.loader} ({r.verdict})" for r in newest(plan.readings) if r.verdict in WRONG]
+    if not others:
+        return ""
+    in_one_step = ""
+    if len(plan.ways) == 2 and plan.ways[1].form not in (None, "longrope"):
+        in_one_step = f"; in one step, {plan.ways[1].condition}: {plan.ways[1].options}"
+    return (
+        "[composed] the model is scaled already, and both scalings together are written as a "
+        f"longrope, which not every loader reads as planned: {', '.join(others)}{in_one_step}"
+    )
+
+
+# In the order in which they are shown, behind what the config itself gives cause for.
+ROTARY: tuple[Callable[[Planned], str], ...] = (
+    length_only,
+    nothing_moves,
+    pairs_stop,
+    farther_than_anybody,
+    not_longer,
+    temperature,
+    unknown_keys_of_yarn,
+    unknown_keys_of_longrope,
+    form_of_mrope,
+    ramp_of_mrope,
+    images_of_mrope,
+    softmax,
+    float32,
+    two_sets,
+    disputed,
+    composed,
+)
+
+
+def warnings_of(plan: Planned) -> tuple[str, ...]:
+    """The warnings of a plan for rotary embeddings."""
+    model = plan.model
+    needed = EVEN_SO
+    if plan.recipe.even_so or plan.recipe.length_only:
+        needed = ""
+    of_the_config = [*model.notes, *(obstacle + needed for obstacle in model.obstacles)]
+    return (*_sentences((published,), plan), *of_the_config, *_sentences(ROTARY, plan))
+
+
+Subject = TypeVar("Subject")
+
+
+def _sentences(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
+    """The sentences of the rows that hold."""
+    sentences = list[str]()
+    for row in rows:
+        sentence = row(subject)
+        if sentence:
+            sentences.append(sentence)
+    return sentences
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """What is planned for a model that rotates nothing."""
+
+    positions: Positions
+    target: int
+    method: str
+
+
+def short_tax(plan: PlannedTable) -> str:
+    return f"[short-tax] short tax of {plan.method}: {tables.METHODS[plan.method].short_tax}"
+
+
+def rows(plan: PlannedTable) -> str:
+    context = plan.positions.context
+    if plan.method != "linear" or not plan.target % context:
+        return ""
+    kept = len(tables.METHODS[plan.method].kept(context, plan.target))
+    return (
+        f"[rows] {plan.target} is no multiple of {context}: only {kept} of the old rows "
+        "come out again, the others lie between two new positions"
+    )
+
+
+def windowed(plan: PlannedTable) -> str:
+    if plan.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
+        return ""
+    return (
+        "[windowed] its attention window stays as it is, so that far tokens are reached over layers"
+    )
+
+
+def look_alike(plan: PlannedTable) -> str:
+    positions = plan.positions
+    if positions.kind == "alibi" or positions.tensors:
+        return ""
+    after = alike(replace(positions, context=plan.target))
+    now = alike(positions)
+    return f"[alike] tokens {now} or more apart look alike; after it those {after} or more"
+
+
+def local_encoder(plan: PlannedTable) -> str:
+    if plan.positions.text_type != "longt5":
+        return ""
+    return (
+        "[windowed] its encoder attends within local_radius, where only near distances change "
+        "buckets"
+    )
+
+
+def untrained(plan: PlannedTable) -> str:
+    if plan.positions.kind == "alibi":
+        return ""
+    what = "distances"
+    if plan.positions.tensors:
+        what = "rows"
+    return (
+        f"[untrained] {what} that were never trained: what "
+        "it does beyond the old length is to be measured, and some training is usual"
+    )
+
+
+# The cost on short inputs first.
+TABLES: tuple[Callable[[PlannedTable], str], ...] = (
+    short_tax,
+    rows,
+    windowed,
+    look_alike,
+    local_encoder,
+    untrained,
+)
+
+
+def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
+    """The warnings of a plan for tables, buckets or slopes."""
+    return tuple(_sentences(TABLES, plan))
