@@ -6,10 +6,10 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 7.6,
-    "comprehensions": 39.5,
-    "conditional expressions": 25.2,
-    "starred": 11.5,
+    "nodes a statement": 7.5,
+    "comprehensions": 39.0,
+    "conditional expressions": 24.7,
+    "starred": 11.3,
     "packed assignments": 0.6,
     "Any": 32.0,
     "functions of more than six parameters": 23.0,

@@ -55,17 +55,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 66,
-    "plan ropext://demo --factor 4": 71,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 80,
+    "inspect ropext://demo": 67,
+    "plan ropext://demo --factor 4": 73,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 81,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 80,
-    "verify out": 80,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 128,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 148,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 151,
-    "run recipe.yaml -o ran": 140,
+    "extend ropext://demo --factor 4 -o out": 81,
+    "verify out": 81,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 129,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 150,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 153,
+    "run recipe.yaml -o ran": 141,
 }
 RECIPE = """\
 model: ropext://demo

@@ -349,7 +349,10 @@ def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     if recipe.from_original or not scaled or carrier.three_axes:
         return cases
     said = "the model is scaled already, and this goes on from its current wavelengths"
-    return [_Case(said, method) for method in ("by-parts", *(case.method for case in cases))]
+    methods = ["by-parts"]
+    for case in cases:
+        methods.append(case.method)
+    return [_Case(said, method) for method in methods]
 
 
 def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
@@ -368,7 +371,9 @@ def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     if carrier.three_axes:
         said += ", and it turns images by three axes (mRoPE), which vLLM and SGLang keep with a "
         said += "yarn or a theta alone"
-    return [*cases, *(_Case(said, method) for method in _preferred(carrier))]
+    for method in _preferred(carrier):
+        cases.append(_Case(said, method))
+    return cases
 
 
 def _preferred(carrier: Carrier) -> tuple[str, ...]:

@@ -397,10 +397,10 @@ def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderRea
 
 
 def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    out: dict[str, tuple[str, ...]] = {}
+    grouped = dict[str, list[str]]()
     for loader, options in nearest.items():
-        out[options] = (*out.get(options, ()), loader)
-    return out
+        grouped.setdefault(options, []).append(loader)
+    return {options: tuple(names) for options, names in grouped.items()}
 
 
 def _site_json(site: RopeSite) -> dict[str, Any]:

@@ -36,8 +36,12 @@ from ropext.scaling.self_extend import FoldOptions
 
 # What speaks of a spectrum, which Self-Extend leaves alone.
 OF_SPECTRA = (
-    *("attention_factor", "temperature", "like", "original_context"),
-    *("from_original", "for_loaders"),
+    "attention_factor",
+    "temperature",
+    "like",
+    "original_context",
+    "from_original",
+    "for_loaders",
 )
 
 

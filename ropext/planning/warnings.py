@@ -280,8 +280,12 @@ def warnings_of(plan: Planned) -> tuple[str, ...]:
     needed = EVEN_SO
     if plan.recipe.even_so or plan.recipe.length_only:
         needed = ""
-    of_the_config = [*model.notes, *(obstacle + needed for obstacle in model.obstacles)]
-    return (*_sentences((published,), plan), *of_the_config, *_sentences(ROTARY, plan))
+    sentences = _sentences((published,), plan)
+    sentences += model.notes
+    for obstacle in model.obstacles:
+        sentences.append(obstacle + needed)
+    sentences += _sentences(ROTARY, plan)
+    return tuple(sentences)
 
 
 Subject = TypeVar("Subject")
