@@ -14,10 +14,11 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from fuzz import mutating, seeds
+from fuzz import seeds, shapes
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 import ropext
 from ropext import families, forms, inspecting, verifying
@@ -35,7 +36,8 @@ from ropext.verifying.weights import check_weights
 LONGEST_SENTENCE = 500  # characters
 LARGEST_GROWTH = 10**9  # bytes of memory for one input
 FORGERY = "\nforged line"  # of one of the words that the inputs are spoiled with
-HANGS = 20  # seconds; a guard against a hang, not a measure of speed
+LONG = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+HANGS = 20  # CPU seconds; a guard against a hang, not a measure of speed
 
 METHODS: tuple[dict[str, Any], ...] = (
     {},
@@ -65,7 +67,6 @@ class Broken(AssertionError):
 class Input:
     """One checkpoint directory with one file spoiled, and what is asked of it."""
 
-    number: int
     file: str
     data: bytes
     options: dict[str, Any]
@@ -79,50 +80,67 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     sentences: Counter[str] = field(default_factory=Counter)
     planned: list[tuple[dict[str, Any], Plan]] = field(default_factory=list)
-    slowest: tuple[float, int] = (0.0, -1)
-    largest: tuple[int, int] = (0, -1)  # bytes of memory above what was held before, and the input
+    slowest: float = 0.0  # seconds of one input
+    largest: int = 0  # bytes of memory that one input took above what was held before
 
 
-def make_input(random: Random, number: int) -> Input:
-    """The input of one seed."""
-    file = "config.json" if random.random() < 0.7 else random.choice(seeds.FILES)
-    if file != "config.json" and random.random() < 0.3:
-        file = "ropext.json"
-    options = random.choice(METHODS) | random.choice(FACTORS)
-    data = _content(file, random)
-    return Input(number, file, data, options, extend=random.random() < 0.05)
+# Of a hundred inputs: what else is read is small, and is read by few lines.
+FILES = ["config.json"] * 66 + ["ropext.json"] * 16
+FILES += [name for name in seeds.FILES if name not in FILES for _ in range(3)]
 
 
-def _content(file: str, random: Random) -> bytes:
+@st.composite
+def inputs(draw: st.DrawFn) -> Input:
+    """One input of any kind."""
+    file = draw(st.sampled_from(FILES))
+    options = draw(st.sampled_from(METHODS)) | draw(st.sampled_from(FACTORS))
+    data = draw(_contents(file))
+    return Input(file, data, options, extend=draw(st.sampled_from([False] * 19 + [True])))
+
+
+@st.composite
+def _contents(draw: st.DrawFn, file: str) -> bytes:
     if file == seeds.SHARD:
-        return mutating.damaged(seeds.safetensors(), random)
-    if file == "config.json":
-        some = seeds.rotary_configs() if random.random() < 0.9 else seeds.model_configs()
-        document = random.choice(some)
+        return draw(shapes.damaged(seeds.safetensors()))
+    if file == "ropext.json":
+        document = draw(shapes.records())
+    elif file == "config.json":
+        document = draw(configs())
     else:
-        document = random.choice(seeds.records()) if file == "ropext.json" else seeds.OTHERS[file]
-    if file == "ropext.json" and random.random() < 0.7:
-        return mutating.encoded(mutating.reshaped(document, random))
-    if random.random() < 0.85:
-        data = mutating.encoded(mutating.spoiled(document, random))
-        return data if random.random() < 0.9 else mutating.damaged(data, random)
-    return mutating.damaged(mutating.encoded(document), random)
+        document = draw(shapes.reshaped(seeds.OTHERS[file]))
+    data = shapes.encoded(document)
+    if draw(st.sampled_from([False] * 9 + [True])):
+        return draw(shapes.damaged(data))
+    return data
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Any:
+    """A config of a model that is known, spoiled; half of them can most often be extended."""
+    seed = draw(st.sampled_from(("rotary",) * 6 + ("small",) * 3 + ("any",)))
+    configs = seeds.rotary_configs() if seed == "rotary" else seeds.model_configs()
+    config = seeds.SMALL_LLAMA if seed == "small" else draw(st.sampled_from(configs))
+    if draw(st.booleans()):
+        config = draw(shapes.plannable(config))
+        if draw(st.booleans()):
+            return config
+    return draw(shapes.reshaped(config))
 
 
 @contextmanager
-def guarded(number: int) -> Any:
-    """Turns a hang into a failure that names the input."""
+def guarded() -> Any:
+    """Turns a hang into a failure."""
 
     def stop(signum: int, frame: Any) -> None:
-        raise Broken(f"input {number} ran for {HANGS} s")
+        raise Broken(f"it took {HANGS} CPU seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(HANGS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, HANGS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def check_sentence(sentence: str) -> None:
@@ -188,23 +206,23 @@ def run(item: Input, room: Path, tally: Tally) -> str:
     """One input through inspect, plan, verify's file checks and, for some, extend."""
     directory = room / "base"
     before = lay_out(directory, item)
-    with guarded(item.number):
+    with guarded():
         start, held = time.perf_counter(), resident("VmRSS", anew=True)
         outcome = _steps(item, directory, room, tally)
-        tally.slowest = max(tally.slowest, (time.perf_counter() - start, item.number))
+        tally.slowest = max(tally.slowest, time.perf_counter() - start)
         grown = resident("VmHWM") - held
-        tally.largest = max(tally.largest, (grown, item.number))
+        tally.largest = max(tally.largest, grown)
         if grown > LARGEST_GROWTH:
-            raise Broken(f"input {item.number} took {grown:,} bytes of memory")
+            raise Broken(f"it took {grown:,} bytes of memory")
     if _files(directory) != before or set(os.listdir(room)) - {"out"} != {"base"}:
-        raise Broken(f"input {item.number} changed something beside the output")
+        raise Broken("something beside the output was changed")
     shutil.rmtree(room / "out", ignore_errors=True)
     tally.outcomes[f"{item.file}: {outcome}"] += 1
     return outcome
 
 
 def _steps(item: Input, directory: Path, room: Path, tally: Tally) -> str:
-    _inspect(directory)
+    look(directory)
     served = attempt(inspecting.serving, str(directory))
     if isinstance(served, inspecting.Served):
         check_json(served.to_json())
@@ -240,7 +258,7 @@ def _shape(sentence: str) -> str:
     return " ".join(w for w in words.split() if w.isalpha())[:60]
 
 
-def _inspect(directory: Path) -> None:
+def look(directory: Path) -> None:
     seen = attempt(inspecting.inspect, str(directory))
     if isinstance(seen, inspecting.Inspection):
         check_json(seen.to_json())

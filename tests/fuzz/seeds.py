@@ -28,6 +28,7 @@ FILES = (
     "ropext.json",
 )
 SHARD = "model.safetensors"
+LINK = provenance.LINK  # keys of a record that a chain keeps of it
 
 SMALL_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -40,6 +41,7 @@ SMALL_LLAMA = {
     "max_position_embeddings": 2048,
     "rope_theta": 10000.0,
     "vocab_size": 64,
+    "layer_types": ["full_attention", "full_attention"],
 }
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -117,7 +119,7 @@ def chained(config: dict[str, Any]) -> dict[str, Any]:
         snapshot = Snapshot("base", Path("base"), config, {}, {})
         base = provenance.base_of(snapshot)
         if links:
-            base["extended"] = {key: links[key] for key in provenance.LINK}
+            base["extended"] = {key: links[key] for key in LINK}
         links = provenance.to_json(record_of(plan, base))
         config = plan.config
     sections = {"fit": {"steps": 3}, "finetune": {"numbers": {"tuned": {}}}, "run": {}}

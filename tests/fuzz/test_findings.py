@@ -414,7 +414,7 @@ def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
 def test_marks_without_an_end_are_looked_for_once():
     """A megabyte of them took hours by a regular expression."""
     card = Card(title="x", base="y", base_is_hub_id=False, summary=())
-    with campaign.guarded(0):
+    with campaign.guarded():
         assert BEGIN * 2 in render(card, BEGIN * 40_000)
         assert BEGIN * 2 not in render(card, (BEGIN + END) * 20_000)
     both = f"a\n{BEGIN}b{END}\n\nc\n{BEGIN}{BEGIN}d{END}e\n{BEGIN}"
