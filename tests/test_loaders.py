@@ -326,9 +326,15 @@ def test_nearest_exact():
     cold = LONGROPE | {"attention_factor": 1.0, "short_mscale": 1.0, "long_mscale": 1.0}
     near = loaders.nearest_exact
     assert near("llama.cpp", "llama", composed) == "--method yarn"
-    assert near("llama.cpp", "llama", cold, scaled=True) == "--from-original --method llama3"
+    assert (
+        near("llama.cpp", "llama", cold, start="--from-original ")
+        == "--from-original --method llama3"
+    )
     # llama3 is ignored for Qwen 2 there.
-    assert near("llama.cpp", "qwen2", cold, scaled=True) == "--from-original --method yarn"
+    assert (
+        near("llama.cpp", "qwen2", cold, start="--from-original ")
+        == "--from-original --method yarn"
+    )
     assert near("ctranslate2", "llama", composed) == "--method ntk"
     assert near("vllm", "olmoe", composed) == ""
 

@@ -383,6 +383,9 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     assert made.attention_modules == 61
     assert "modules are as its config was read" in made.base
     assert "equals the base's with the planned numbers" in made.forward
+    assert made.forward_agrees
+    assert made.to_json()["forward_agrees"]
+    assert made.base_was_built
 
 
 def test_without_the_base_the_pass_is_finite(built) -> None:

@@ -154,12 +154,13 @@ class ConfigCarrier:
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
         model = self.model
-        scaled = any(site.rope.is_scaled for site in model.scaled_sites)
-        options = loaders.nearest_exact(
-            loader, model.text_type, params, scaled=scaled, model_type=model.model_type
+        start = ""
+        if any(site.rope.is_scaled for site in model.scaled_sites):
+            # A factor would count from the original context there, and mean fewer tokens.
+            start = f"--from-original --target {target} "
+        return loaders.nearest_exact(
+            loader, model.text_type, params, start=start, model_type=model.model_type
         )
-        # A factor would count from the original context there, and mean fewer tokens.
-        return options.replace("--from-original", f"--from-original --target {target}")
 
     def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
         model = self.model

@@ -31,6 +31,7 @@ class Wanted:
     given: bool
     max_documents: int
     streamed: bool = False  # perhaps without an end
+    shorter: str = "shorter --lengths"  # what to give where no document is long enough
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
     tokens = len(encoder.document(*texts.longest, limit=needed))
     return InputError(
         f"none of the {texts.read} documents reaches {length_text(needed)} tokens; the longest "
-        f"({texts.longest[0]}) has {tokens}: give shorter --lengths, or longer documents"
+        f"({texts.longest[0]}) has {tokens}: give {wanted.shorter}, or longer documents"
     )
 
 

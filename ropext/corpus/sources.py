@@ -24,7 +24,7 @@ PER_FILE = 1024  # times the largest document: what one file may unpack to
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from: `--data`, and what belongs to it."""
+    """Where documents come from, and what belongs to it."""
 
     data: str  # a file, a folder, or a datasets id, `ID:CONFIG` where it has configurations
     column: str | None = None
@@ -33,11 +33,16 @@ class Source:
     largest: int = LARGEST  # MiB of one document
     default_split: str = "test"
     pieces: str | None = None  # how each text is split: at blank-lines, a separator, windows
+    flag: str = "--data"  # the option that names it, for errors
 
     @property
     def place(self) -> Path:
         """Where it lies, if it is local."""
         return bundled.find_data(self.data) or Path(self.data)
+
+    def error(self, sentence: str) -> InputError:
+        """Say what is wrong with it, after the option that names it."""
+        return InputError(f"{self.flag} {sentence}")
 
     @property
     def is_streamed(self) -> bool:
@@ -52,7 +57,7 @@ class Source:
         if split not in splits:
             names = ", ".join(filter(None, splits))
             remedy = f"--split takes one of {names}" if names else "it has none, leave --split out"
-            raise InputError(f"--data {self.data} has no split {split}: {remedy}")
+            raise self.error(f"{self.data} has no split {split}: {remedy}")
         return splits[split]
 
 
@@ -64,9 +69,9 @@ class RawDocument:
     content: str | Messages
 
 
-def _too_large(what: str, mib: int) -> InputError:
-    return InputError(
-        f"--data {what} has more than {mib:,} MiB of text; split it, or raise --max-document-mib"
+def _too_large(source: Source, what: str, mib: int) -> InputError:
+    return source.error(
+        f"{what} has more than {mib:,} MiB of text; split it, or raise --max-document-mib"
     )
 
 
@@ -77,10 +82,10 @@ def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Ite
         text = document.content if isinstance(document.content, str) else repr(document.content)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > source.largest << 20:
-            raise _too_large(document.name, source.largest)
+            raise _too_large(source, document.name, source.largest)
         left -= size
         if left < 0:
-            raise _too_large(place, source.largest * PER_FILE)
+            raise _too_large(source, place, source.largest * PER_FILE)
         yield document
 
 
@@ -95,7 +100,7 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
         yield document
     if not some:
         only = "only empty documents" if count else "no document"
-        raise InputError(f"--data {source.data} holds {only}; give a text to read")
+        raise source.error(f"{source.data} holds {only}; give a text to read")
 
 
 def _documents(source: Source) -> Iterator[RawDocument]:
@@ -105,7 +110,7 @@ def _documents(source: Source) -> Iterator[RawDocument]:
         for number, row in enumerate(source.data.rows, 1):
             held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
             name = f"{source.data}:{number}"
-            yield RawDocument(name, _content(held, source.column, name))
+            yield RawDocument(name, _content(held, source, name))
     elif any((path / name).is_file() for name in SAVED):
         yield from _within(_read_dataset(source), source.data, source)
     elif path.is_dir():
@@ -114,7 +119,7 @@ def _documents(source: Source) -> Iterator[RawDocument]:
         source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source, named=True)
     elif path.suffix in READERS or is_path(source.data):
-        raise InputError(f"--data {source.data}: there is no such file or folder")
+        raise source.error(f"{source.data}: there is no such file or folder")
     else:
         yield from _within(_read_dataset(source), source.data, source)
 
@@ -186,7 +191,7 @@ def unread_files(source: Source) -> list[str]:
         if len(held) < len(names):
             counts.append(f"{len(names) - len(held)} in no split")
         return [
-            f"[left-out] --data {source.data}: the split {split} is read, {len(read)} of "
+            f"[left-out] {source.flag} {source.data}: the split {split} is read, {len(read)} of "
             f"{len(names)} files ({', '.join(counts)})"
         ]
     by_file = _by_split(names, FILE)
@@ -194,9 +199,9 @@ def unread_files(source: Source) -> list[str]:
         return []
     split, part = next(iter(by_file.items()))
     return [
-        f"[no-split] --data {source.data}: all {len(names)} files are read, though {part[0]} is "
-        f"named as a split; file names divide a folder only where each of them names a split "
-        f"(--split {split} reads {len(part)} of them)"
+        f"[no-split] {source.flag} {source.data}: all {len(names)} files are read, though "
+        f"{part[0]} is named as a split; file names divide a folder only where each of them names "
+        f"a split (--split {split} reads {len(part)} of them)"
     ]
 
 
@@ -205,7 +210,7 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
     names = _files_in(folder)
     if not names:
         kinds = ", ".join(READERS)
-        raise InputError(f"--data {folder}: the folder holds no file of a known kind ({kinds})")
+        raise source.error(f"{folder}: the folder holds no file of a known kind ({kinds})")
     for name in source.part(splits_of(names, partly=source.split is not None)):
         check_link(folder / name, folder)
         yield from _read_file(folder / name, name, source, named=False)
@@ -214,8 +219,8 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
 def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterator[RawDocument]:
     """`named`: the user named this very file, so that any suffix is read as text."""
     if named and path.suffix in TABLES:
-        raise InputError(
-            f"--data {path}: {path.suffix} is not read; convert it to jsonl (one object with a "
+        raise source.error(
+            f"{path}: {path.suffix} is not read; convert it to jsonl (one object with a "
             "text column a line) or parquet"
         )
     reader = READERS.get(path.suffix, _read_text if named else None)
@@ -224,19 +229,19 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
     try:
         yield from _within(reader(path, name, source), name, source)
     except UnicodeDecodeError:
-        raise InputError(
-            f"--data {path} is not UTF-8 text: `iconv -f latin1 -t utf-8 {pasted(str(path))}` "
+        raise source.error(
+            f"{path} is not UTF-8 text: `iconv -f latin1 -t utf-8 {pasted(str(path))}` "
             "converts it from Latin-1; or give txt, jsonl or parquet"
         ) from None
     except OSError as error:
-        raise InputError(f"--data {path} cannot be read: {error.strerror or error}") from error
+        raise source.error(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
     with open(open_regular(path), encoding="utf-8-sig") as file:  # a byte-order mark is no text
         text = file.read((source.largest << 20) + 1)
     if "\x00" in text:
-        raise InputError(f"--data {path} is binary (it holds zero bytes), not a text")
+        raise source.error(f"{path} is binary (it holds zero bytes), not a text")
     yield RawDocument(name, text)
 
 
@@ -245,17 +250,17 @@ def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
     with open(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(iter(lambda: file.readline(most + 1), ""), 1):
             if len(line) > most:
-                raise _too_large(f"{path}, line {number}", source.largest)
+                raise _too_large(source, f"{path}, line {number}", source.largest)
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"--data {path}, line {number}: not valid JSON: {error}") from None
+                raise source.error(f"{path}, line {number}: not valid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise InputError(f"--data {path}, line {number}: expected an object with columns")
+                raise source.error(f"{path}, line {number}: expected an object with columns")
             where = f"{path}, line {number}"
-            yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
+            yield RawDocument(f"{name}:{number}", _content(row, source, where))
 
 
 def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
@@ -265,17 +270,17 @@ def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument
     try:
         with open(open_regular(path), "rb") as stream:
             file = pyarrow.parquet.ParquetFile(stream)
-            wanted = _column(dict.fromkeys(file.schema_arrow.names), source.column, str(path))
+            wanted = _column(dict.fromkeys(file.schema_arrow.names), source, str(path))
             # Row by row: sizes in the file can lie, and a page of some kilobytes can stand for
             # gigabytes in each row. (Threads would cost ten times a row's time.)
             rows = file.iter_batches(batch_size=1, columns=[wanted], use_threads=False)
             for number, row in enumerate(rows, 1):
                 if row.nbytes > 2 * source.largest << 20:
-                    raise _too_large(f"{path}, row {number}", source.largest)
-                content = _content(row.to_pylist()[0], wanted, f"{path}, row {number}")
+                    raise _too_large(source, f"{path}, row {number}", source.largest)
+                content = _content(row.to_pylist()[0], source, f"{path}, row {number}")
                 yield RawDocument(f"{name}:{number}", content)
     except pyarrow.ArrowException as error:
-        raise InputError(f"--data {path} is not a parquet file: {error}") from None
+        raise source.error(f"{path} is not a parquet file: {error}") from None
 
 
 Reader = Callable[[Path, str, Source], Iterator[RawDocument]]
@@ -283,19 +288,19 @@ _OF_EACH = (_read_text, _read_text, _read_jsonl, _read_parquet)
 READERS: dict[str, Reader] = dict(zip(DOCUMENTS, _OF_EACH, strict=True))
 
 
-def _column(row: Mapping[str, Any], column: str | None, where: str) -> str:
-    candidates = DEFAULT_COLUMNS if column is None else (column,)
+def _column(row: Mapping[str, Any], source: Source, where: str) -> str:
+    candidates = DEFAULT_COLUMNS if source.column is None else (source.column,)
     for candidate in candidates:
         if candidate in row:
             return candidate
-    raise InputError(
-        f"--data {where}: there is no column {' or '.join(candidates)}; there are "
+    raise source.error(
+        f"{where}: there is no column {' or '.join(candidates)}; there are "
         f"{', '.join(row) or 'none'} (--column NAME)"
     )
 
 
-def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Messages:
-    name = _column(row, column, where)
+def _content(row: Mapping[str, Any], source: Source, where: str) -> str | Messages:
+    name = _column(row, source, where)
     content = row[name]
     if isinstance(content, str):
         return content
@@ -303,8 +308,8 @@ def _content(row: Mapping[str, Any], column: str | None, where: str) -> str | Me
         isinstance(part, dict) and "role" in part and "content" in part for part in content
     ):
         return content
-    raise InputError(
-        f"--data {where}: column {name} holds {type(content).__name__}, expected text or a list of "
+    raise source.error(
+        f"{where}: column {name} holds {type(content).__name__}, expected text or a list of "
         "messages with role and content"
     )
 
@@ -315,7 +320,7 @@ def _with_text_alone(rows: Any, source: Source) -> Any:
     there = rows.column_names
     if not there:  # a stream may not know its columns
         return rows
-    name = _column(dict.fromkeys(there), source.column, f"{source.data}, row 0")
+    name = _column(dict.fromkeys(there), source, f"{source.data}, row 0")
     return rows.select_columns([name])
 
 
@@ -326,8 +331,8 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
     split = source.split or source.default_split
     place = source.place
     if not place.is_dir() and hub.is_out_of_reach(name, source.revision):
-        raise InputError(
-            f"--data {source.data} is no file or folder here, and the hub cannot be reached to "
+        raise source.error(
+            f"{source.data} is no file or folder here, and the hub cannot be reached to "
             "look for a dataset of that name (no network, or HF_ENDPOINT is wrong)"
         )
     import datasets
@@ -343,10 +348,10 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
             )
         for number, row in enumerate(_with_text_alone(rows, source)):
             where = f"{source.data}, row {number}"
-            yield RawDocument(f"{name}:{number}", _content(row, source.column, where))
+            yield RawDocument(f"{name}:{number}", _content(row, source, where))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise InputError(
-            f"--data {source.data}: neither a local file nor a dataset that can be read (split "
+        raise source.error(
+            f"{source.data}: neither a local file nor a dataset that can be read (split "
             f"{split!r}): {first}"
         ) from error

@@ -1,7 +1,7 @@
 """Which documents an evaluation reads, at which lengths, and what must be said of either."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ropext.corpus import (
     Corpus,
@@ -21,8 +21,24 @@ from ropext.results import EXTENDED
 from ropext.results.values import FEWEST_DOCUMENTS
 
 
+@dataclass(frozen=True)
+class Asking:
+    """The words of the command that asks for documents, for errors about them."""
+
+    data: str = "--data"  # the option that names them
+    shorter: str = "shorter --lengths"  # what to give where none is long enough
+
+
+AS_EVAL = Asking()
+
+
 def settle_documents(
-    lineup: Lineup, options: Evaluate, encoder: DocumentEncoder, *, stops: bool
+    lineup: Lineup,
+    options: Evaluate,
+    encoder: DocumentEncoder,
+    *,
+    stops: bool,
+    asking: Asking = AS_EVAL,
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
     """The documents, the lengths at which they are read, and what must be said of either; `stops`
     where too few documents reach the target of an extension: it is what one asks about."""
@@ -37,15 +53,15 @@ def settle_documents(
     if lineup.most and grid[-1] > lineup.most:
         raise UsageError(
             f"--lengths {length_text(grid[-1])}: one of the models reads {lineup.most:,} tokens "
-            "and no more (its position table or max_seq_len ends); extend further, or give shorter "
-            "--lengths"
+            "and no more (its position table or max_seq_len ends); extend further, or give "
+            f"{asking.shorter}"
         )
     if options.data is not None:
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)
-        corpus = read_corpus(options, encoder, wanted)
+        corpus = read_corpus(options, encoder, wanted, asking)
         if stops:
             _check_target(lineup, corpus, grid)
-        warnings += unread_files(source_of(options))
+        warnings += unread_files(source_of(options, asking))
         warnings += _corpus_warnings(corpus, grid, options.split_documents)
         grid = corpus.lengths
     beyond = [length for length in grid if length > lineup.limit]
@@ -78,7 +94,7 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
     )
 
 
-def source_of(options: Measuring) -> Source:
+def source_of(options: Measuring, asking: Asking = AS_EVAL) -> Source:
     """Where the documents come from: those of an evaluation, of a choice and of a server."""
     return Source(
         options.data or "",
@@ -87,13 +103,16 @@ def source_of(options: Measuring) -> Source:
         revision=options.data_revision,
         largest=options.max_document_mib,
         pieces=options.split_documents,
+        flag=asking.data,
     )
 
 
-def read_corpus(options: Measuring, encoder: DocumentEncoder, wanted: Wanted) -> Corpus:
+def read_corpus(
+    options: Measuring, encoder: DocumentEncoder, wanted: Wanted, asking: Asking = AS_EVAL
+) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
-    source = source_of(options)
-    wanted = replace(wanted, streamed=source.is_streamed)
+    source = source_of(options, asking)
+    wanted = replace(wanted, streamed=source.is_streamed, shorter=asking.shorter)
     longest = wanted.lengths[-1]
     return choose_documents(texts_of(source, encoder, longest), encoder, wanted)
 

@@ -10,7 +10,8 @@ from ropext import scaling
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import Corpus
-from ropext.errors import InputError, NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.errors import NotExpressible, RopextError, UnsupportedModel, UsageError
+from ropext.evaluation.documents import Asking
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
@@ -180,6 +181,10 @@ class Measured:
         }
 
 
+# How `ropext plan --measure` names the documents and their length.
+AS_PLAN = Asking(data="--measure", shorter="a smaller --factor")
+
+
 def measure(
     model: str,
     data: str,
@@ -208,11 +213,9 @@ def measure(
     options = {"data": data, "lengths": (first.target,)} | dict(reading or {})
     everyone = tuple(contenders(snapshot, plans, beside))
     lineup = Lineup(everyone, first.model.context, first.target)
-    try:  # the documents that `ropext eval --lengths TARGET` would read
-        evaluation = prepare(Evaluate(**options), lineup, call.trust_remote_code)
-    except InputError as error:
-        said = str(error).replace("shorter --lengths", "a smaller --factor")
-        raise InputError(said.replace("--data", "--measure")) from error
+    # The documents that `ropext eval --lengths TARGET` would read.
+    trust = call.trust_remote_code
+    evaluation = prepare(Evaluate(**options), lineup, trust, asking=AS_PLAN)
     assert evaluation.corpus is not None  # --measure names it
     reads = evaluation.reads
     known = evaluation.overlaps.get(next(iter(plans)))

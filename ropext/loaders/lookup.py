@@ -253,13 +253,14 @@ def unmeasured(name: str, family: str, params: Params, *, model_type: str | None
 
 
 def nearest_exact(
-    name: str, family: str, params: Params, *, scaled: bool = False, model_type: str | None = None
+    name: str, family: str, params: Params, *, start: str = "", model_type: str | None = None
 ) -> str:
     """Return the options that give the nearest form which this loader reads exactly; "" if it has
     none.
 
     Nearest: yarn for a dict with a temperature, else llama3. The product of two scalings has none
-    of these forms, so that a model which is `scaled` already starts from its original spectrum.
+    of these forms: `start` are the options by which a model that is scaled already starts from its
+    original spectrum.
     """
     methods = loader_table()["methods"]
     order = list(methods)
@@ -268,10 +269,7 @@ def nearest_exact(
     mine = kinds_of(params)
     for kind in order:
         if kind not in mine and _all_read(name, family, kind, model_type):
-            options = f"--method {methods[kind]}"
-            if scaled:
-                options = f"--from-original {options}"
-            return options
+            return f"{start}--method {methods[kind]}"
     return ""
 
 

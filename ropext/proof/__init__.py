@@ -23,7 +23,6 @@ from ropext.jsontext import dump, read_object
 from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
     LISTED,
-    UNSEEN,
     Promise,
     Proof,
     check_built,
@@ -33,7 +32,7 @@ from ropext.proof.comparing import (
 )
 from ropext.rope import Positions
 
-__all__ = ["UNSEEN", "Promise", "Proof", "compare"]
+__all__ = ["Promise", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for any; a small model takes some
@@ -211,7 +210,7 @@ def prove_table(
         )
     more = {} if base is None else {"changed": built["base"]["changed"]}
     if base is not None and built["base"]["error"]:
-        more["base"] = f"{UNSEEN}stock cannot read the base ({built['base']['error']})"
+        more["base"] = f"not checked: stock cannot read the base ({built['base']['error']})"
     return (
         more
         | {

@@ -12,7 +12,6 @@ from ropext.rope import Positions, Site
 from ropext.scaling.tables import starts
 
 LISTED = 3  # names shown of a longer list
-UNSEEN = "not checked: "  # how what is said of a base begins that stock cannot build
 # Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
 FORWARD_BOUND = 1e-4
 
@@ -72,6 +71,10 @@ class Difference:
         )
 
 
+# Of a proof, what is no part of the record, whose edits say what was changed.
+NOT_RECORDED = ("base_was_built", "changed", "untied")
+
+
 @dataclass(frozen=True)
 class Proof:
     """What was compared, and the pair that came out worst."""
@@ -84,15 +87,17 @@ class Proof:
     tensors_not_compared: int
     worst: Difference
     forward: str = ""  # what one forward pass of a small model showed, or why it was not run
+    forward_agrees: bool = False  # it was run for base and result, and both gave the same
     base: str = ""  # what stock builds from the base's config, beside what was read from it
+    base_was_built: bool = False  # or `base` says why it could not be
     # Dotted config keys that stock reads otherwise than the base's; None = the base is not known.
     changed: tuple[str, ...] | None = None
     untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
     def to_json(self) -> dict[str, Any]:
-        """The section of ropext.json, whose edits say what was changed."""
+        """The section of ropext.json."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
-        return {key: value for key, value in out.items() if key not in ("changed", "untied")}
+        return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 
 
 def _differences(built: Mapping[str, Any], site: Site, bound: float) -> list[Difference]:
@@ -176,13 +181,14 @@ def compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int]
     return tensors["compared"], tensors["not_compared"]
 
 
-def _compare_forward(built: Mapping[str, Any]) -> str:
-    """What the small models showed; ProofFailed where only the written config's fails."""
+def _compare_forward(built: Mapping[str, Any]) -> tuple[str, bool]:
+    """What the small models showed, and whether they agree; ProofFailed where only the written
+    config's fails."""
     run = built.get("forward")
     if run is None:
-        return ""
+        return "", False
     if run["reason"] is not None:
-        return f"forward not run: {run['reason']}"
+        return f"forward not run: {run['reason']}", False
     small = (
         f"one forward pass of a small model ({run['layers']} of {run['of']} layers, random "
         f"weights) up to position {run['last']}"
@@ -191,14 +197,15 @@ def _compare_forward(built: Mapping[str, Any]) -> str:
     if run["failed"] is not None:
         raise ProofFailed(f"{blame} fails: {run['failed']}; the base's does not")
     if run["difference"] is None:
-        return f"{small}: {run['note']}"
+        return f"{small}: {run['note']}", False
     if not run["difference"] <= FORWARD_BOUND:
         raise ProofFailed(
             f"{blame} differs by {run['difference']:.1e} from the base's with the planned "
             f"frequencies and factors (bound {FORWARD_BOUND:.0e}): the written config changes "
             "something else too"
         )
-    return f"{small} equals the base's with the planned numbers ({run['difference']:.1e} off)"
+    off = f"{run['difference']:.1e} off"
+    return f"{small} equals the base's with the planned numbers ({off})", True
 
 
 @dataclass(frozen=True)
@@ -275,7 +282,7 @@ def _compare_base(
     depart from the authors' code, that stays a note."""
     base = built["base"]
     if base["error"]:
-        return f"{UNSEEN}stock cannot build the base ({base['error']})"
+        return f"not checked: stock cannot build the base ({base['error']})"
     worst = worst_of_base(built, promise, read)
     if not _bad(worst.difference):
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
@@ -318,19 +325,23 @@ def compare(
     worst = max(differences, key=lambda d: d.excess)
     if _bad(worst):
         raise ProofFailed(f"proof: with transformers {version}, {worst}")
-    counts = compare_tensors(built, directory) if tensors else (0, 0)
+    compared, not_compared = compare_tensors(built, directory) if tensors else (0, 0)
+    forward, agrees = _compare_forward(built)
     changed = built["base"].get("changed")
     return Proof(
-        version,
-        built["model_class"],
-        len(built["rotary"]),
-        len(built["attention"]),
-        *counts,
-        worst,
-        _compare_forward(built),
-        base,
-        None if changed is None else tuple(changed),
-        tuple(built["untied"]),
+        transformers=version,
+        model_class=built["model_class"],
+        rotary_modules=len(built["rotary"]),
+        attention_modules=len(built["attention"]),
+        tensors_compared=compared,
+        tensors_not_compared=not_compared,
+        worst=worst,
+        forward=forward,
+        forward_agrees=agrees,
+        base=base,
+        base_was_built=not built["base"].get("error"),
+        changed=None if changed is None else tuple(changed),
+        untied=tuple(built["untied"]),
     )
 
 

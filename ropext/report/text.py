@@ -434,8 +434,7 @@ def _proof(proof: JsonObject | None) -> str:
     modules = proof["rotary_modules"] + proof["attention_modules"]
     error = proof["worst"]["error"]
     proved += f" and {modules} modules as planned (relative error {error:.1e})"
-    agrees = "equals the base's" in proof["forward"]
-    if agrees:
+    if proof["forward_agrees"]:
         return f"{proved}, one forward pass too"
     if proof["forward"]:
         return f"{proved}; {proof['forward']}"

@@ -117,8 +117,7 @@ def check_spectrum(subject: Subject) -> Iterator[Check]:
     )
     yield Check("forward", True, proved.forward)
     if proved.base:
-        unseen = proved.base.startswith(proof.UNSEEN)
-        yield Check("base", None if unseen else True, proved.base)
+        yield Check("base", True if proved.base_was_built else None, proved.base)
 
 
 CHECKS: tuple[Checker, ...] = (

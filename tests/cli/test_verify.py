@@ -17,7 +17,7 @@ def extended(ropext, llama, tmp_path, monkeypatch):
     proved = SimpleNamespace(
         transformers="5", rotary_modules=1, attention_modules=2, tensors_compared=20,
         tensors_not_compared=0, forward="", worst=SimpleNamespace(error=0.0), base="", changed=(),
-        untied=(),
+        untied=(), base_was_built=True,
     )  # fmt: skip
     monkeypatch.setattr(proof, "prove", lambda *_, **__: proved)
     out = tmp_path / "out"

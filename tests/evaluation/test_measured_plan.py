@@ -197,6 +197,8 @@ def test_what_cannot_be_measured_is_refused_by_name(place):
         measure(model, docs, factor=1024.0)
     with pytest.raises(InputError, match=r"--measure .*no such file"):
         measure(model, str(place / "none.jsonl"), factor=4.0)
+    with pytest.raises(InputError, match=r"^--measure .*/my--data.jsonl: there is no such file"):
+        measure(model, str(place / "my--data.jsonl"), factor=4.0)  # a path stays what it is
     with pytest.raises(InputError, match="there is no column body"):
         measure(model, docs, factor=4.0, reading={"column": "body"})
     ModernBertConfig(

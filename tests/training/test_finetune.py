@@ -88,6 +88,14 @@ def test_of_three_documents_none_is_held_out_and_it_is_said(extended, stories, t
     assert "at most 4 passes: no held-out document says" in report.plan_text(unsaid)
 
 
+def test_an_error_about_documents_names_the_option_that_names_them(extended, stories, tmp_path):
+    none = str(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match=r"^--eval .*none.jsonl: there is no such file"):
+        count_training("finetune", extended, str(stories), **RUN, evaluate=none)
+    with pytest.raises(InputError, match=r"^--data .*none.jsonl: there is no such file"):
+        count_training("finetune", extended, none, **RUN)
+
+
 def test_refusals_of_one_text_name_what_works(extended, base, stories, tmp_path):
     texts = [json.loads(line)["text"] for line in stories.read_text().splitlines()]
     (one := tmp_path / "one.txt").write_text("\n=====\n".join(texts))

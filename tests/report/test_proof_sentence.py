@@ -1,0 +1,28 @@
+"""What `extend` prints of its proof goes by the proof's fields, not by their words."""
+
+import pytest
+
+from ropext.report import text
+
+PROVED = {
+    "transformers": "5.0",
+    "tensors_compared": 38,
+    "tensors_not_compared": 0,
+    "rotary_modules": 1,
+    "attention_modules": 4,
+    "worst": {"error": 1e-7},
+}
+BEGINNING = "proved with transformers 5.0: 38 tensors and 5 modules as planned (relative error "
+
+
+@pytest.mark.parametrize(
+    ("forward", "agrees", "end"),
+    [
+        ("any words", True, ", one forward pass too"),
+        ("it equals the base's, or so", False, "; it equals the base's, or so"),
+        ("", False, ""),
+    ],
+)
+def test_a_forward_pass_that_agrees_is_named_and_another_has_its_own_sentence(forward, agrees, end):
+    proof = PROVED | {"forward": forward, "forward_agrees": agrees}
+    assert text._proof(proof) == f"{BEGINNING}1.0e-07){end}"
