@@ -22,14 +22,14 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 
 @dataclass(frozen=True)
-class Asking:
+class DocumentWords:
     """The words of the command that asks for documents, for errors about them."""
 
     data: str = "--data"  # the option that names them
     shorter: str = "shorter --lengths"  # what to give where none is long enough
 
 
-AS_EVAL = Asking()
+AS_EVAL = DocumentWords()
 
 
 def settle_documents(
@@ -38,7 +38,7 @@ def settle_documents(
     encoder: DocumentEncoder,
     *,
     stops: bool,
-    asking: Asking = AS_EVAL,
+    words: DocumentWords = AS_EVAL,
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
     """The documents, the lengths at which they are read, and what must be said of either; `stops`
     where too few documents reach the target of an extension: it is what one asks about."""
@@ -54,14 +54,14 @@ def settle_documents(
         raise UsageError(
             f"--lengths {length_text(grid[-1])}: one of the models reads {lineup.most:,} tokens "
             "and no more (its position table or max_seq_len ends); extend further, or give "
-            f"{asking.shorter}"
+            f"{words.shorter}"
         )
     if options.data is not None:
         wanted = Wanted(grid, bool(options.lengths), options.max_docs)
-        corpus = read_corpus(options, encoder, wanted, asking)
+        corpus = read_corpus(options, encoder, wanted, words)
         if stops:
             _check_target(lineup, corpus, grid)
-        warnings += unread_files(source_of(options, asking))
+        warnings += unread_files(source_of(options, words))
         warnings += _corpus_warnings(corpus, grid, options.split_documents)
         grid = corpus.lengths
     beyond = [length for length in grid if length > lineup.limit]
@@ -94,7 +94,7 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
     )
 
 
-def source_of(options: Measuring, asking: Asking = AS_EVAL) -> Source:
+def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
     """Where the documents come from: those of an evaluation, of a choice and of a server."""
     return Source(
         options.data or "",
@@ -103,16 +103,16 @@ def source_of(options: Measuring, asking: Asking = AS_EVAL) -> Source:
         revision=options.data_revision,
         largest=options.max_document_mib,
         pieces=options.split_documents,
-        flag=asking.data,
+        flag=words.data,
     )
 
 
 def read_corpus(
-    options: Measuring, encoder: DocumentEncoder, wanted: Wanted, asking: Asking = AS_EVAL
+    options: Measuring, encoder: DocumentEncoder, wanted: Wanted, words: DocumentWords = AS_EVAL
 ) -> Corpus:
     """Read the documents that the options name; InputError where none is long enough."""
-    source = source_of(options, asking)
-    wanted = replace(wanted, streamed=source.is_streamed, shorter=asking.shorter)
+    source = source_of(options, words)
+    wanted = replace(wanted, streamed=source.is_streamed, shorter=words.shorter)
     longest = wanted.lengths[-1]
     return choose_documents(texts_of(source, encoder, longest), encoder, wanted)
 

@@ -6,7 +6,7 @@ from ropext.checkpoint import Snapshot
 from ropext.corpus import DocumentEncoder
 from ropext.errors import UsageError
 from ropext.evaluation import harness
-from ropext.evaluation.documents import AS_EVAL, Asking, settle_documents
+from ropext.evaluation.documents import AS_EVAL, DocumentWords, settle_documents
 from ropext.evaluation.lineup import Lineup, overlaps_of
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.prediction import NEXT_TOKEN, Prediction, checked_prediction
@@ -28,7 +28,7 @@ def prepare(
     gates: Sequence[Gate] = (),
     *,
     needs_target: bool = False,
-    asking: Asking = AS_EVAL,
+    words: DocumentWords = AS_EVAL,
 ) -> Evaluation:
     """Choose lengths, documents and questions; gates about anything else are refused, and with
     `needs_target` documents of which too few reach the target of an extension."""
@@ -40,7 +40,7 @@ def prepare(
     if lineup.masked:
         prediction = checked_prediction(options, encoder, last.name)
     corpus, grid, warnings = settle_documents(
-        lineup, options, encoder, stops=needs_target, asking=asking
+        lineup, options, encoder, stops=needs_target, words=words
     )
     overlaps = overlaps_of(lineup, corpus, options.haystack == "text")
     questions, left_out = build_questions(options, grid, encoder, corpus)

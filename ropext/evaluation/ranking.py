@@ -11,7 +11,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.snapshot import Snapshot, with_weights
 from ropext.corpus import Corpus
 from ropext.errors import NotExpressible, RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.documents import Asking
+from ropext.evaluation.documents import DocumentWords
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.reader import Progress, Reader
@@ -182,7 +182,7 @@ class Measured:
 
 
 # How `ropext plan --measure` names the documents and their length.
-AS_PLAN = Asking(data="--measure", shorter="a smaller --factor")
+AS_PLAN = DocumentWords(data="--measure", shorter="a smaller --factor")
 
 
 def measure(
@@ -215,7 +215,7 @@ def measure(
     lineup = Lineup(everyone, first.model.context, first.target)
     # The documents that `ropext eval --lengths TARGET` would read.
     trust = call.trust_remote_code
-    evaluation = prepare(Evaluate(**options), lineup, trust, asking=AS_PLAN)
+    evaluation = prepare(Evaluate(**options), lineup, trust, words=AS_PLAN)
     assert evaluation.corpus is not None  # --measure names it
     reads = evaluation.reads
     known = evaluation.overlaps.get(next(iter(plans)))

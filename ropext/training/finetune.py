@@ -13,7 +13,7 @@ from ropext.checkpoint.headers import read_header
 from ropext.checkpoint.provenance import READ_FROM
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
-from ropext.evaluation.documents import Asking, read_corpus
+from ropext.evaluation.documents import DocumentWords, read_corpus
 from ropext.evaluation.prediction import masked_tokens
 from ropext.evaluation.reader import Models
 from ropext.evaluation.reads import Reads
@@ -339,7 +339,7 @@ def _judge(
             max_document_mib=options.max_document_mib,
         )
         wanted = corpus.Wanted((target,), given=True, max_documents=count)
-        judging = read_corpus(reading, encoder, wanted, Asking(data="--eval")).documents
+        judging = read_corpus(reading, encoder, wanted, DocumentWords(data="--eval")).documents
     if not judging or processes.is_fsdp():
         return None
     return judge_of(judging, (origin.context, target), options.seed, prediction=learning.prediction)
