@@ -39,7 +39,7 @@ def command(
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
-    from ropext.training import report
+    from ropext.training import report, tuned_report
     from ropext.training.request import FinetuneRequest
 
     call = call_of(out, force=force)
@@ -57,4 +57,4 @@ def command(
     with request.prepared(output, call) as job:
         done = job.make(output, call)
     if done is not None and processes.is_main():
-        push.result(out, report.finetune_result(done), done, done.output, wanted)
+        push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)

@@ -38,7 +38,7 @@ def command(
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
     from ropext.pipeline.fitting import fit_request
-    from ropext.training import report
+    from ropext.training import fit_report, report
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
@@ -55,4 +55,4 @@ def command(
     with request.prepared(output, call) as job:
         done = job.make(output, call)
     if done is not None and processes.is_main():
-        push.result(out, report.fit_result(done), done, done.output, wanted)
+        push.result(out, fit_report.fit_result(done), done, done.output, wanted)

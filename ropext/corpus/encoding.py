@@ -54,7 +54,7 @@ class Fingerprint:
 def fingerprint(text: str, read: str) -> Fingerprint:
     """Of a text, of which `read` is the beginning that is read."""
     plain = normalised(read)
-    passages_at = [*_passages(plain)]
+    passages_at = list(_passages(plain))
     places = np.concatenate([at for at, _ in passages_at]) if passages_at else np.empty(0)
     passages = np.concatenate([passage for _, passage in passages_at]) if passages_at else NONE
     return Fingerprint((int(content_hash(text)[:16], 16),), passages, places / max(1, len(plain)))
@@ -181,7 +181,7 @@ class DocumentEncoder:
         """The text of ids, special tokens left out."""
         return str(
             self.tokenizer.decode(
-                [*ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
 

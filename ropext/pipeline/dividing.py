@@ -130,16 +130,17 @@ def _divided(
     queue = list(able[share:])
     chosen = list[Document]()
     while True:
-        known = trained(document.known_by[1:] for document in (*chosen, *queue, *short))
+        known = trained(document.known_by[1:] for document in chosen + queue + list(short))
         kept = list[Document]()
         for document in judged:
             # As it will be read, by its beginning.
-            if known.holds(*document.cut(target).known_by[1:]):
+            read = document.cut(target).fingerprint
+            if known.holds(read.contents, read.passages):
                 chosen.append(document)
             else:
                 kept.append(document)
         left_out = len(judged) - len(kept)
         if not left_out:
-            return judged, [*chosen, *queue]
-        judged = [*kept, *queue[:left_out]]
+            return judged, chosen + queue
+        judged = kept + queue[:left_out]
         queue = queue[left_out:]

@@ -69,9 +69,9 @@ def evidence_of(work: Work) -> Evidence:
     numbers = {label: run.values(label) for label in run.models}
     read = {label for label, values in numbers.items() if f"tail_nll@{target}" in values}
     if read >= {BASE, CONTROL, TUNED}:
-        from ropext.training import report
+        from ropext.training import tuned_report
 
-        control_lines = report.verdict(numbers, target)
+        control_lines = tuned_report.verdict(numbers, target)
     gates = tuple(rundir.judge(run, work.gates))
     return Evidence(run, gates, reached, tuple(control_lines))
 
@@ -293,10 +293,10 @@ def _facts(work: Work) -> Table:
 def _training_table(work: Work) -> Table | None:
     if TUNED not in work.checkpoints:
         return None
-    from ropext.training import report
+    from ropext.training import tuned_report
 
     record = read_object(work.checkpoints[TUNED] / provenance.NAME)
-    return report.recorded_table(record["finetune"], work.plan.target)
+    return tuned_report.recorded_table(record["finetune"], work.plan.target)
 
 
 @dataclass(frozen=True)

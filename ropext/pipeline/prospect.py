@@ -124,7 +124,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
         beside=rivals(snapshot, request),
         reading=reading,
         encoder=encoder,
-        to_choose=[*documents.chosen, *documents.short],
+        to_choose=documents.chosen + documents.short,
         to_judge=documents.judged,
         able=len(documents.chosen),
         frame=frame_of(example.context, example.target, reading.seed),

@@ -115,7 +115,8 @@ class _Parts:
 
     def add(self, key: str, document: corpus.Document) -> None:
         division = self.division
-        if division.apart is not None and division.apart.holds(*document.known_by[1:]):
+        known = document.fingerprint
+        if division.apart is not None and division.apart.holds(known.contents, known.passages):
             self.kept_out += 1
             return
         size = len(document)
@@ -146,7 +147,7 @@ def divide(
 
     corpus.draw(texts, encode, parts, streamed=division.streamed)
     drawn = parts.drawn.in_order()
-    documents = [*drawn, *parts.others.in_order()]
+    documents = drawn + parts.others.in_order()
     held_out = list[corpus.Document]()
     if division.judging:
         held_out = _held_out(documents, len(drawn), division.least, texts.different)

@@ -26,7 +26,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
 from ropext.results.overlap import kept_out_of
-from ropext.training import data, defaults, models, report, trainer, writing
+from ropext.training import data, defaults, models, report, trainer, tuned_report, writing
 from ropext.training.data import LARGEST_SHARE
 from ropext.training.judge import judge_of, numbers_of, read_now, tokens_of
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
@@ -65,7 +65,7 @@ class AdapterObjective(Objective[Finetuned]):
         self.options = options
         self.origin = origin
         self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
-        self.remarks = [*training.data.unread]
+        self.remarks = list(training.data.unread)
         if self.why_no_judge:
             self.remarks.append(f"not evaluated: {self.why_no_judge}")
         if self.settings.is_open:
@@ -117,7 +117,7 @@ class AdapterObjective(Objective[Finetuned]):
             new = table.target - len(table.old_rows)
             for name, rows in models.trained_tables(joined, table):
                 moving -= (len(rows) - new) * rows.shape[1]
-                names.append(f"{new}{report.NEW_ROWS}{name}")
+                names.append(f"{new}{tuned_report.NEW_ROWS}{name}")
         return names, moving, 4 * moving  # float32
 
     def variant(self, label: str, history: History | None = None) -> Variant:
@@ -158,7 +158,7 @@ class AdapterObjective(Objective[Finetuned]):
                 f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
                 "that scaling"
             )
-        for sentence in (*training.learning.notes, *training.data.unread):
+        for sentence in training.learning.notes + training.data.unread:
             self.note(sentence)
         if training.lineage:
             self.note(training.lineage)
@@ -252,10 +252,10 @@ class AdapterObjective(Objective[Finetuned]):
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
         trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        files = report.finetune_files(result) | trackers | self.first_steps()
+        files = tuned_report.finetune_files(result) | trackers | self.first_steps()
         control = self.control.best_checkpoint if self.control else None
         weights = self.origin, self.tuned.best_checkpoint, control
-        writing.write_tuned(result, *weights, files, report.finetune_story(result), show)
+        writing.write_tuned(result, *weights, files, tuned_report.finetune_story(result), show)
 
 
 def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:

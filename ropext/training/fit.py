@@ -31,9 +31,9 @@ from ropext.tasks import Item, check_amount
 from ropext.training import (
     data,
     defaults,
+    fit_report,
     loss,
     models,
-    report,
     spectrum,
     trainer,
     writing,
@@ -325,7 +325,7 @@ class SpectrumObjective(Objective[Fitted]):
             return keep_start(f"step {step}: {error}")
         self._ask(variant, self.far, pause)
         measured = self.measured
-        change = report.change_text(rules.far_change(measured, FITTED, START))
+        change = fit_report.change_text(rules.far_change(measured, FITTED, START))
         if not rules.is_better(measured, FITTED, START):
             gain = rules.far_change(measured, START, FITTED)
             if gain.gains is None:
@@ -335,7 +335,7 @@ class SpectrumObjective(Objective[Fitted]):
             return keep_start(f"{why} ({change})")
         lost = rules.lost(measured, FITTED, START)
         if lost is not None:
-            text = report.share_text(lost)
+            text = fit_report.share_text(lost)
             return keep_start(f"the fit answers fewer questions than {self.start} ({text})")
         return step, f"step {step} is kept: {change}", plan
 
@@ -356,14 +356,14 @@ class SpectrumObjective(Objective[Fitted]):
         distance = 0.0
         if "yarn" in self.starts:
             distance = rules.far_loss(self.closed, "yarn") - rules.far_loss(self.measured, label)
-        if readers := report.readers_note(plan, self.starts.get("yarn"), distance):
+        if readers := fit_report.readers_note(plan, self.starts.get("yarn"), distance):
             self.note(readers)
         return label
 
     def write(self, result: Fitted, show: Show) -> None:
         folder = {f"fit/{name}": content for name, content in self.first_steps().items()}
-        files = report.fit_files(result) | folder
-        writing.write_fitted(result, files, report.fit_story(result), show)
+        files = fit_report.fit_files(result) | folder
+        writing.write_fitted(result, files, fit_report.fit_story(result), show)
 
 
 def prepare(

@@ -95,7 +95,7 @@ class MaskedRows(Sequence[Row]):
         text = row.ids[: around.text_in(len(row.ids))]
         drawn = int(np.random.default_rng((self.seed, MASKED, number)).integers(2**32))
         mask = DataCollatorForLanguageModeling(self.tokenizer, mlm=True, seed=drawn)
-        batch = mask([[*around.before, *text.tolist(), *around.after]])
+        batch = mask([np.concatenate([around.before, text, around.after]).astype(int).tolist()])
         ids = batch["input_ids"][0].numpy()
         return replace(row, ids=ids, labels=batch["labels"][0].numpy())
 

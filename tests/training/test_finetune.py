@@ -29,7 +29,7 @@ from ropext.narration import Call, Hooks, Pace
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
-from ropext.training import report, trainer
+from ropext.training import fit_report, report, trainer, tuned_report
 
 pytestmark = pytest.mark.slow
 
@@ -133,9 +133,11 @@ def test_room_for_the_output_is_asked_for_before_the_training(
 def test_fewer_than_eight_documents_give_no_verdict():
     value = Value(1.0, None, None, 7, range=(0.9, 1.1))
     numbers = {label: {"tail_nll@256": value} for label in ("base", "tuned")}
-    assert report.verdict(numbers, 256) == ["Fewer than 8 documents give numbers, and no verdict."]
+    assert tuned_report.verdict(numbers, 256) == [
+        "Fewer than 8 documents give numbers, and no verdict."
+    ]
     sure = {label: {"tail_nll@256": replace(value, ci95=(0.9, 1.1))} for label in numbers}
-    assert "nats a token" in report.verdict(sure, 256)[0]
+    assert "nats a token" in tuned_report.verdict(sure, 256)[0]
 
 
 def test_the_table_sets_each_model_against_the_base_paired_by_document():
@@ -149,12 +151,12 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
 
     numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
     numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
-    table = report.finetune_table(numbers, 256, None)
+    table = tuned_report.finetune_table(numbers, 256, None)
     assert [row[0] for row in table.rows] == ["base", "extended", "control", "tuned"]
     assert [row[2] for row in table.rows] == [
         "", "+0.3000 ±0.0200", "-0.0500 ±0.0300", "-0.1250 (8 documents)",
     ]  # fmt: skip
-    (said,) = report.verdict(numbers, 256)
+    (said,) = tuned_report.verdict(numbers, 256)
     assert said == (
         "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's "
         "in its own window, and 0.0750 nats a token below the control's, which is 0.0500 nats a "
@@ -171,7 +173,7 @@ def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
     factors = [1.0 + 0.2 * pair for pair in range(16)]
     written = ropext.plan("ropext://demo", method="longrope", factor=4, pair_factors=factors)
     yarn = ropext.plan("ropext://demo", method="yarn", factor=4)
-    said = report.readers_note(written, yarn, 0.0486)
+    said = fit_report.readers_note(written, yarn, 0.0486)
     assert said.startswith("not read as planned by ")
     for loader in ("llama.cpp", "ctranslate2"):
         assert loader in said.partition(": it is written as longrope")[0]
@@ -179,9 +181,9 @@ def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
     assert "llama.cpp" in again
     assert "ctranslate2" not in again
     assert again.endswith("too, and costs at most 0.0486 nats a token here (far half)")
-    assert report.readers_note(written, None, 0.0).endswith("it is written as longrope")
+    assert fit_report.readers_note(written, None, 0.0).endswith("it is written as longrope")
     plain = ropext.plan("ropext://demo", method="ntk", factor=4)
-    assert report.readers_note(plain, yarn, 0.0) == ""
+    assert fit_report.readers_note(plain, yarn, 0.0) == ""
 
 
 def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_documents(
@@ -559,8 +561,8 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     done = train("finetune", extended, str(stories), tmp_path / "out", **options)
     assert done.stopped_early
     assert (done.steps, done.kept_step) == (9, 6)
-    assert "trained 9 steps, stopped: held-out" in report.finetune_result(done)
-    assert "weights of step 6, the best, are kept" in report.finetune_result(done)
+    assert "trained 9 steps, stopped: held-out" in tuned_report.finetune_result(done)
+    assert "weights of step 6, the best, are kept" in tuned_report.finetune_result(done)
     # By hand: a warm-up of 20 steps, halved after each evaluation that was no better than the best.
     halvings = [0, 0, 0, 0, 1, 2, 2, 2, 3]
     rates = [0.01 * step / 20 / 2**own for step, own in enumerate(halvings)]

@@ -30,7 +30,7 @@ from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.training import fit, judge, models, report, trainer
+from ropext.training import fit, fit_report, judge, models, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -177,7 +177,7 @@ def test_what_it_leaves_tells_the_fit(fitted):
     losses = json.loads((output / "fit" / "losses.json").read_text())
     assert [own["step"] for own in losses["losses"]] == list(range(1, 49))
     assert [own["step"] for own in losses["judgements"]] == [12, 24, 36, 48]
-    text = report.fit_result(done)
+    text = fit_report.fit_result(done)
     assert "pi" in text
     assert "cost: 48 steps, 196,608 tokens with gradients" in text
     assert "short tax" in text

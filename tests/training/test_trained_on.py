@@ -13,7 +13,7 @@ from ropext.report import evaluation, tables
 from ropext.results.gates import parse_gate
 from ropext.results.model_index import figures
 from ropext.results.rundir import gather, judge
-from ropext.training import report
+from ropext.training import report, tuned_report
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def test_training_on_what_is_measured_on_is_told_everywhere(tuned):
     done, output, told = tuned
     mark = "8 of 8 trained on"
     assert any("8 of 8 documents were trained on, whole or in part" in line for line in told)
-    assert f"tuned ({mark})" in report.finetune_result(done)
+    assert f"tuned ({mark})" in tuned_report.finetune_result(done)
     assert done.to_json()["overlap"]["trained_on"] == 8
     section = json.loads((output / "ropext.json").read_text())["finetune"]
     assert section["overlap"]["mark"] == mark

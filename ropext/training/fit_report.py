@@ -1,0 +1,226 @@
+"""A fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
+
+from typing import TYPE_CHECKING, Any
+
+from ropext import scaling
+from ropext.errors import listed
+from ropext.jsontext import values_json
+from ropext.lengths import length_text, octaves
+from ropext.planning import Plan
+from ropext.planning.plan import WRONG, newest
+from ropext.report.cells import Column, table_of
+from ropext.results import BASE, FITTED, START
+from ropext.results.overlap import marked
+from ropext.results.perplexity import by_position
+from ropext.results.values import Value
+from ropext.table import Table, as_text, folded
+from ropext.training.report import (
+    SHORT_TAX,
+    Story,
+    json_files,
+    plain_value,
+    rows_of,
+    section_of,
+)
+from ropext.training.result import Fitted, judged_steps
+from ropext.training.rows import FIT_TASK
+
+if TYPE_CHECKING:
+    pass
+
+# What the record repeats of the options, and of the result.
+FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
+FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
+
+
+def change_text(change: Value) -> str:
+    """`0.0540 nats a token lower over the far half, 95 % interval -0.0770 to -0.0310`."""
+    way = "lower" if change.value < 0 else "higher"
+    text = f"{abs(change.value):.4f} nats a token {way} over the far half"
+    if change.ci95 is None:
+        return f"{text}, without an interval"
+    return f"{text}, 95 % interval {change.ci95[0]:+.4f} to {change.ci95[1]:+.4f}"
+
+
+def share_text(change: Value) -> str:
+    """Points of right answers with their interval."""
+    ends = change.ci95 or (change.value, change.value)
+    return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
+
+
+def fit_result(done: Fitted) -> str:
+    """What `fit` prints at its end."""
+    what = f"the fitted spectrum, as {done.method}"
+    if done.kept != FITTED:
+        what = f"{done.start}, the start: the fit was not surely better"
+    lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
+    for note in done.notes:
+        lines.append(folded(f"note: {note}"))
+    lines += [
+        f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
+        f"{done.forward_tokens:,} without",
+        "",
+        f"next: ropext verify {done.output}",
+    ]
+    return "\n".join(lines)
+
+
+def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
+    """Who no longer reads what is written, and what the narrower form would cost at most: a fit
+    within yarn begins at its closed form, which is `distance` above this one."""
+    lost = list[str]()  # loaders that read it otherwise
+    names = list[str]()
+    for reading in newest(written.readings):
+        if reading.verdict in WRONG:
+            lost.append(reading.loader)
+            names.append(f"{reading.loader} ({reading.verdict})")
+    if not lost:
+        return ""
+    form = written.main.params["rope_type"]
+    text = f"not read as planned by {', '.join(names)}: it is written as {form}"
+    gained = list[str]()
+    if yarn is not None:
+        same = {reading.loader for reading in newest(yarn.readings) if reading.verdict == "same"}
+        gained = [loader for loader in lost if loader in same]
+    if form != "longrope" or not gained:
+        return text
+    cost = f"at most {distance:.4f} nats a token here" if distance > 0 else "nothing here"
+    return f"{text}; --within yarn is read by {listed(gained)} too, and costs {cost} (far half)"
+
+
+def fit_tables(done: Fitted) -> tuple[Table, ...]:
+    """Numbers on held-out documents, and what moved."""
+    return _fit_numbers(done), _fit_factors(done)
+
+
+def _fit_numbers(done: Fitted) -> Table:
+    training = done.training
+    target = done.training.target
+    mark = training.overlap.mark if training.overlap else ""
+
+    names = {BASE: BASE, START: done.start, FITTED: marked(FITTED, mark)}
+    rows = rows_of(names, done.numbers)
+    asked = f"{FIT_TASK}@{target}"
+    _, base_values = rows[0]
+    near = base_values.get(f"{FIT_TASK}@{training.context}")
+    if near is not None:  # the base is asked inside its own context
+        base_values[asked] = near
+
+    def answers(value: Value | None) -> str:
+        if value is None:
+            return ""
+        text = f"{value.value:.2f} of {value.n}"
+        if value is near:
+            text += f" at {length_text(training.context)}"
+        return text
+
+    columns = [
+        Column("tail perplexity", f"tail@{target}", plain_value),
+        Column("tail loss", f"tail_nll@{target}", plain_value),
+        Column("far half loss", f"far_half_nll@{target}", plain_value),
+        SHORT_TAX,
+    ]
+    if any(asked in values for _, values in rows):
+        columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
+    title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
+    return table_of(title, "", rows, columns)
+
+
+def _fit_factors(done: Fitted) -> Table:
+    site = done.plan.main
+    forms = scaling.well_known(site.rope, done.plan.target)
+    header = ["pair", "wavelength", "written"]
+    header += forms
+    rows = list[tuple[str, ...]]()
+    for pair, wavelength in enumerate(site.rope.spectrum.wavelengths):
+        row = [f"{pair}", f"{wavelength:.4g}", f"{done.pair_factors[pair]:.3f}"]
+        for form in forms.values():
+            row.append(f"{form.pair_factors[pair]:.3f}")
+        rows.append(tuple(row))
+    written = done.attention_factor / site.rope.attention_factor
+    last_row = ["attention factor", "", f"{written:.4f}"]
+    for form in forms.values():
+        last_row.append(f"{form.attention_factor:.4f}")
+    rows.append(tuple(last_row))
+    title = "Pair factors (by how much each pair is slowed)"
+    return Table(title, "", tuple(header), tuple(rows))
+
+
+def fit_story(done: Fitted) -> Story:
+    """For the record and the card."""
+    training = done.training
+    objective = done.objective
+    judge = done.training.judge
+    assert judge is not None  # of a fit
+    section = section_of(done, FITTED_BY, FIT_FACTS) | {
+        "within": objective.facts["within"],
+        "documents": len(training.rows.documents),
+        "judging": [document.name for document in judge.documents],
+        "notes": list(done.notes),
+    }
+    summary = (
+        f"Its spectrum was fitted on text with the weights frozen: {objective.needs.moving} "
+        f"numbers, {done.step} steps, starting from {done.start}; {done.reason}."
+    )
+    if done.kept == START:
+        summary = (
+            f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
+        )
+    return Story(section, (summary,), fit_tables(done), training.used.to_json())
+
+
+def fit_files(done: Fitted) -> dict[str, bytes]:
+    """OUT/pair-factors.json and OUT/fit."""
+    out: dict[str, Any] = {
+        "pair-factors.json": {
+            "pair_factors": done.pair_factors,
+            "attention_factor": done.attention_factor,
+        },
+        "fit/numbers.json": {
+            "numbers": values_json(done.numbers),
+            "change": values_json(done.change),
+            "closed_forms": done.closed_forms,
+        },
+        "fit/losses.json": {"losses": done.losses, "judgements": judged_steps(done.judgements)},
+    }
+    return json_files(out) | {
+        "fit/pair-factors.png": _factors_picture(done),
+        "fit/positions.png": _positions_picture(done),
+    }
+
+
+def _factors_picture(done: Fitted) -> bytes:
+    """The pair factors beside those of the closed forms."""
+    from matplotlib.ticker import FuncFormatter
+
+    from ropext.report import plots
+
+    axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
+    forms = scaling.well_known(done.plan.main.rope, done.plan.target)
+    styled = plots.styles([*forms, FITTED])
+    for name, form in forms.items():
+        label = f"{name}, the start" if name == done.start else name
+        plots.by_pair(axis, form.pair_factors, label, styled[name])
+    plots.by_pair(axis, done.pair_factors, "written", styled[FITTED])
+    axis.set_yscale("log")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.yaxis.set_major_formatter(plain)
+    axis.yaxis.set_minor_formatter(plain)
+    return plots.finished(axis)
+
+
+def _positions_picture(done: Fitted) -> bytes:
+    from ropext.report import plots
+
+    assert done.measurement is not None  # of a fit
+    frame = done.measurement.frame
+    readings = done.measurement.readings
+    middles = tuple((a * b) ** 0.5 for a, b in octaves(frame.context, frame.longest))
+    curves = list[plots.Curve]()
+    for label, reading in readings.items():
+        name = done.start if label == START else label
+        losses = tuple(octave.nll for octave in by_position(frame, reading, None))
+        curves.append(plots.Curve(name, middles, losses))
+    title = "Loss by position, held-out documents"
+    plot = plots.LinePlot(title, "nats per token", frame.context, frame.longest)
+    return plots.lines(plot, curves)

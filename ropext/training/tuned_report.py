@@ -1,0 +1,232 @@
+"""A fine-tuning in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ropext.jsontext import JsonObject, values_json
+from ropext.lengths import length_text
+from ropext.report.cells import Column, nats, table_of
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED
+from ropext.results.overlap import Overlap, marked, overlap_in
+from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
+from ropext.table import Table, as_text
+from ropext.training.judge import Numbers
+from ropext.training.report import (
+    SHORT_TAX,
+    Story,
+    asked_text,
+    json_files,
+    plain_value,
+    rows_of,
+    section_of,
+    short_windows_text,
+)
+from ropext.training.result import Finetuned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The rows of the table.
+TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
+NEW_ROWS = " new rows of "  # among what a fine-tuning trains
+# What the record repeats of the options.
+TUNED_BY = (
+    "strategy",
+    "packing",
+    "train_norms",
+    "train_embeddings",
+    "retrieval_share",
+    "keep_short",
+    "seed",
+)
+
+
+def finetune_result(done: Finetuned) -> str:
+    """What `finetune` prints at its end."""
+    target = done.training.target
+    line = f"wrote {done.output}: trained {done.steps} steps"
+    if done.stopped_early:
+        line += ", stopped: held-out documents no longer improved"
+    if done.training.settings.patience:
+        line += f"; the weights of step {done.kept_step}, the best, are kept"
+    lines = [line]
+    overlap = done.training.overlap
+    table = finetune_table(done.numbers, target, overlap, "On held-out documents")
+    if table is not None:
+        lines += ["", as_text([table]), ""]
+        lines += verdict(done.numbers, target)
+    for note in done.notes:
+        lines.append(f"note: {note}")
+    lines += ["", f"next: ropext verify {done.output}"]
+    return "\n".join(lines)
+
+
+def finetune_table(
+    numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
+) -> Table | None:
+    """Lay out base, untuned, control and tuned; None where no document was read."""
+    if not numbers:
+        return None
+    mark = "" if overlap is None else overlap.mark
+    note = "The base is read through its short window"
+    if CONTROL in numbers:
+        both = "Base and control (the base trained on the same tokens)"
+        note = f"{both} are read through the short window"
+    names = dict(TUNED_ROWS)
+    for label in (CONTROL, TUNED):
+        names[label] = marked(label, mark)
+    columns = [
+        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", plain_value),
+        Column("against the base", f"gain@{target}", _behind),
+        SHORT_TAX,
+    ]
+    return table_of(title, note, rows_of(names, numbers), columns)
+
+
+def recorded_table(section: JsonObject, target: int) -> Table | None:
+    """Lay out what ropext.json keeps of a fine-tuning; None where no document was read."""
+    overlap = overlap_in(section.get("overlap"))
+    numbers = dict[str, dict[str, Value]]()
+    for label, metrics in (section.get("numbers") or {}).items():
+        numbers[label] = values_of(metrics)
+    table = finetune_table(numbers, target, overlap, "Fine-tuning")
+    if table is None:
+        return None
+    note = f"{section['steps']} steps, {section['tokens']:,} tokens"
+    if overlap is not None:
+        note += f"; {overlap.of_documents}"
+    return replace(table, note=note)
+
+
+def _behind(gain: Value | None) -> str:
+    """Write nats a token above the base on the same tokens, paired by document."""
+    if gain is None:
+        return ""
+    if gain.ci95 is None:
+        return f"{-gain.value:+.4f} ({gain.n} documents)"
+    low, high = gain.ci95
+    return nats(replace(gain, value=-gain.value, ci95=(-high, -low)))
+
+
+def verdict(numbers: Numbers, target: int) -> list[str]:
+    """Say what the table shows; adaptation to the text is told apart from extension."""
+    if not numbers:
+        return []
+    tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
+    if tails[BASE].ci95 is None:
+        return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
+    base = tails[BASE].value
+    tuned = tails[TUNED].value
+    line = (
+        f"At {length_text(target)} the tuned model's loss on the last tokens is "
+        f"{_apart(tuned, base)} the base's in its own window"
+    )
+    if CONTROL not in tails:
+        return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
+    control = tails[CONTROL].value
+    return [
+        f"{line}, and {_apart(tuned, control)} the control's, which is {_apart(control, base)} "
+        "the base's by adaptation to the text alone."
+    ]
+
+
+def _apart(one: float, other: float) -> str:
+    side = "below" if one < other else "above"
+    return f"{abs(one - other):.4f} nats a token {side}"
+
+
+def finetune_story(done: Finetuned) -> Story:
+    """For the record and the card."""
+    training = done.training
+    targets = done.objective.needs.targets
+    options = training.options
+    settings = training.settings
+    overlap = training.overlap
+    steps = done.kept_step
+    tokens = done.kept_step * settings.step_tokens
+    final_loss = done.losses[-1]["loss"] if done.losses else None
+    section = section_of(done, TUNED_BY, ("stopped_early", "passes")) | {
+        "targets": list(targets),
+        "steps": steps,
+        "trained_steps": done.steps,
+        "tokens": tokens,
+        "data_sha256": training.data.digest(),
+        "final_loss": final_loss,
+        "control": done.control is not None,
+    }
+    ways = [f"in {target}" for target in targets if NEW_ROWS in target]
+    if settings.rank is not None:
+        rank = settings.rank.value
+        ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")
+    summary = [
+        f"It was then trained for {steps} steps ({tokens:,} tokens, strategy {options.strategy}) "
+        f"{' and '.join(ways)}."
+    ]
+    summary += asked_text(options.retrieval_share)
+    summary += short_windows_text(training)
+    summary += verdict(done.numbers, training.target)
+    if lineage := training.lineage:
+        summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
+    scored = training.learning.scored
+    documents = overlap.of_documents if overlap else "documents"
+    caption = (
+        f"Loss over the last {scored} before {training.target:,}, in nats a token, on the same "
+        f"tokens of {documents}"
+    )
+    table = finetune_table(done.numbers, training.target, overlap, caption)
+    tables = () if table is None else (table,)
+    return Story(section, tuple(summary), tables, training.used.to_json())
+
+
+def finetune_files(done: Finetuned) -> dict[str, bytes]:
+    """OUT/training."""
+    contents = {
+        "settings.json": done.objective.to_json(),
+        "losses.json": {
+            "tuned": done.losses,
+            "evaluations": done.evaluations,
+            "control": done.control and done.control["losses"],
+        },
+        "numbers.json": values_json(done.numbers),
+    }
+    return json_files(contents) | {"loss.png": _losses_picture(done)}
+
+
+def _losses_picture(done: Finetuned) -> bytes:
+    """Loss by step as a PNG."""
+    from matplotlib.ticker import MaxNLocator
+
+    from ropext.report import plots
+
+    axis = plots.axes("Loss of the training", "nats per token", "step")
+    _draw_losses(axis, done.losses, "training loss", plots.COLOURS[0])
+    if done.control is not None:
+        _draw_losses(axis, done.control["losses"], "training loss of the control", plots.GREY)
+    if done.evaluations:
+        steps = list[float]()
+        values = list[float]()
+        key = f"tail_nll@{done.training.target}"
+        if UNTUNED in done.numbers:  # before the first step
+            steps.append(0)
+            values.append(done.numbers[UNTUNED][key].value)
+        for evaluation in done.evaluations:
+            steps.append(evaluation["step"])
+            values.append(evaluation["tail_nll"])
+        if BASE in done.numbers:
+            base = done.numbers[BASE][key].value
+            axis.axhline(base, label="base, in its window", **plots.REFERENCE)
+        label = "tail loss, held-out documents"
+        axis.plot(steps, values, "o-", color=plots.COLOURS[1], label=label)
+    axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    return plots.finished(axis)
+
+
+def _draw_losses(
+    axis: "Axes", losses: Sequence[Mapping[str, float]], label: str, colour: str
+) -> None:
+    """Draw the loss of each logged step."""
+    if losses:
+        steps = [entry["step"] for entry in losses]
+        values = [entry["loss"] for entry in losses]
+        axis.plot(steps, values, color=colour, lw=1.2, label=label)
