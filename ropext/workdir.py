@@ -19,11 +19,12 @@ that is not listed may be its own, from before a kill.
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ropext import guard
 from ropext.atomic import HALF_WRITTEN
@@ -289,19 +290,31 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(ABC):
     """A piece of a run that is not done twice: `make` leaves what `look` finds, each file and
     folder whole or not at all."""
 
-    name: str
-    schema: int  # goes up when what is done with the same key changes
-    key: Callable[[], Flat]  # what decides its result, by name
-    look: Callable[[], Flat | None]  # digests of what it left, None where that is not whole
-    make: Callable[[], None]
-    clear: Callable[[], object] = lambda: None  # what another run of it left
-    tidy: Callable[[], object] = lambda: None  # what a kill left beside an output that is whole
-    everyone: bool = False  # under accelerate launch all processes take part
+    name: ClassVar[str]
+    schema: ClassVar[int]  # goes up when what is done with the same key changes
+    everyone: ClassVar[bool] = False  # under accelerate launch all processes take part
+
+    @abstractmethod
+    def key(self) -> Flat:
+        """What decides its result, by name."""
+
+    @abstractmethod
+    def look(self) -> Flat | None:
+        """Digests of what it left, None where that is not whole."""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Do it."""
+
+    def clear(self) -> None:  # noqa: B027
+        """Delete what another run of it left."""
+
+    def tidy(self) -> None:  # noqa: B027
+        """Delete what a kill left beside an output that is whole."""
 
 
 class Ledger:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -275,11 +274,42 @@ def test_a_stranger_s_manifest_makes_no_folder_ours(tmp_path, key):
     assert (folder / "data.bin").is_file()
 
 
-def step(place, schema=1, **key):
+class Written(Step):
     """A step that leaves one file with what its key says."""
-    path = place / "made"
-    look = lambda: {"made": path.read_text()} if path.is_file() else None  # noqa: E731
-    return Step("extend", schema, lambda: key, look, lambda: path.write_text(json.dumps(key)))
+
+    name = "extend"
+
+    def __init__(self, place, schema, key):
+        self.path = place / "made"
+        self.schema = schema
+        self.inputs = key
+
+    def key(self):
+        return self.inputs
+
+    def look(self):
+        return {"made": self.path.read_text()} if self.path.is_file() else None
+
+    def make(self):
+        self.path.write_text(json.dumps(self.inputs))
+
+
+class Shared(Written):
+    """One in which all processes take part."""
+
+    everyone = True
+
+    def make(self):
+        self.taken.append("part")
+
+
+class Killed(Written):
+    def make(self):
+        raise ZeroDivisionError
+
+
+def step(place, schema=1, kind=Written, **key):
+    return kind(place, schema, key)
 
 
 def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp_path):
@@ -306,7 +336,8 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
 def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
     ledger, stale = Ledger(tmp_path / "records"), Ledger(tmp_path / "not-seen-yet")
     sent, taken = [], []
-    shared = replace(step(tmp_path, base="a"), everyone=True, make=lambda: taken.append("part"))
+    shared = step(tmp_path, kind=Shared, base="a")
+    shared.taken = taken
     first = lambda left: sent.append(left) or left  # noqa: E731
     assert once(ledger, step(tmp_path, base="a"), from_first=first)
     assert sent == [None, None]
@@ -320,7 +351,7 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
 def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
     ledger, killed = Ledger(tmp_path / "records"), step(tmp_path, base="a")
     with pytest.raises(ZeroDivisionError):
-        once(ledger, replace(killed, make=lambda: 1 / 0))
+        once(ledger, step(tmp_path, kind=Killed, base="a"))
     assert (ledger.read("extend")["outputs"], ledger.has_finished()) == (None, False)
     said = []
     assert once(ledger, killed, said.append)

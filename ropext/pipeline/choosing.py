@@ -7,7 +7,6 @@ OUT.run/choice/
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import check_data
 from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect, prospect
-from ropext.pipeline.steps import USED, section_key
+from ropext.pipeline.steps import section_key
 from ropext.pipeline.trying import choosing_file, read_forms
+from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
 from ropext.results.overlap import NO_DOCUMENTS, trained
 from ropext.results.rules import Standing, because
-from ropext.workdir import Ledger, Step, Workdir, once, remove
+from ropext.workdir import Flat, Ledger, Step, Workdir, once, remove
 
 # Closed forms from which a fit is tried.
 STARTS = 3
@@ -59,34 +59,49 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     folder = place.folder / "choice"
     ledger = Ledger(place.folder / "stages", provenance.versions())
     hashes = Hashes(told_of_files(hooks.say))
-    path = folder / "choice.json"
-    step = Step(
-        "choose",
-        1,
-        partial(_inputs, recipe, hashes),
-        lambda: {"choice": hashes.of(path)} if path.is_file() else None,
-        lambda: write_json(path, AutoChoice(beforehand, folder, call).made()),
-        partial(remove, folder),
-    )
+    step = ChoiceStep(recipe, folder, call, hashes)
     if ledger.left(step) is None:
         if ledger.read(step.name) is None:  # later the run knows what it has written itself
             check_output(output, force=call.force, inputs=[])
-        beforehand = prospect(recipe, call)
+        step.beforehand = prospect(recipe, call)
         with place.claimed(call.force):
             once(ledger, step)
     else:
         hooks.say("choose: done before, skipped")
-    return recipe.chosen(read_json(path))
+    return recipe.chosen(read_json(step.path))
 
 
-def _inputs(recipe: Recipe, hashes: Hashes) -> dict[str, Any]:
-    """What decides a choice."""
-    snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
-    decides = {"base": hashes.of_model(snapshot)}
-    decides |= section_key(EXTEND, recipe.extend, hashes, NUMBERS)
-    for name in (FIT, FINETUNE, EVALUATE):
-        decides |= section_key(name, getattr(recipe, name), hashes)
-    return decides
+class ChoiceStep(Step):
+    """The choice, which is not made twice."""
+
+    name = "choose"
+    schema = 1
+    beforehand: Prospect  # where the choice is to be made
+
+    def __init__(self, recipe: Recipe, folder: Path, call: Call, hashes: Hashes) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.call = call
+        self.hashes = hashes
+        self.path = folder / "choice.json"
+
+    def key(self) -> Flat:
+        recipe = self.recipe
+        snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
+        decides = {"base": self.hashes.of_model(snapshot)}
+        decides |= section_key(EXTEND, recipe.extend, self.hashes, NUMBERS)
+        for name in (FIT, FINETUNE, EVALUATE):
+            decides |= section_key(name, getattr(recipe, name), self.hashes)
+        return decides
+
+    def look(self) -> Flat | None:
+        return {"choice": self.hashes.of(self.path)} if self.path.is_file() else None
+
+    def make(self) -> None:
+        write_json(self.path, AutoChoice(self.beforehand, self.folder, self.call).made())
+
+    def clear(self) -> None:
+        remove(self.folder)
 
 
 class AutoChoice:

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import GateFailed, OutputExists
-from ropext.jsontext import read_json, read_object, values_json, write_json
+from ropext.jsontext import JsonObject, read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.steps import EVALUATION, SCHEMAS, USED, Work
+from ropext.pipeline.steps import Stage
+from ropext.pipeline.work import EVALUATION, USED, Work
 from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
@@ -29,7 +29,7 @@ from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
 from ropext.table import Table, verdict_first, with_rows
-from ropext.workdir import Flat, Step, beside
+from ropext.workdir import Flat, beside
 
 SECTION = "run"  # of ropext.json
 PLOTS = {
@@ -85,12 +85,20 @@ def _is_fit_kept(work: Work) -> bool:
     return kept == FITTED
 
 
-def report_step(work: Work) -> Step:
-    """The last step."""
-    page_path = work.folder / "report.html"
-    results = work.evaluation / "results.json"
+class ReportStage(Stage):
+    """The last stage: the finished checkpoint and the report."""
 
-    def key() -> Flat:
+    name = REPORT
+    schema = 2
+
+    @property
+    def page(self) -> Path:
+        """The report."""
+        return self.work.folder / "report.html"
+
+    def key(self) -> Flat:
+        work = self.work
+        results = work.evaluation / "results.json"
         contents = {f"checkpoint.{label}": content for label, content in work.contents().items()}
         return {
             "recipe": digest(work.job.source.text),
@@ -101,18 +109,23 @@ def report_step(work: Work) -> Step:
             "results": work.hashes.of(results) if results.is_file() else None,
         }
 
-    def look() -> Flat | None:
-        output = {"output": work.hashes.of_tree(work.output, but=PUSHED)}
-        return {"report": work.hashes.of(page_path)} | output if page_path.is_file() else None
+    def look(self) -> Flat | None:
+        if not self.page.is_file():
+            return None
+        output = self.work.hashes.of_tree(self.work.output, but=PUSHED)
+        return {"report": self.work.hashes.of(self.page), "output": output}
 
-    def make() -> None:
-        evidence = evidence_of(work)
+    def do(self) -> None:
+        evidence = evidence_of(self.work)
         if evidence.passed:
-            write_output(work, evidence)
-        write_report(work, evidence)
+            write_output(self.work, evidence)
+        write_report(self.work, evidence)
 
-    clear = partial(page_path.unlink, missing_ok=True)
-    return Step(REPORT, SCHEMAS[REPORT], key, look, make, clear)
+    def clear(self) -> None:
+        self.page.unlink(missing_ok=True)
+
+    def takes(self) -> JsonObject:
+        return {"what": "the report, and the weights once more by hard link"}
 
 
 def check_free(work: Work) -> None:

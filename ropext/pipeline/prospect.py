@@ -17,7 +17,7 @@ from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.dividing import divide, encoder_of
 from ropext.pipeline.job import gates_of
-from ropext.pipeline.steps import LABELS, READ_ALWAYS
+from ropext.pipeline.work import LABELS, READ_ALWAYS
 from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import Metrics

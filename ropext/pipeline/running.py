@@ -10,10 +10,8 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 """
 
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +21,15 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.inputs import from_home
-from ropext.lengths import doubling_grid, lengths_text
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
 from ropext.narration import Call, kept_after_interrupt
-from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
-from ropext.options.recipe import PLAN, REPORT, STAGES, Recipe
-from ropext.options.training import TrainingOptions
+from ropext.options.fields import EVALUATE, FIT
+from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Evidence, Ran
-from ropext.pipeline.steps import LABELS, Work
-from ropext.report.text import size
-from ropext.workdir import Ledger, Step, Workdir, beside, once
+from ropext.pipeline.steps import Stage, stages_of
+from ropext.pipeline.work import LABELS, Work
+from ropext.workdir import Ledger, Workdir, beside, once
 
 RECIPE = "recipe.yaml"
 DONE = "done"
@@ -135,11 +131,8 @@ class WholeRun:
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
         for step in self.steps():
-            make = partial(self._timed, step)
             again = self.does_again(step.name)
-            made = once(
-                work.ledger, replace(step, make=make), work.say, again, self.rank, from_first
-            )
+            made = once(work.ledger, step, work.say, again, self.rank, from_first)
             done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
         evidence = outcome.evidence_of(work) if measured else Evidence(None, ())
@@ -152,12 +145,12 @@ class WholeRun:
             return name == self.only
         return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Stage]:
         """Those that are asked for. With --only, the ones before must be done; those after are left
         as they are."""
         work = self.work
         only = self.only
-        for step in (*work.steps(), outcome.report_step(work)):
+        for step in stages_of(work) + [outcome.ReportStage(work)]:
             if only in (None, step.name):
                 yield step
             elif STAGES.index(step.name) < STAGES.index(only) and work.ledger.left(step) is None:
@@ -165,11 +158,6 @@ class WholeRun:
                     f"--only {only} needs {step.name}, which is not done with this recipe; run "
                     f"without --only, or --only {step.name} first"
                 )
-
-    def _timed(self, step: Step) -> None:
-        begun = time.monotonic()
-        step.make()
-        self.work.note(f"{step.name}: took {time.monotonic() - begun:.1f} s")
 
 
 def count(
@@ -182,74 +170,23 @@ def count(
         work = Work(recipe, place, beside(place), call)
         run = WholeRun(work, stages)
         run.check()
-        counts = {
-            name: {"what": "done before, skipped", "skipped": True}
-            if is_kept
-            else _stage(name, work)
-            for name, is_kept in _coming(run).items()
-        }
+        counts = dict[str, Any]()
+        for stage, is_kept in _coming(run):
+            if is_kept:
+                counts[stage.name] = {"what": "done before, skipped", "skipped": True}
+            else:
+                counts[stage.name] = stage.takes()
     return {"model": recipe.model, "stages": counts}
 
 
-def _coming(run: WholeRun) -> dict[str, bool]:
+def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:
     """The stages that are asked for, and whether each would be skipped."""
-    skipped: dict[str, bool] = {}
+    coming = list[tuple[Stage, bool]]()
     changed = False  # a checkpoint that later stages start from
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
         again = run.does_again(step.name) or starts_anew
-        skipped[step.name] = not again and run.work.ledger.left(step) is not None
-        changed = changed or (step.name in LABELS and not skipped[step.name])
-    return skipped
-
-
-def _stage(name: str, work: Work) -> dict[str, Any]:
-    recipe = work.job
-    plan = work.plan
-    if name == PLAN:
-        for remark in plan.remarks():
-            work.call.hooks.say(remark)
-        what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
-        return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
-    if name == EXTEND:
-        total = sum(work.base.files[file] for file in work.base.weight_files)
-        if not total:
-            return {"what": "the weights, fetched from the hub first"}
-        how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[recipe.extend.link]
-        proof = "not proved" if recipe.extend.no_verify else "proved by stock transformers"
-        return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
-    if name == FIT and recipe.fit:
-        return _training(recipe.fit)
-    if name == FINETUNE and recipe.finetune:
-        return _training(recipe.finetune, recipe.finetune.epochs)
-    if name == EVALUATE and recipe.evaluate:
-        return _evaluate(work)
-    if name == REPORT:
-        return {"what": "the report, and the weights once more by hard link"}
-    raise AssertionError(f"stage {name} has no sentence for --dry-run")
-
-
-def _training(options: TrainingOptions, epochs: float | None = None) -> dict[str, Any]:
-    from ropext.training.defaults import MOST_STEPS
-
-    steps = options.steps
-    batch = options.batch_tokens
-    what = f"at most {MOST_STEPS} steps" if steps is None else f"{steps} steps"
-    what = what if epochs is None else f"{epochs:g} passes over the data"
-    what += (
-        ", as many tokens a step as suit the model"
-        if batch is None
-        else f", {batch:,} tokens a step"
-    )
-    return {"what": what, "steps": steps, "batch_tokens": batch}
-
-
-def _evaluate(work: Work) -> dict[str, Any]:
-    options = work.job.evaluate
-    labels = work.labels
-    assert options is not None
-    lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
-    what = [f"at most {options.max_docs} documents"] if options.data else []
-    what += [f"{options.items} questions of {task} at each depth" for task in options.tasks]
-    said = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(labels)}"
-    return {"what": said, "lengths": lengths, "models": labels}
+        is_kept = not again and run.work.ledger.left(step) is not None
+        coming.append((step, is_kept))
+        changed = changed or (step.name in LABELS and not is_kept)
+    return coming

@@ -361,14 +361,15 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
 def inputs(tmp_path_factory):
     """What decides each stage of the recipe above with other values, and as it stands."""
     from ropext.pipeline import job
-    from ropext.pipeline.steps import Work
+    from ropext.pipeline.steps import stages_of
+    from ropext.pipeline.work import Work
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
 
     def read(*words):
         work = Work(job.read(RECIPE, words), place / "out", place / "out.run")
-        return {step.name: step.key() for step in work.steps()}
+        return {step.name: step.key() for step in stages_of(work)}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)

@@ -14,7 +14,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UsageError
 from ropext.narration import NOBODY
 from ropext.pipeline import job
-from ropext.pipeline.choosing import AutoChoice, _inputs
+from ropext.pipeline.choosing import AutoChoice, ChoiceStep
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import prospect
 from ropext.results.model_index import figures
@@ -131,15 +131,19 @@ def test_another_value_chooses_again(tmp_path, word):
         "fit": {"steps": 2},
     }
     hashes = Hashes()
-    before = _inputs(job.read(recipe), hashes)
-    assert _inputs(job.read(recipe), hashes) == before
-    assert _inputs(job.read(recipe, [word]), hashes) != before
+
+    def inputs(read):
+        return ChoiceStep(read, tmp_path, NOBODY, hashes).key()
+
+    before = inputs(job.read(recipe))
+    assert inputs(job.read(recipe)) == before
+    assert inputs(job.read(recipe, [word])) != before
     section, key, *_ = word.replace("=", ".").split(".")
     if key == "data":  # by its content
         named = recipe | {section: {"data": write(tmp_path / "a.jsonl", ["one"])}}
-        before = _inputs(job.read(named), hashes)
+        before = inputs(job.read(named))
         write(tmp_path / "a.jsonl", ["another"])
-        assert _inputs(job.read(named), hashes) != before
+        assert inputs(job.read(named)) != before
 
 
 def test_documents_of_the_verdict_have_nothing_in_common_with_those_that_choose(tmp_path):

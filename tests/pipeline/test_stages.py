@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 
 import pytest
 from marked import at_work, checkpoint
@@ -16,7 +15,7 @@ from ropext.narration import Call, Hooks
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
-from ropext.workdir import Ledger, Step, once
+from ropext.workdir import Ledger, once
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -200,7 +199,7 @@ def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
 
 def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
     go()
-    monkeypatch.setitem(steps.SCHEMAS, "extend", 99)
+    monkeypatch.setattr(steps.ExtendStage, "schema", 99)
     _, said = go()
     assert "extend: again (this ropext does it in another way)" in said
     (tmp_path / "out.run/stages/extend.json").write_text('{"schema": 99')
@@ -278,6 +277,13 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
     # As the run itself then does.
     ran, _ = go(SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
     assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
+
+
+def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
+    from ropext.options.recipe import STAGES
+    from ropext.pipeline.outcome import ReportStage
+
+    assert tuple(kind.name for kind in (*steps.STAGE_KINDS, ReportStage)) == STAGES
 
 
 def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
@@ -394,31 +400,34 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
     assert config["max_position_embeddings"] == 1024
 
 
-def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(tmp_path):
+def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
+    tmp_path, monkeypatch
+):
     from ropext.pipeline import job
-    from ropext.pipeline.steps import Work
+    from ropext.pipeline.work import Work
 
     wish = SMALL | {"evaluate": {"data": "ropext://held-out"}}
     work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
-    step = next(step for step in work.steps() if step.name == "evaluate")
+    step = steps.EvaluateStage(work)
     work.evaluation.mkdir(parents=True)
     for name in ("results.json", "report.html"):
         (work.evaluation / name).write_text("of the key before")
     work.ledger.write(step, {"before": True}, step.look())
-    killed = replace(step, key=lambda: {"now": True}, make=lambda: 1 / 0)
+    monkeypatch.setattr(step, "key", lambda: {"now": True})
+    monkeypatch.setattr(step, "do", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        once(work.ledger, killed)
-    assert work.ledger.left(killed) is None
+        once(work.ledger, step)
+    assert work.ledger.left(step) is None
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     from ropext.pipeline import job
-    from ropext.pipeline.steps import Work
+    from ropext.pipeline.work import Work
 
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
         work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
-        return next(own for own in work.steps() if own.name == "evaluate").key()
+        return steps.EvaluateStage(work).key()
 
     assert inputs(device="cpu", chunk=64) == inputs()
     assert inputs(max_docs=9) != inputs()
@@ -492,7 +501,11 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
 
 
 def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
-    ledger, step = Ledger(tmp_path), Step("plan", 1, dict, dict, lambda: None)
+    from ropext.pipeline import job
+    from ropext.pipeline.work import Work
+
+    ledger = Ledger(tmp_path)
+    step = steps.PlanStage(Work(job.read(SMALL), tmp_path / "out", tmp_path))
     ledger.write(step, {}, None)
     assert not ledger.has_finished()
     ledger.write(step, {}, {"plan": "x"})

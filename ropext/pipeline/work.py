@@ -1,0 +1,178 @@
+"""A run at work: where it keeps what, and what it has found out."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ropext.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.checkpoint.provenance import (
+    scrub,
+    versions,
+)
+from ropext.inspecting import plan_of
+from ropext.lengths import doubling_grid
+from ropext.models.processes import is_main
+from ropext.narration import NOBODY, Call, told_of_files
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import Extend
+from ropext.options.fields import (
+    EVALUATE,
+    EXTEND,
+    FINETUNE,
+    FIT,
+)
+from ropext.options.recipe import Recipe
+from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.job import gates_of
+from ropext.planning import Plan
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext.results.gates import Gate, Metrics
+from ropext.workdir import MANIFEST, Flat, Ledger
+
+# The folder of each stage's checkpoint, which is also its label in the evaluation.
+LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
+EVALUATION = "evaluation"
+LOG = "log.txt"
+# Evaluated in every run, beside its checkpoints.
+READ_ALWAYS = (BASE, UNTOUCHED)
+USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
+
+
+@dataclass
+class Work:
+    """A run at work: where it keeps what, and what it has found out."""
+
+    job: Recipe
+    output: Path  # the finished checkpoint
+    folder: Path  # everything else
+    call: Call = NOBODY
+
+    @cached_property
+    def base(self) -> Snapshot:
+        """The model; one whose weights should lie here and do not is refused."""
+        snapshot = open_snapshot(self.job.model, revision=self.job.revision)
+        if snapshot.hub_id != snapshot.name:
+            with_weights(snapshot)
+        return snapshot
+
+    @cached_property
+    def hashes(self) -> Hashes:
+        return Hashes(told_of_files(self.call.hooks.say))
+
+    def say(self, sentence: str) -> None:
+        """Tell the user, and write it to the log with its time."""
+        if is_main():
+            self.call.hooks.say(sentence)
+        self.note(sentence)
+
+    @cached_property
+    def call_of_stages(self) -> Call:
+        """How a stage is called: it replaces what this run wrote, and its words go to the log."""
+        return replace(self.call, hooks=replace(self.call.hooks, say=self.say), force=True)
+
+    def note(self, sentence: str) -> None:
+        """Write to the log alone, the one place that holds times; a dry run has none."""
+        if is_main() and (self.folder / MANIFEST).is_file():
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp} {scrub(sentence)}\n")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the extension does; made anew every time, from the config alone."""
+        made = plan_of(self.base, Extend(**self.job.request), self.base.name)
+        made.require_help()
+        return made
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "stages", versions())
+
+    def checkpoint(self, stage: str) -> Path:
+        """Where a stage writes its checkpoint: under the name of the finished one, so that its
+        card and its commands say the right name."""
+        return self.folder / LABELS[stage] / self.output.name
+
+    @property
+    def checkpoints(self) -> dict[str, Path]:
+        """Label to directory, in the order in which they are made."""
+        made = [name for name in self.job.stages if name in LABELS]
+        return {LABELS[name]: self.checkpoint(name) for name in made}
+
+    @property
+    def final(self) -> str:
+        """The label of the checkpoint that becomes the output."""
+        return list(self.checkpoints)[-1]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Who is evaluated."""
+        control = (CONTROL,) if self.has_control else ()
+        return (*READ_ALWAYS, *control, *self.checkpoints)
+
+    @property
+    def has_control(self) -> bool:
+        return self.job.finetune is not None and self.job.finetune.control
+
+    @property
+    def control(self) -> Path:
+        """The adapter of the control, inside of the tuned checkpoint."""
+        return self.checkpoint(FINETUNE) / CONTROL
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """The recipe's gates, each with whom it is about (the finished checkpoint where it says
+        nothing); the path of another run as it lies from here."""
+        gates = []
+        for gate in gates_of(self.job):
+            other = gate.run
+            if other is not None and other not in self.labels:
+                other = str(self.job.source.entries[EVALUATE, "fail_if"].folder / other)
+            gates.append(replace(gate, variant=gate.variant or self.final, run=other))
+        return tuple(gates)
+
+    def check_gates(self) -> None:
+        """A gate about what will not be measured is told before hours of other work. Of lengths
+        that are not given, documents that are too short may leave some out: that is told later."""
+        if self.job.evaluate is None:
+            return
+        options = Evaluate(**self.job.evaluation)
+        grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
+        with self.job.told(EVALUATE):
+            Metrics(options, self.labels, grid).check(self.gates)
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / EVALUATION
+
+    @cached_property
+    def whole_base(self) -> Snapshot:
+        """The model with all its weights here."""
+        return with_weights(self.base)
+
+    def left(self, stage: str) -> Flat | None:
+        """The digest of a stage's checkpoint by its label; None where there is none."""
+        content = self.hashes.of_tree(self.checkpoint(stage))
+        return None if content is None else {LABELS[stage]: content}
+
+    def contents(self) -> dict[str, str]:
+        """Digests of all bytes of the base and of each checkpoint, by label."""
+        made = {label: str(self.hashes.of_tree(place)) for label, place in self.checkpoints.items()}
+        if self.has_control:
+            made[CONTROL] = str(self.hashes.of_tree(self.control))
+        return {"base": self.hashes.of_model(self.whole_base)} | made
+
+    def lineup(self) -> Any:
+        """Who is evaluated."""
+        from ropext.evaluation.lineup import line_up_checkpoints
+
+        return line_up_checkpoints(
+            self.whole_base,
+            {label: open_snapshot(str(place)) for label, place in self.checkpoints.items()},
+            context=self.plan.context,
+            limit=self.plan.target,
+            contents=self.contents(),
+            control=self.control if self.has_control else None,
+        )
