@@ -150,7 +150,9 @@ class WholeRun:
         as they are."""
         work = self.work
         only = self.only
-        for step in stages_of(work) + [outcome.ReportStage(work)]:
+        stages = stages_of(work)
+        stages.append(outcome.ReportStage(work))
+        for step in stages:
             if only in (None, step.name):
                 yield step
             elif STAGES.index(step.name) < STAGES.index(only) and work.ledger.left(step) is None:
