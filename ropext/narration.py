@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,25 @@ class Call:
 
 
 NOBODY = Call()  # nobody listens, and nothing is replaced
+
+
+# For what is said by calls that take no Hooks, however deep: reading a config may start a child.
+_LISTENER: ContextVar[Say] = ContextVar("listener", default=silent)
+
+
+@contextmanager
+def heard_by(say: Say) -> Iterator[None]:
+    """Let `say` hear what is told to the listener meanwhile."""
+    token = _LISTENER.set(say)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def tell_listener(sentence: str) -> None:
+    """Say a sentence to whoever started the command; from Python nobody hears it."""
+    _LISTENER.get()(sentence)
 
 
 class Pace:

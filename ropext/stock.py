@@ -2,16 +2,18 @@
 
 The child (proof/child.py) cannot import ropext and has limits of memory and time; nothing here
 imports transformers. What it says of a model type is kept in the user's cache, by the digest of
-the config, of the transformers version and of the child's own code.
+the config, of the transformers version and of the child's own code. A process remembers it by the
+config without the keys that an extension writes.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,9 +24,18 @@ from pathlib import Path
 
 from ropext.errors import InputError, ProofFailed
 from ropext.jsontext import Json, JsonObject, dump, write_json
+from ropext.narration import tell_listener
 from ropext.systems import user_cache
 
 CHILD = Path(__file__).with_name("proof") / "child.py"
+DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py")  # what describes a type
+# Keys that an extension writes: rope dicts, theta, the partial factor and lengths. They change no
+# fact of a type, for the child sets them itself.
+WRITTEN = re.compile(
+    r"theta|rotary_emb_base|rope_\w*base|^rope_(scaling|parameters)$|^partial_rotary_factor$"
+    r"|^rotary_pct$|max_position_embeddings$"
+    r"|^(max_)?seq(uence)?_len(gth)?$|^n_(positions|ctx)$|^model_max_length$"
+)
 ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
 LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
 SECONDS = 600.0  # to describe a type; the largest mixture of experts takes one of them
@@ -53,16 +64,32 @@ class Described:
     row: JsonObject  # how its keys are read, as the fields of a family's row
     rotates: tuple[bool | None, ...]  # of a small copy, whether each of its first layers turns
     unseen: str  # why there is no small copy of it
-    config: JsonObject  # the config that was asked about ...
+    asked: str  # the digest of the config that was asked about ...
     numbers: tuple[Numbers, ...]  # ... and what stock computes of it
 
+    def numbers_of(self, config: JsonObject) -> tuple[Numbers, ...]:
+        """What stock computes of a config; nothing where it was asked about another one."""
+        return self.numbers if _digest(config) == self.asked else ()
 
-# Of this process, by model type: what the first config of a type showed.
+
+@dataclass(frozen=True)
+class Words:
+    """How sentences about the child's work speak of it."""
+
+    task: str  # "the proof"
+    advice: str = ""  # what to do where it takes too long
+
+
+DESCRIPTION = Words("the description")
+
+# Of this process, by the digest of a config without the keys that an extension writes: its types.
+_BY_CONFIG: dict[str, dict[str, Described]] = {}
+# By model type: what the config of that type that was read last showed.
 _DESCRIBED: dict[str, Described] = {}
 
 
 def described(model_type: str) -> Described | None:
-    """What was found out about a type in this process."""
+    """What stock shows of a type, in the config of that type that was read last."""
     return _DESCRIBED.get(model_type)
 
 
@@ -87,25 +114,68 @@ def knows(model_type: str) -> bool:
     found = find_spec("transformers")
     if found is None or not found.submodule_search_locations:
         return False
-    return f'"{model_type}"' in _type_names(Path(found.submodule_search_locations[0]))
+    listed = rf'"{re.escape(model_type)}"\s*[,:]\s*"(?!AutoConfig")\w+Config"'
+    names = _type_names(Path(found.submodule_search_locations[0]))
+    return re.search(listed, names) is not None
 
 
-def describe(config: JsonObject) -> None:
-    """Find out what stock makes of a config's model types, and remember it for `described`."""
+def describe(config: JsonObject, kind: str, known: Collection[str]) -> Mapping[str, Described]:
+    """Find out what stock makes of the model types of a config, and remember it for `described`.
+
+    `kind` is the type of it for which stock is asked; those that are `known` are left out.
+    """
+    shape = _digest(_without_written(config))
+    if shape not in _BY_CONFIG:
+        answer = _answer(config, kind)
+        facts = {name: each for name, each in answer["types"].items() if name not in known}
+        _BY_CONFIG[shape] = {name: _from_json(facts[name], answer, config) for name in facts}
+    _DESCRIBED.update(_BY_CONFIG[shape])
+    return _BY_CONFIG[shape]
+
+
+def _answer(config: JsonObject, kind: str) -> JsonObject:
+    """The kept answer about a config, else the child's, which is then kept."""
     place = _place_of(config)
     answer = _kept(place)
     if answer is None:
-        answer = _asked(config)
+        tell_listener(
+            f"this ropext does not know the model type {kind!r}: transformers {installed()} is"
+            " asked, in a child process, how it reads such a config"
+        )
+        answer = _asked(config, kind)
         if place is not None:
             with suppress(InputError):  # a home that cannot be written: asked again the next time
                 write_json(place, answer)
-    for model_type, facts in answer["types"].items():
-        _DESCRIBED[model_type] = _from_json(facts, answer, config)
+    return answer
 
 
 def forget() -> None:
     """Ask anew about every type."""
+    _BY_CONFIG.clear()
     _DESCRIBED.clear()
+
+
+def _without_written(value: Json) -> Json:
+    """A config without the keys that an extension writes, in its parts either."""
+    if isinstance(value, list):
+        return [_without_written(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, item in value.items():
+        if not WRITTEN.search(key) or _may_stop_layers(item):
+            kept[key] = _without_written(item)
+    return kept
+
+
+def _may_stop_layers(item: Json) -> bool:
+    """Whether a rope key may say which layers rotate: by a list, or by a null in its dict."""
+    return isinstance(item, list) or (isinstance(item, Mapping) and None in item.values())
+
+
+def _digest(value: Json) -> str:
+    """The digest of a piece of JSON, whatever the order of its keys."""
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Described:
@@ -124,7 +194,7 @@ def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Des
         row=facts.get("row", {}),
         rotates=tuple(facts.get("rotates", ())),
         unseen=facts.get("unseen", ""),
-        config=config,
+        asked=_digest(config),
         numbers=tuple(numbers),
     )
 
@@ -135,8 +205,8 @@ def _place_of(config: JsonObject) -> Path | None:
     if folder is None:
         return None
     decides = sha256(installed().encode() + b"\0" + dump(dict(config)))
-    for file in (CHILD, CHILD.with_name("describing.py")):
-        decides.update(file.read_bytes())
+    for name in DESCRIBING:
+        decides.update(CHILD.with_name(name).read_bytes())
     return folder / "described" / f"{decides.hexdigest()}.json"
 
 
@@ -151,7 +221,7 @@ def _kept(place: Path | None) -> Json:
         return None
 
 
-def _asked(config: JsonObject) -> JsonObject:
+def _asked(config: JsonObject, kind: str) -> JsonObject:
     """The child's answer about a config."""
     with tempfile.TemporaryDirectory(prefix="ropext-described-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))
@@ -159,11 +229,10 @@ def _asked(config: JsonObject) -> JsonObject:
         job = {"directories": [entry], "tensors": False, "trust_remote_code": False}
         job["room"] = max(LEAST_ROOM, min(ROOM, int(free_memory() * 0.8)))
         try:
-            (answer,) = ask_child(job, [Path("config.json")], SECONDS)
+            (answer,) = ask_child(job, [Path("config.json")], SECONDS, DESCRIPTION)
         except (ProofFailed, ModuleNotFoundError) as error:
             raise InputError(f"config.json: stock transformers was asked, but {error}") from None
     if answer["error"]:
-        kind = config.get("model_type")
         raise InputError(
             f"config.json: transformers {answer['transformers']} knows the model type {kind!r},"
             f" which this ropext does not, but cannot build this config: {answer['error']}"
@@ -182,12 +251,12 @@ def free_memory() -> int:
 
 
 def ask_child(
-    job: Mapping[str, Json], directories: Sequence[Path], timeout: float
+    job: Mapping[str, Json], directories: Sequence[Path], timeout: float, words: Words
 ) -> list[dict[str, Json]]:
     """What the fresh process says of each directory."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
-            raise ModuleNotFoundError(f"the proof needs {needed}", name=needed)
+            raise ModuleNotFoundError(f"{words.task} needs {needed}", name=needed)
     # Nothing here runs on a GPU, and its driver costs seconds.
     offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
@@ -206,12 +275,12 @@ def ask_child(
             )
         except subprocess.TimeoutExpired:
             raise ProofFailed(
-                f"the proof of {directories[0]} took longer than {timeout:.0f} seconds and was "
-                "stopped; --no-verify skips it"
+                f"{words.task} of {directories[0]} took longer than {timeout:.0f} seconds and was "
+                f"stopped{words.advice}"
             ) from None
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     if run.returncode:
-        where = f"the proof of {directories[min(len(lines), len(directories) - 1)]}"
+        where = f"{words.task} of {directories[min(len(lines), len(directories) - 1)]}"
         if run.returncode < 0:
             name = signal.Signals(-run.returncode).name
             raise ProofFailed(f"{where} was killed by {name}, usually because memory ran out")

@@ -14,6 +14,7 @@ from ropext import guard
 from ropext.cli.output import Out
 from ropext.inputs import from_home
 from ropext.lengths import parse_length
+from ropext.narration import heard_by
 from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
 
 
@@ -201,7 +202,9 @@ def speaking(command: Command) -> Command:
     """Give a command --json and --quiet, of which its first parameter `out` is made."""
 
     def with_out(as_json: Json = False, quiet: Quiet = False, **values: object) -> None:
-        command(out=Out(as_json, quiet), **values)
+        out = Out(as_json, quiet)
+        with heard_by(out.say):
+            command(out=out, **values)
 
     parameters = _parameters(command, without="out") + _parameters(with_out, without="values")
     return _declared(with_out, command, parameters)

@@ -241,11 +241,9 @@ def known_type(config: dict[str, Any], kind: str) -> Known:
     """What is known of a model type in a config: by the census, else by stock transformers."""
     if kind in census():
         return census()[kind]
-    if stock.described(kind) is None:
-        if why := _unasked(config, kind):
-            raise InputError(why)
-        stock.describe(config)
-    about = stock.described(kind)
+    if why := _unasked(config, kind):
+        raise InputError(why)
+    about = stock.describe(config, kind, census()).get(kind)
     if about is None:  # the config as stock reads it has other types
         raise InputError(_unknown(kind))
     return Known(about.scheme, about.path, about.text)

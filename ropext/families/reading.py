@@ -240,7 +240,7 @@ def interpret(
         site.of(replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
     )
-    notes = _described(text_type, config, sites)
+    notes = _described(model_type, text_type, config, sites)
     notes += [f"[length] {span.note}" for span in spans if span.note]
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(
@@ -261,17 +261,24 @@ def interpret(
     return describe(text, model_type, path, sites, spans, notes), conflicts
 
 
-def _described(text_type: str, config: Mapping[str, Any], sites: tuple[RopeSite, ...]) -> list[str]:
-    """Note that stock described a type which the census lacks. UnsupportedModel where the config
-    that it was asked about has, as read here, other numbers than stock computes."""
+def _described(
+    model_type: str, text_type: str, config: Mapping[str, Any], sites: tuple[RopeSite, ...]
+) -> list[str]:
+    """Note that stock described a type which the census lacks, the text part's or the composite's
+    around it. UnsupportedModel where the config that it was asked about has, as read here, other
+    numbers than stock computes."""
+    kind = text_type
     about = stock.described(text_type)
     if about is None:
+        kind = model_type
+        about = stock.described(model_type)
+    if about is None:
         return []
-    for module in about.numbers if about.config == config else ():
+    for module in about.numbers_of(config):
         if not any(_computes(site, module) for site in sites):
             where = f" of {module.label}" if module.label else ""
             raise UnsupportedModel(
-                f"{text_type!r} is a model type that this ropext does not know, and transformers"
+                f"{kind!r} is a model type that this ropext does not know, and transformers"
                 f" {about.transformers} computes other frequencies{where} than its keys say as far"
                 " as they are understood here; please report this config.json"
             )
@@ -283,7 +290,7 @@ def _described(text_type: str, config: Mapping[str, Any], sites: tuple[RopeSite,
     else:
         layers = ""
     return [
-        f"[described] {text_type} is not among the model types that this ropext knows: transformers"
+        f"[described] {kind} is not among the model types that this ropext knows: transformers"
         f" {about.transformers} was asked how it reads them. No loader was measured on it, and its"
         f" KV cache is reckoned by the usual keys{layers}"
     ]

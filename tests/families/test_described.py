@@ -9,14 +9,18 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import proving
 import published
 import pytest
 import tiny
 from hiding import hidden
 
-from ropext import families, stock
-from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext import families, proof, stock
+from ropext.cli.app import main
+from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.families.config import census, locate_any
+from ropext.families.lengths import LENGTH_KEYS
+from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -134,11 +138,11 @@ def asked(monkeypatch):
     jobs = []
     told = {"answer": answer()}
 
-    def child(job, directories, timeout):
+    def child(job, directories, timeout, words):
         jobs.append(job)
         return [told["answer"]]
 
-    monkeypatch.setattr(stock, "knows", lambda kind: kind == "nova")
+    monkeypatch.setattr(stock, "knows", lambda kind: kind in ("nova", "novavl"))
     monkeypatch.setattr(stock, "ask_child", child)
     return jobs, told
 
@@ -178,6 +182,144 @@ def test_numbers_that_are_not_understood_refuse_the_config(asked):
     asked[1]["answer"] = answer(theta=501.0)
     with pytest.raises(UnsupportedModel, match=r"transformers 9\.9 computes other frequencies"):
         families.read(NOVA)
+
+
+def test_each_config_has_the_answers_about_itself(asked):
+    """Another config of the same type is asked about, and the first keeps what it showed."""
+    jobs, told = asked
+    families.read(NOVA)
+    other = answer()
+    other["types"]["nova"]["row"]["interleaved"] = True
+    other["types"]["nova"]["rotates"] = [True, True, True]
+    told["answer"] = other
+    deeper = NOVA | {"num_hidden_layers": 3}
+    assert families.read(deeper).interleaved
+    assert len(jobs) == 2
+    assert not families.read(NOVA).interleaved
+    assert families.read(deeper).interleaved
+    assert len(jobs) == 2
+
+
+def test_a_second_config_is_held_against_stock_too(asked):
+    families.read(NOVA)
+    asked[1]["answer"] = answer(theta=501.0)
+    deeper = NOVA | {"num_hidden_layers": 3}
+    for config in (deeper, deeper):  # not the first time alone
+        with pytest.raises(UnsupportedModel, match="computes other frequencies"):
+            families.read(config)
+    families.read(NOVA)
+
+
+def test_an_extended_config_is_not_asked_about_again(asked):
+    jobs, _ = asked
+    written = make_plan(NOVA, Extend(factor=4.0, method="pi")).config
+    assert families.read(written).sites[0].params["factor"] == 4.0
+    assert len(jobs) == 1
+
+
+def test_what_an_extension_writes_decides_no_answer():
+    names = {*LENGTH_KEYS, "rope_scaling", "rope_parameters"}
+    for row in FAMILIES.values():
+        names |= {path.rpartition(".")[2] for path in (*row.theta, *row.partial)}
+        names |= {label.theta for label in row.labels if label.theta}
+    assert "rope_local_base_freq" in names
+    for name in names:
+        assert stock._without_written({"a": [{name: 1}], "b": 2}) == {"a": [{}], "b": 2}
+    kept = SIZES | {"head_dim": 16, "layer_types": ["full_attention"], "sliding_window": 8}
+    kept |= {"layer_rope_theta": [500.0, 0]}  # these two say which layers rotate
+    kept |= {"rope_parameters": {"full_attention": None, "sliding_attention": {}}}
+    assert stock._without_written(kept) == kept
+
+
+def test_a_config_that_its_caller_edits_is_another_one(asked):
+    config = dict(NOVA)
+    families.read(config)
+    config["rope_theta"] = 600.0
+    assert families.read(config).sites[0].rope.theta == 600.0
+
+
+def test_a_known_type_inside_an_unknown_one_stays_known(asked):
+    jobs, told = asked
+    llama = SIZES | {"model_type": "llama", "max_position_embeddings": 512, "vocab_size": 100}
+    outer = {"model_type": "novavl", "text_config": llama}
+    facts = answer()["types"]["nova"]
+    facts["row"]["mrope"] = True
+    composite = {"scheme": "composite", "path": ["text_config"], "text": "llama", "added": {}}
+    composite["auto_class"] = "AutoModelForImageTextToText"
+    inv_freq = [10000.0 ** (-2 * pair / 16) for pair in range(8)]
+    numbers = [{"label": "", "inv_freq": inv_freq, "attention_factor": 1.0}]
+    told["answer"] = answer() | {"types": {"llama": facts, "novavl": composite}, "rotary": numbers}
+    (note,) = [note for note in families.read(outer).notes if note.startswith("[described]")]
+    assert "novavl is not among the model types" in note
+    assert len(jobs) == 1
+    model = families.read(llama)
+    assert not model.mrope
+    assert not model.notes
+    numbers[0]["attention_factor"] = 2.0
+    stock.forget()
+    shutil.rmtree(stock.user_cache())
+    with pytest.raises(UnsupportedModel, match=r"'novavl' .* computes other frequencies"):
+        families.read(outer)
+
+
+def test_an_answer_is_kept_by_all_of_the_childs_code(monkeypatch, tmp_path):
+    folder = tmp_path / "proof"
+    shutil.copytree(stock.CHILD.parent, folder)
+    monkeypatch.setattr(stock, "CHILD", folder / "child.py")
+    loaded = ["child"]
+    for name in loaded:  # grows while it is read
+        text = (folder / f"{name}.py").read_text("utf-8")
+        for other in re.findall(r'beside\("(\w+)"\)', text):
+            loaded += [] if other in loaded else [other]
+    assert {*loaded} == {"child", "describing", "turning", "forward"}
+    for name in loaded:
+        before = stock._place_of(NOVA)
+        with (folder / f"{name}.py").open("a") as file:
+            file.write("# mended\n")
+        assert stock._place_of(NOVA) != before, name
+
+
+def test_it_is_said_that_stock_is_asked(asked, tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(NOVA))
+    told = asked[1]
+    heard = []
+
+    def child(*job):
+        heard.append(capsys.readouterr().err)
+        return [told["answer"]]
+
+    monkeypatch.setattr(stock, "ask_child", child)
+    monkeypatch.setattr(stock, "installed", lambda: "9.9")
+    monkeypatch.setattr(sys, "argv", ["ropext", "inspect", str(tmp_path)])
+    main()
+    wanted = "does not know the model type 'nova': transformers 9.9 is asked, in a child process"
+    assert [wanted in sentence for sentence in heard] == [True]
+    stock.forget()
+    main()
+    assert "child process" not in capsys.readouterr().err  # the answer was kept
+    assert len(heard) == 1
+
+
+def test_a_description_that_takes_too_long_is_no_proof(asked, monkeypatch):
+    def run(*words, **options):
+        raise subprocess.TimeoutExpired("child", 600)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(stock, "knows", lambda kind: kind == "nova")
+    monkeypatch.setattr(stock, "user_cache", lambda: None)
+    monkeypatch.setattr(stock.subprocess, "run", run)
+    monkeypatch.setattr(stock, "ask_child", proving.apart)
+    with pytest.raises(InputError, match=r"the description of config\.json took .* stopped$"):
+        families.read(NOVA)
+    with pytest.raises(ProofFailed, match=r"the proof of .* stopped; --no-verify skips it"):
+        proof.build([ROOT])
+
+
+def test_transformers_knows_its_model_types_alone():
+    assert stock.knows("llama")
+    assert stock.knows("openai-gpt")
+    for name in ("AutoConfig", "LlamaConfig", "CONFIG_MAPPING", "transformers", "lla.a", "llam"):
+        assert not stock.knows(name), name
 
 
 def test_a_config_that_stock_cannot_build_says_so(asked):
