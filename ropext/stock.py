@@ -73,14 +73,14 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Words:
-    """How sentences about the child's work speak of it."""
+class ChildTask:
+    """What a child is asked for, as sentences speak of it."""
 
-    task: str  # "the proof"
+    name: str  # "the proof"
     advice: str = ""  # what to do where it takes too long
 
 
-DESCRIPTION = Words("the description")
+DESCRIPTION = ChildTask("the description")
 
 # Of this process, by the digest of a config without the keys that an extension writes: its types.
 _BY_CONFIG: dict[str, dict[str, Described]] = {}
@@ -136,7 +136,7 @@ def describe(config: JsonObject, kind: str, known: Collection[str]) -> Mapping[s
 def _answer(config: JsonObject, kind: str) -> JsonObject:
     """The kept answer about a config, else the child's, which is then kept."""
     place = _place_of(config)
-    answer = _kept(place)
+    answer: JsonObject | None = _kept(place)
     if answer is None:
         tell_listener(
             f"this ropext does not know the model type {kind!r}: transformers {installed()} is"
@@ -251,12 +251,12 @@ def free_memory() -> int:
 
 
 def ask_child(
-    job: Mapping[str, Json], directories: Sequence[Path], timeout: float, words: Words
+    job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
 ) -> list[dict[str, Json]]:
     """What the fresh process says of each directory."""
     for needed in ("torch", "transformers", "accelerate"):
         if find_spec(needed) is None:
-            raise ModuleNotFoundError(f"{words.task} needs {needed}", name=needed)
+            raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)
     # Nothing here runs on a GPU, and its driver costs seconds.
     offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
@@ -275,12 +275,12 @@ def ask_child(
             )
         except subprocess.TimeoutExpired:
             raise ProofFailed(
-                f"{words.task} of {directories[0]} took longer than {timeout:.0f} seconds and was "
-                f"stopped{words.advice}"
+                f"{task.name} of {directories[0]} took longer than {timeout:.0f} seconds and was "
+                f"stopped{task.advice}"
             ) from None
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     if run.returncode:
-        where = f"{words.task} of {directories[min(len(lines), len(directories) - 1)]}"
+        where = f"{task.name} of {directories[min(len(lines), len(directories) - 1)]}"
         if run.returncode < 0:
             name = signal.Signals(-run.returncode).name
             raise ProofFailed(f"{where} was killed by {name}, usually because memory ran out")

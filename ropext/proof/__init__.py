@@ -36,7 +36,7 @@ __all__ = ["Promise", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for any; a small model takes some
-WORDS = stock.Words("the proof", "; --no-verify skips it")
+TASK = stock.ChildTask("the proof", "; --no-verify skips it")
 EXPERTS_A_SECOND = 20  # built at least, of all layers together, three times over
 
 
@@ -102,7 +102,7 @@ def build(
     job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
     job |= {"room": max(_room(path, last) for path in directories)}
     longest = sum(_seconds(path) for path in directories)
-    return stock.ask_child(job, directories, longest if timeout is None else timeout, WORDS)
+    return stock.ask_child(job, directories, longest if timeout is None else timeout, TASK)
 
 
 def _for_child(promise: Promise) -> list[dict[str, Any]]:

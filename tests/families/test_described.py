@@ -138,7 +138,7 @@ def asked(monkeypatch):
     jobs = []
     told = {"answer": answer()}
 
-    def child(job, directories, timeout, words):
+    def child(job, directories, timeout, task):
         jobs.append(job)
         return [told["answer"]]
 

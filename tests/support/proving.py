@@ -13,10 +13,10 @@ from ropext import stock
 apart = stock.ask_child
 
 
-def here(job, directories, timeout, words, forward=True):
+def here(job, directories, timeout, task, forward=True):
     """What the fresh process says of each directory, by its code; without its forward pass, too."""
     if job["trust_remote_code"]:
-        return apart(job, directories, timeout, words)
+        return apart(job, directories, timeout, task)
     import torch
     import transformers
 
