@@ -41,7 +41,10 @@ UNITS = (STORES, "readings/", "steps/")
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
-UNIT = r"([a-z]+(-\d+)?/[0-9a-f]+\.npy|items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
+# What was read in a regime; `states-KEY`, `kl-KEY-REGIME` and `agreement-KEY-REGIME` by --kl.
+UNIT = r"([a-z]+(-[0-9a-f]{8})?(-pass)?(-\d+)?/[0-9a-f]+\.npy|" + (
+    r"items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
+)
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")  # the folder of one, in a folder of OUT.run
 # All names that ropext, transformers and accelerate give to files in the folder of a run.
 OURS = re.compile(
@@ -50,7 +53,7 @@ OURS = re.compile(
             r"(run|documents|results|choice)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
-            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/((knobs|searched)\.json|{UNIT})",
+            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
             rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
             r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
             r"|(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)"

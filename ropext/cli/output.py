@@ -111,7 +111,7 @@ def fail(sentence: str) -> None:
 def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
     """Say the same on stdout for a program, where no result stands there: with the first option of
     the command line that the sentence is about."""
-    if Out.has_result:
+    if Out.has_result or os.environ.get("RANK", "0") != "0":
         return
     options = (word.partition("=")[0] for word in words if word.startswith("--"))
     named = re.findall(r"--[a-z][a-z-]*", sentence)

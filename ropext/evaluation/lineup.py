@@ -185,8 +185,8 @@ def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant
         read.append(variant)
         for cache in options.stored_caches:
             label = f"{variant.label}+kv-{cache.name}"
-            rounded = replace(variant, label=label, kind=EXTENDED, cache=cache)
-            read.append(replace(rounded, unrounded=variant.label))
+            rounded = replace(variant, label=label, cache=cache, unrounded=variant.label)
+            read.append(rounded)
     return read
 
 

@@ -349,7 +349,8 @@ class Options(BaseModel):
 
     def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
         """Return the values that decide so and are not the default, as `model_dump` writes them: an
-        option that is added leaves the keys of what was done before as they are."""
+        option that is added leaves the keys of what was done before as they are. A default that
+        changes must raise the schemas of what it decides."""
         names = set[str]()
         for name, info in type(self).model_fields.items():
             if decision_of(info) in decisions:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ropext import families
-from ropext.errors import UnsupportedModel
+from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.cache import UNROUNDED, StoredCache
 
 NAME = "ropext_rounded_cache"  # in transformers' tables of attention functions
@@ -108,6 +108,8 @@ def cache_rounded(live: Any, stored: StoredCache) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = live.config._attn_implementation
+    if before == NAME:
+        raise UsageError("the cache of this model is rounded already")
     seen: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def inner(module: Any) -> Callable[..., Any]:

@@ -203,6 +203,7 @@ class FitStage(CheckpointStage):
     """The checkpoint with a fitted spectrum."""
 
     name = FIT
+    schema = 2  # from one start, at one rate
     everyone = True
 
     @property

@@ -177,6 +177,7 @@ SHORT_TAX = Judged(
     "{model} predicts text inside the trained context {size:.4g} nats a token {side} than the base",
     "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
 )
+KV = "kv"  # the option by which caches are rounded
 LARGER_TYPE = "store the keys in more bits (q8_0), which is where a rounding hurts"
 KL = Judged(
     "the next token of {model} is {value:.4g} nats from the base's over the last tokens before "
@@ -204,7 +205,7 @@ TEXT_METRICS = (
     Metric("gain", _gain, needs_base=True, judged=GAIN),
     Metric("kl", _divergence, needs_base=True, needs="kl", causal=True, judged=KL),
     Metric("agreement", _agreement, needs_base=True, needs="kl", causal=True, judged=AGREEMENT),
-    Metric("rounding", _rounding, needs="kv", causal=True, judged=ROUNDING),
+    Metric("rounding", _rounding, needs=KV, causal=True, judged=ROUNDING),
 )
 WHOLE_METRICS = (
     WholeMetric("short_tax", _short_tax, _short_tax_difference, SHORT_TAX),
@@ -231,6 +232,12 @@ def judged(metric: str) -> Judged:
     if name.endswith("_nll"):
         return ANSWER_NLL
     return FOUND
+
+
+def is_of_rounding(metric: str) -> bool:
+    """Whether a number, by its name in results, is of a model with a rounded KV cache alone."""
+    name = metric.partition("@")[0]
+    return any(row.name == name and row.needs == KV for row in TEXT_METRICS)
 
 
 def metrics_of(*, masked: bool, with_base: bool, between: bool) -> Iterator[Metric]:

@@ -29,6 +29,7 @@ from ropext.jsontext import JsonObject, read_json, values_json, write_json
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, Store, write_array
+from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
@@ -384,8 +385,15 @@ def _concerned(run: Measurement, gate: Gate) -> list[str]:
             names = ", ".join(run.models)
             raise UsageError(f"--fail-if {gate.text!r}: no variant {gate.variant!r}; has {names}")
         return [gate.variant]
-    extended = run.labels(EXTENDED)
-    return extended or run.labels(UNTOUCHED)
+    # A rounding is of the rows whose cache is rounded, and they have no gates but that.
+    rounded = [label for label, model in run.models.items() if model.unrounded]
+    if is_of_rounding(gate.metric):
+        return rounded
+    for kind in (EXTENDED, UNTOUCHED):
+        labels = [label for label in run.labels(kind) if label not in rounded]
+        if labels:
+            return labels
+    return []
 
 
 def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:

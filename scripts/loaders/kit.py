@@ -64,7 +64,7 @@ FORMULAS: dict[str, tuple[Any, ...]] = {
     "longrope-custom": ("longrope",),
     "longrope-two-sets": ("longrope",),
 }
-PAPERS = Path(__file__).parents[2] / "tests" / "transcriptions.py"
+PAPERS = Path(__file__).parents[2] / "tests/support/transcriptions.py"
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sample_checkpoint
 from marked import checkpoint
 from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
 
@@ -389,7 +390,7 @@ def test_a_hundred_gigabytes_are_linked_and_never_read(tmp_path: Path):
         SPARSE,
         str(model),
         str(tmp_path / "out"),
-        os.path.dirname(__file__),
+        os.path.dirname(sample_checkpoint.__file__),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     megabytes, heavy = done.stdout.split(" ", 1)

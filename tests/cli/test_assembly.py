@@ -58,6 +58,7 @@ def test_an_option_stands_in_the_same_panel_in_every_command():
                 assert heading in tuple(Panel)
                 panels.setdefault(parameter.name, set()).add((str(heading), heading.basic))
     del panels["window"]  # a fit's is of its rows, an evaluation's of Self-Extend
+    del panels["kv"]  # of a memory, caches that fit; of an evaluation, rows beside others
     del panels["parallel"]  # of a server, questions at a time; of a memory, sequences in it
     assert all(len(places) == 1 for places in panels.values()), panels
     assert panels["factor"] == {("How far", True)}

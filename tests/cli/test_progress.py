@@ -72,10 +72,10 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
     progress, store = Progress(80, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):
-        def compute(scorer):
+        def compute(scorer, against):
             now[0] += 5
             store.put("3.json", [])
-            return []
+            return {f"{number}.json": []}
 
         return Unit(f"{number}.json", f"unit {number}", "whole", 1, 10, 10, compute)
 

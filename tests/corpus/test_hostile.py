@@ -134,6 +134,7 @@ def test_a_stream_without_an_end_is_read_until_there_is_enough():
 def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeypatch):
     from ropext.options.training import Finetune
     from ropext.training import finetune
+    from ropext.training.learning import NextTokenLearning
 
     def endless(source):
         assert source.is_streamed
@@ -146,7 +147,7 @@ def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeyp
     held_out = SimpleNamespace(judging=lambda count, target: ())
     options = Finetune(evaluate="org/endless", eval_documents=2)
     encoder = DocumentEncoder(make_tokenizer())
-    judge = finetune._judge(origin, options, held_out, encoder, None)
+    judge = finetune._judge(origin, options, held_out, encoder, NextTokenLearning())
     assert len(judge.documents) == 2
 
 

@@ -12,13 +12,15 @@ from small_models import CONTEXT, tiny
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.errors import OutputExists, UnsupportedModel, UsageError
 from ropext.evaluation.forward import tiled_divergence
 from ropext.options.cache import StoredCache
 from ropext.patching import patch, unpatch
 from ropext.patching.rounding import cache_rounded
 from ropext.pipeline.public import evaluate, extend
-from ropext.results.rundir import read_run
+from ropext.results.gates import parse_gate
+from ropext.results.rundir import judge, read_run
+from ropext.workdir import OURS
 
 DOCUMENTS = 9
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
@@ -153,6 +155,32 @@ def test_it_is_read_back_and_goes_on(place, whole):
     done = evaluate(str(place / "model"), place / "whole", **asked(place, kv="q4_0"))
     assert done.results == whole.results
     assert done.resumed == 4 * DOCUMENTS - 1
+
+
+def test_what_is_kept_is_known_by_name_and_an_edit_is_refused(place, tmp_path):
+    output = tmp_path / "run"
+    evaluate(str(place / "model"), output, **asked(place, kv="q4_0", max_docs=8))
+    for path in output.rglob("*"):
+        name = path.relative_to(output).as_posix()
+        assert path.is_dir() or OURS.fullmatch(name), name
+    (array,) = [*output.glob("variants/yarn-4x-*/kl-*/*.npy")][:1]
+    np.save(array, np.load(array) * 10)
+    with pytest.raises(OutputExists, match=array.parent.name):
+        evaluate(str(place / "model"), output, **asked(place, kv="q4_0", max_docs=8))
+
+
+@pytest.mark.parametrize(
+    ("gate", "models"),
+    [
+        ("rounding@256.value > 9", ["yarn-4x+kv-q4_0"]),
+        ("tail@256.value < 0", ["yarn-4x"]),
+        ("yarn-4x+kv-q4_0:kl@256.value < 0", ["yarn-4x+kv-q4_0"]),
+    ],
+)
+def test_a_gate_is_about_rounded_rows_where_it_says_so(whole, gate, models):
+    outcomes = judge(whole, [parse_gate(gate)])
+    assert [outcome.variant for outcome in outcomes] == models
+    assert all(outcome.passed for outcome in outcomes)
 
 
 def test_without_the_option_nothing_is_kept(place, tmp_path):

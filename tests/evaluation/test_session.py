@@ -504,12 +504,12 @@ def test_out_of_memory_names_the_options_and_keeps_what_is_finished(place, whole
 
     own, read = TokenScorer.token_nll, []
 
-    def fails_at_last(self, ids):
+    def fails_at_last(self, ids, watch):
         read.append(len(ids))
         if len(read) > 70:
             # What torch's CPU allocator says when it is asked for too much.
             torch.empty(1 << 60, dtype=torch.uint8)
-        return own(self, ids)
+        return own(self, ids, watch)
 
     path = place / "memory"
     monkeypatch.setattr(TokenScorer, "token_nll", fails_at_last)

@@ -478,4 +478,5 @@ def test_a_null_that_an_extension_takes_away_is_no_size():
     thetas = {"local_rope_theta": 4321.0, "global_rope_theta": 12345.0, "rope_scaling": None}
     config = {"model_type": "modernbert-decoder", "max_position_embeddings": 1} | sizes | thetas
     made = plan(config, method="dynamic", factor=4.0)
-    assert "rope_scaling" not in made.override
+    for line in made.overrides():
+        assert "rope_scaling" not in (line.hf_overrides or {})

@@ -83,7 +83,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
         random = Random(number)
         content = spoiled(random, *random.choice(seeds))
         base.write_bytes(content)
-        with campaign.guarded(number):
+        with campaign.guarded():
             seen = campaign.attempt(inspecting.inspect, str(base))
             if not isinstance(seen, RopextError):
                 campaign.check_json(seen.to_json())

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "extend": ("finetune", "like"),
     "fit": tuple(Reach.model_fields),
     "evaluate": (
-        *("method", "factor", "target", "context", "base", "adapter"),
+        *("method", "factor", "target", "context", "base", "adapter", "kv"),
         *("window", "group", "literal"),  # of a method in memory
     ),
 }

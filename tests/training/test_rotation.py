@@ -3,7 +3,7 @@
 import pytest
 
 from ropext import workdir
-from ropext.training import fit, judge, trainer
+from ropext.training import judge, trainer
 
 NAMES = ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "complete")
 
@@ -38,7 +38,6 @@ def test_the_last_checkpoints_and_the_best_one_stay(folder, best, kept):
     assert trainer.last_checkpoint(folder).name == "checkpoint-10"
 
 
-@pytest.mark.parametrize("name", [judge.KNOBS, fit.SEARCHED])
-def test_what_a_judged_step_leaves_has_a_name_of_ropext_s(name):
+def test_what_a_judged_step_leaves_has_a_name_of_ropext_s():
     """Else the folder of a finished fit would stay."""
-    assert workdir.OURS.fullmatch(f"steps/yarn/1/{name}")
+    assert workdir.OURS.fullmatch(f"steps/yarn/1/{judge.KNOBS}")
