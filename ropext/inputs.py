@@ -83,8 +83,13 @@ def as_text(data: bytes) -> str:
     return data.decode(json.detect_encoding(data), errors="replace")
 
 
+LONGEST_NAME = 255  # bytes, on the file systems of all three systems
+
+
 def model_name(model: str | os.PathLike[str]) -> str:
     """Return the name of a model; refuse what is no name, such as a model in memory."""
+    if model == "":
+        raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
     raise UsageError(
@@ -95,8 +100,18 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path in which `~` is the user's home folder, as it is in MODEL."""
-    return Path(os.path.expanduser(path))
+    """Return a path in which `~` is the user's home folder, as it is in MODEL; refuse what is no
+    path."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"a path is a text or a pathlib.Path, not a {type(path).__name__}")
+    place = Path(os.path.expanduser(path))
+    for part in place.parts:
+        if "\0" in part or len(os.fsencode(part)) > LONGEST_NAME:
+            raise UsageError(
+                f"{part[:40]!r}... is no name of a file: it is longer than {LONGEST_NAME} bytes, "
+                "or holds a null character"
+            )
+    return place
 
 
 def is_path(text: str) -> bool:

@@ -106,8 +106,9 @@ def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -
                 f"{flag} is for models that predict the next token, and {name} fills in masked "
                 "ones: --data TEXTS alone measures its pseudo-perplexity"
             )
-    if options.kl:
-        raise UsageError("--kl is of models that predict the next token, not of masked ones")
+    for flag, is_given in (("--kl", options.kl), ("--kv", bool(options.kv))):
+        if is_given:
+            raise UsageError(f"{flag} is of models that predict the next token, not of masked ones")
     return masked_tokens(encoder, name)
 
 

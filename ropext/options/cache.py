@@ -47,7 +47,7 @@ def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
             raise UsageError(
                 f"--kv {name}: the row without a rounded cache is read anyway; leave it out"
             )
-        if names.count(name) > 1:
+        if [stored_cache(other) for other in names].count(stored_cache(name)) > 1:
             raise UsageError(f"--kv names {name} twice")
     return names
 

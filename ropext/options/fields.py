@@ -227,6 +227,8 @@ def as_place(given: TextsOrPlace) -> str:
         return given
     if isinstance(given, PathLike):
         return str(given)
+    if not isinstance(given, Iterable):
+        raise UsageError(f"documents are a place or their texts, not a {type(given).__name__}")
     texts = Texts("texts")
     texts.rows = given
     return texts

@@ -7,7 +7,7 @@ from typing import Any
 from ropext import bundled, guard
 from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
-from ropext.inputs import is_path
+from ropext.inputs import from_home, is_path
 from ropext.options.fields import (
     DOCUMENTS,
     EVALUATE,
@@ -39,7 +39,7 @@ def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] =
     the bundled one of that name, whose relative paths count from the working directory."""
     if isinstance(recipe, Recipe):
         return recipe
-    if isinstance(recipe, Mapping) or Path(recipe).exists():
+    if isinstance(recipe, Mapping) or from_home(recipe).exists():
         return _checked(read_recipe(recipe, words))
     if "/" in str(recipe):
         raise InputError(f"{recipe} does not exist; name a recipe file")

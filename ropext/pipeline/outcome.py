@@ -139,7 +139,7 @@ def check_free(work: Work) -> None:
     if not work.call.force:
         raise OutputExists(
             f"{work.output} (--output) exists and is not what a run of this recipe left; --force "
-            "replaces all of it"
+            "replaces it if ropext wrote all of it"
         )
     check_output(work.output, force=True)
 

@@ -6,6 +6,9 @@ import os
 import pytest
 from tiny_checkpoint import make_llama
 
+from ropext import extend
+from ropext.errors import UsageError
+
 
 @pytest.fixture
 def refused(ropext, tmp_path):
@@ -332,3 +335,20 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
     assert run.returncode == 1
     assert "Traceback" in run.stderr
     assert "a bug" in run.stderr
+
+
+@pytest.mark.parametrize("output", [None, 3, b"x", "a\0b", "x" * 300])
+def test_what_is_no_path_is_refused_in_a_sentence(output):
+    with pytest.raises(UsageError, match=r"no name of a file|a path is a text"):
+        extend("ropext://demo", output, factor=2)
+
+
+def test_a_name_that_no_file_has(ropext):
+    for words in (
+        ["extend", "ropext://demo", "--factor", "4", "-o", "x" * 300],
+        ["eval", "ropext://demo", "--data", "ropext://held-out", "--dry-run", "-o", "x" * 300],
+        ["run", "x" * 300, "--dry-run"],
+    ):
+        code, _, err = ropext(*words)
+        assert code == 2
+        assert "longer than 255 bytes" in err

@@ -185,6 +185,8 @@ def test_a_dry_run_counts_every_pass(place):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"kl": True}, "--kl is of models that predict the next token"),
+        ({"kv": "q8_0"}, "--kv is of models that predict the next token"),
         ({"tasks": "copy"}, "--tasks is for models that predict the next token"),
         ({"chunk": 16}, "--chunk is for models"),
         ({"protocol": "yarn"}, "--protocol is for models"),

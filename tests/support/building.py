@@ -59,11 +59,10 @@ def scaled(model, method, target):
         made = scaling.scale(site.rope, method, target, pairs, attention)
         wanted = scaling.compose(site.rope, made, target)
         native = scaling.native(site.rope, made)
-        params = next(
-            p
-            for p in forms.candidates(site.rope, wanted, target, native)
-            if p["rope_type"] in model.forms
-        )
+        offers = forms.candidates(site.rope, wanted, target, native)
+        params = next((p for p in offers if p["rope_type"] in model.forms), None)
+        if params is None:
+            raise NotExpressible(f"{method}: no form of this family carries it")
         out[site.label] = wanted, params
     return out
 
