@@ -363,8 +363,8 @@ def test_a_judgement_that_is_no_number_ends_the_fit_with_what_was_judged(
 ):
     read, count = TokenScorer.token_nll, []
 
-    def breaks(self, ids):
-        nll = read(self, ids)
+    def breaks(self, ids, watch):
+        nll = read(self, ids, watch)
         count.append(len(ids))
         # Of 24 documents 6 are held out: the base reads them in 7 windows each, each of two starts
         # once, and the first two judgements.
