@@ -170,11 +170,13 @@ MEASURE = """
 import sys
 from pathlib import Path
 from ropext.checkpoint.tokenizer import clear_truncation, find_truncation
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
 source = Path(sys.argv[1])
+imported = peak()
 span = find_truncation(source)
 clear_truncation(source, source.with_name("out.json"), span)
-peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
-print(span.start, int(peak) // 1024)
+print(span.start, peak() - imported)
 """
 
 
@@ -195,7 +197,7 @@ def test_a_file_of_35_megabytes_takes_little_memory(tmp_path: Path):
     end = len(before) - 1
     assert (tmp_path / "out.json").read_bytes() == before[:start] + b"null" + before[end:]
     print(f"{megabytes} MB")
-    assert megabytes < 100
+    assert megabytes < 80  # beside what was imported; the file is read whole, once
 
 
 @pytest.mark.parametrize(("longest", "cleared"), [(8191, True), (8192, False), (2000000, False)])
