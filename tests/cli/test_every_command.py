@@ -153,7 +153,12 @@ MISTAKES = [
 @pytest.mark.slow
 def test_a_mistake_exits_2_with_one_sentence_on_stderr(tmp_path):
     for words, (code, out, err) in zip(MISTAKES, drive(tmp_path, MISTAKES), strict=True):
-        assert (code, out) == (2, ""), (words, err)
+        assert code == 2, (words, err)
+        if "--json" in words:
+            told = json.loads(out)
+            assert (err, told["exit_code"]) == (f"error: {told['error']}\n", 2)
+        else:
+            assert out == "", words
         assert err.startswith("error: "), (words, err)
         assert err.count("\n") == 1, (words, err)
         assert "\x1b" not in err, words

@@ -22,7 +22,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.memory import memory_errors
 from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
-from ropext.training import finetune, models, trainer, writing
+from ropext.training import learning, models, trainer, writing
 from ropext.training.finetune import prepare
 from ropext.training.origin import open_origin
 from ropext.training.report import Story, passes_text
@@ -184,7 +184,7 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
 def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, monkeypatch, sliced):
     model, data = conversing(extended, tmp_path)
     if not sliced:
-        monkeypatch.setattr(finetune, "use_sliced_loss", lambda *_: "for this test")
+        monkeypatch.setattr(learning, "use_sliced_loss", lambda *_: "for this test")
     done = train("finetune", model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
     first, second = done.losses
     assert (first["loss"], first["grad_norm"]) == (0, 0)
