@@ -10,6 +10,7 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
 from ropext.errors import UsageError
+from ropext.jobs import counted
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import flag
@@ -125,8 +126,6 @@ def command(
 
     request = EvaluationRequest(model, Evaluate(**given), revision, gates, losses)
     if dry_run:
-        from ropext.jobs import counted  # late: to measure needs none of it
-
         call = call_of(out, force=force, trust_remote_code=trust_remote_code)
         with request.prepared(output, call) as job:
             costs = counted(job, output, call)

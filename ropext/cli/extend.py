@@ -8,6 +8,7 @@ from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, PushToHub, asked_push, result
 from ropext.errors import UsageError
+from ropext.jobs import counted
 from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.pipeline import extending
 from ropext.report import text
@@ -91,8 +92,6 @@ def command(
         return
     extension = extending.extension_request(model, given, revision).prepared(output)
     if output is None or dry_run:
-        from ropext.jobs import counted  # late: to extend needs none of it
-
         made = counted(extension, output, call)
         plan.show(out, made)
         made.require_help()  # as the run would, which shows no plan

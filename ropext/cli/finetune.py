@@ -9,6 +9,7 @@ from ropext.cli import push
 from ropext.cli.fit import NO_OUTPUT
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
+from ropext.jobs import counted
 from ropext.options.training import Finetune
 
 Directory = Annotated[
@@ -47,8 +48,6 @@ def command(
         raise UsageError(NO_OUTPUT)
     request = FinetuneRequest(directory, data, Finetune(**given))
     if output is None or dry_run:
-        from ropext.jobs import counted  # late: to train needs none of it
-
         with request.prepared(output, call) as job:
             planned = counted(job, output, call)
         if processes.is_main():

@@ -8,6 +8,7 @@ from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
+from ropext.jobs import counted
 from ropext.options.training import Fit
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
@@ -45,8 +46,6 @@ def command(
         raise UsageError(NO_OUTPUT)
     request = fit_request(model, data, Fit(**given), revision)
     if output is None or dry_run:
-        from ropext.jobs import counted  # late: to train needs none of it
-
         with request.prepared(output, call) as job:
             planned = counted(job, output, call)
         if processes.is_main():

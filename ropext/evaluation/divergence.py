@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 OPTION = "--kl"
 Positions = npt.NDArray[np.int64]
-Arrays = Mapping[str, npt.NDArray[Any]]  # by their files in a store
 
 
 def compared_positions(frame: Frame, lengths: Sequence[int]) -> Positions:
@@ -92,7 +91,7 @@ def served_lengths(frame: Frame, regimes: Mapping[str, int], of_pass: int) -> tu
 
 
 def read_base(
-    scorer: TokenScorer, against: "Against | None", *, ids: Ids, frame: Frame, bos: int | None
+    scorer: TokenScorer, against: Against | None, *, ids: Ids, frame: Frame, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
     """The base's states at the compared tokens, and its losses through the short window."""
     scorer.head_of_tiles(OPTION)
@@ -103,7 +102,7 @@ def read_base(
 
 def read_against(
     scorer: TokenScorer,
-    against: "Against | None",
+    against: Against | None,
     *,
     ids: Ids,
     frame: Frame,

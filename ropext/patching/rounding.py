@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -76,6 +77,7 @@ def _turned(states: Tensor, size: int) -> Tensor:
     return turned.flatten(-2)
 
 
+@cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
     """Make the orthonormal matrix after Sylvester: H(2n) = [[H, H], [H, -H]]."""
     matrix = torch.ones(1, 1, device=device)
