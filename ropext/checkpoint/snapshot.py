@@ -250,6 +250,11 @@ class Snapshot:
             return self.name
         return self.hub_id or self.directory.resolve().name
 
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether its name is its id on the hub; else it lies where the name says."""
+        return self.hub_id == self.name
+
     def path(self, name: str) -> Path:
         """Where a file of the checkpoint lies."""
         return self.directory / name
@@ -313,7 +318,7 @@ def open_snapshot(
 def with_weights(snapshot: Snapshot) -> Snapshot:
     """The same checkpoint with its weight files there: fetched from the hub, of the very commit
     whose config was read, or checked where they lie."""
-    if snapshot.hub_id != snapshot.name:
+    if not snapshot.is_on_hub:
         snapshot.require_weights()
         return snapshot
     whole = open_snapshot(snapshot.name, revision=snapshot.commit, weights=True)

@@ -81,13 +81,19 @@ def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
     """Show what each stage of a run would take."""
-    from ropext.pipeline import job, running
+    from ropext.inputs import from_home
+    from ropext.options.recipe import STAGES
+    from ropext.pipeline import choosing, job, running
     from ropext.pipeline.prospect import prospect
     from ropext.table import columns
 
     if place := output or recipe.output:
         job.check_places(recipe, Path(place))
     if recipe.is_auto:
+        if stages is not None:
+            stages.check(STAGES)
+        if place:
+            choosing.check(recipe, from_home(place), call)
         counts = prospect(recipe, call).to_json()
         rows = [*counts["stages"].items()]
     else:

@@ -1,5 +1,6 @@
 """How models predict tokens, and what that decides for all that is read: each token from those
-before it, or masked tokens from all others. Nothing else asks which of the two a model is."""
+before it, or masked tokens from all others. What reads asks nothing else of which of the two a
+model is; loading it, and refusing options, does."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

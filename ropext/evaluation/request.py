@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropext import guard
-from ropext.checkpoint import with_weights
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
 from ropext.evaluation.lineup import line_up
@@ -48,7 +47,7 @@ class EvaluationRequest:
                     "--losses writes the loss of every token of --data; give documents"
                 )
             for variant in lineup.variants:
-                if variant.snapshot.hub_id != variant.snapshot.name:
-                    with_weights(variant.snapshot)  # refused where they should lie here and do not
+                if not variant.snapshot.is_on_hub:
+                    variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
             yield EvaluationJob(evaluation, self.gates, self.losses)

@@ -53,7 +53,7 @@ def read_again(snapshot: Snapshot) -> Served:
         snapshot.name,
         snapshot.config,
         context,
-        on_hub=snapshot.hub_id == snapshot.name,
+        on_hub=snapshot.is_on_hub,
         disagrees=bool(conflicts),
     )
     read = carrier.as_it_stands(standing)

@@ -44,6 +44,15 @@ class FitKeys:
     why_not: str = ""
 
 
+def check(recipe: Recipe, output: Path, call: Call) -> None:
+    """Refuse what a choice would refuse at once; later the run knows what it has written itself."""
+    check_data(recipe)
+    place = Workdir(output, "run", {})
+    place.check(call.force)
+    if Ledger(place.folder / "stages").read(ChoiceStep.name) is None:
+        check_output(output, force=call.force, inputs=[])
+
+
 def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     """The recipe with the method that measurement took and the stages that follow; a choice that
     was made before with all the same is not made again."""
@@ -52,7 +61,7 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
             "--method auto runs in one process: run it without accelerate launch, then launch the "
             "recipe with the method that it chose"
         )
-    check_data(recipe)
+    check(recipe, output, call)
     hooks = call.hooks
     words = {"words": list(provenance.clean_command(call.command))} if call.command else {}
     place = Workdir(output, "run", {}, words)
@@ -61,8 +70,6 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     hashes = Hashes(told_of_files(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
     if ledger.left(step) is None:
-        if ledger.read(step.name) is None:  # later the run knows what it has written itself
-            check_output(output, force=call.force, inputs=[])
         step.beforehand = prospect(recipe, call)
         with place.claimed(call.force):
             once(ledger, step)

@@ -85,7 +85,7 @@ class ExtensionJob:
     def check(self, output: Path, call: Call) -> None:
         """Refuse an output that may not be written."""
         snapshot = self.snapshot
-        is_here = snapshot.hub_id != snapshot.name or bool(snapshot.weight_files)
+        is_here = not snapshot.is_on_hub or bool(snapshot.weight_files)
         if is_here:  # else the weights are fetched first
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()

@@ -10,7 +10,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,17 @@ class Stages:
     begin: str | None = None
     only: str | None = None
 
+    def check(self, known: Sequence[str]) -> None:
+        """Refuse a stage that is none of these."""
+        if self.begin and self.only:
+            raise UsageError("--from and --only exclude each other; give one")
+        for flag, name in (("--from", self.begin), ("--only", self.only)):
+            if name is not None and name not in known:
+                why = "the recipe has no such section" if name in STAGES else "no such stage"
+                raise UsageError(
+                    f"{flag} {name}: {why}; the stages of this run are {', '.join(known)}"
+                )
+
 
 NOT_DONE = Stages()
 
@@ -60,6 +71,7 @@ def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = 
         if recipe.is_auto:
             from ropext.pipeline import choosing
 
+            stages.check(STAGES)  # before a choice of hours
             recipe = choosing.choose(recipe, place, call)
         return WholeRun(Work(recipe, place, folder, call), stages).go()
 
@@ -71,15 +83,7 @@ class WholeRun:
         self.work = work
         self.begin = stages.begin
         self.only = stages.only
-        known = work.job.stages
-        if self.begin and self.only:
-            raise UsageError("--from and --only exclude each other; give one")
-        for flag, name in (("--from", self.begin), ("--only", self.only)):
-            if name is not None and name not in known:
-                why = "the recipe has no such section" if name in STAGES else "no such stage"
-                raise UsageError(
-                    f"{flag} {name}: {why}; the stages of this run are {', '.join(known)}"
-                )
+        stages.check(work.job.stages)
         self.rank, self.world = rank_and_count()
         command = work.call.command
         about = {

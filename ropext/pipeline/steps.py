@@ -30,7 +30,7 @@ from ropext.options.fields import (
 )
 from ropext.options.recipe import PLAN
 from ropext.options.training import Finetune, Fit, TrainingOptions
-from ropext.pipeline.extending import write_extension
+from ropext.pipeline.extending import warned, write_extension
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, Work
 from ropext.report.text import size
@@ -100,8 +100,7 @@ class PlanStage(Stage):
         return {"plan": self.work.hashes.of(self.path)} if self.path.is_file() else None
 
     def do(self) -> None:
-        for remark in self.work.plan.remarks():
-            self.work.say(remark)
+        warned(self.work.plan, self.work.say)
         write_bytes(self.path, dump(self.work.plan.to_json()))
 
     def clear(self) -> None:
@@ -109,8 +108,7 @@ class PlanStage(Stage):
 
     def takes(self) -> JsonObject:
         plan = self.work.plan
-        for remark in plan.remarks():
-            self.work.call.hooks.say(remark)
+        warned(plan, self.work.call.hooks.say)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
         return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
 
@@ -221,7 +219,7 @@ class FitStage(CheckpointStage):
         from ropext.training.request import FitRequest
 
         base = self.work.base
-        revision = base.commit if base.hub_id == base.name else None
+        revision = base.commit if base.is_on_hub else None
         data = str(self.work.job.options(FIT)["data"])
         call = self.work.call_of_stages
         request = FitRequest(base.name, data, self.options, revision)

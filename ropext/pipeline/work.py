@@ -53,8 +53,8 @@ class Work:
     def base(self) -> Snapshot:
         """The model; one whose weights should lie here and do not is refused."""
         snapshot = open_snapshot(self.job.model, revision=self.job.revision)
-        if snapshot.hub_id != snapshot.name:
-            with_weights(snapshot)
+        if not snapshot.is_on_hub:
+            snapshot.require_weights()
         return snapshot
 
     @cached_property

@@ -213,7 +213,7 @@ class AdapterObjective(Objective[Finetuned]):
         learned = training.learning.rows(mixed, training.encoder.tokenizer, options.seed)
         longest = min(settings.longest, self.context if label == CONTROL else self.target)
         how |= {"rows_per_step": mixed.per_step, "row_tokens": longest}
-        return self.optimise(label, joined, learned, training, save_every=options.save_every, **how)
+        return self.optimise(label, joined, learned, save_every=options.save_every, **how)
 
     def _evaluate(self, model: Any, step: int) -> tuple[float, float]:
         assert self.judge is not None

@@ -116,9 +116,8 @@ class SpectrumObjective(Objective[Fitted]):
         """What the base reads of the held-out documents, in its short windows."""
         return self.training.judged * forward_tokens(short_windows(self.target, self.context))
 
-    def _tokens_read(self) -> int:
+    def _tokens_read(self, judgements: int) -> int:
         """What was read without gradients until now, by all processes and earlier runs."""
-        judgements = len(self.steps.models())
         passes = len(self.starts) + judgements + (FITTED in self.models)
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
@@ -214,7 +213,6 @@ class SpectrumObjective(Objective[Fitted]):
     def learn(self) -> None:
         """Train the spectrum from its start. What was judged before a guard, or a loss that is no
         number, stays."""
-        training = self.training
         settings = self.settings
         model = self.model
         plan = self.starts[self.start]
@@ -241,7 +239,6 @@ class SpectrumObjective(Objective[Fitted]):
                     label,
                     learner,
                     self.rows,
-                    training,
                     rows_per_step=settings.per_step,
                     row_tokens=settings.longest,
                     evaluate=partial(self._evaluate, space),
@@ -276,13 +273,14 @@ class SpectrumObjective(Objective[Fitted]):
         """The lowest step, if it beats the start surely and loses no retrieval."""
         if not processes.is_main():
             return None
-        step, reason, plan = self._decide(pause)
+        judged = self.steps.models()
+        step, reason, plan = self._decide(pause, judged)
         self.note(reason)
         written = self._note_written(step, plan)
         measured = self.measured
         change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
         history = self.history
-        steps = replace(measured, models=self.steps.models())
+        steps = replace(measured, models=judged)
         return Fitted(
             output=self.output,
             objective=self,
@@ -293,7 +291,7 @@ class SpectrumObjective(Objective[Fitted]):
             start=self.start,
             step=step,
             tokens=self.settings.step_tokens * history.steps,
-            forward_tokens=self._tokens_read(),
+            forward_tokens=self._tokens_read(len(judged)),
             method=plan.method,
             pair_factors=compression(plan.main.rope.spectrum, plan.main.wanted),
             attention_factor=plan.main.wanted.attention_factor,
@@ -305,8 +303,8 @@ class SpectrumObjective(Objective[Fitted]):
             notes=self.notes,
         )
 
-    def _decide(self, pause: Show) -> Verdict:
-        steps = self.steps.models()
+    def _decide(self, pause: Show, steps: Mapping[str, MeasuredModel]) -> Verdict:
+        """Which step is written, why, and the plan of it; 0 is the start."""
 
         def keep_start(sentence: str) -> Verdict:
             return 0, f"{sentence}: the start is written", self.starts[self.start]

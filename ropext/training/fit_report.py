@@ -1,6 +1,6 @@
 """A fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext import scaling
 from ropext.errors import listed
@@ -24,9 +24,6 @@ from ropext.training.report import (
 )
 from ropext.training.result import Fitted, judged_steps
 from ropext.training.rows import FIT_TASK
-
-if TYPE_CHECKING:
-    pass
 
 # What the record repeats of the options, and of the result.
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")

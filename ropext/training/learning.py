@@ -1,5 +1,5 @@
-"""How a model learns: each token from those before it, or masked tokens from all others. Nothing
-else in a training asks which of the two it is."""
+"""How a model learns: each token from those before it, or masked tokens from all others. The
+loop of a training asks nothing else of it; loading, writing and refusing do."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -54,7 +54,7 @@ Done = TypeVar("Done")  # what a training gives back
 
 class Objective(ABC, Generic[Done]):
     """Which parameters of a model move, what is measured of it, and how the winner is chosen and
-    written. From `begin` on it holds the state of one process of the run."""
+    written. From `run` on it holds the state of one process of the run."""
 
     command: ClassVar[str]
     plan_key: ClassVar[str]  # of the plan in the result's JSON
@@ -166,9 +166,8 @@ class Objective(ABC, Generic[Done]):
 
     def check(self, output: Path, call: Call) -> None:
         """Refuse an output, or a folder of the run, that holds something else, or has no room."""
-        place = self._place(output, call)
-        check_output_of(self.training, output, call)
-        place.check(call.force)
+        check_output_of(self.training, output, call)  # before weights are hashed
+        self._place(output, call).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
         """Do everything, from the last checkpoint on where the same run was interrupted. A fit's
@@ -268,15 +267,12 @@ class Objective(ABC, Generic[Done]):
         log = self.folder / USED
         return {USED: log.read_bytes()} if log.is_file() else {}
 
-    def optimise(
-        self, label: str, model: Any, rows: Sequence[Row], training: Training, **more: Any
-    ) -> History:
+    def optimise(self, label: str, model: Any, rows: Sequence[Row], **more: Any) -> History:
         """Train what of a model can be trained, from the last checkpoint on."""
         place = self.folder / label
         recompute = self.needs.recompute
-        return trainer.train(
-            Optimisation(training, model, rows, place, recompute, **more), self.say
-        )
+        wanted = Optimisation(self.training, model, rows, place, recompute, **more)
+        return trainer.train(wanted, self.say)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.jsontext import values_json
@@ -17,9 +17,6 @@ from ropext.training.objective import Objective
 from ropext.training.result import Finetuned, Fitted
 from ropext.training.rows import Rows
 from ropext.training.training import Training
-
-if TYPE_CHECKING:
-    pass
 
 # From here on repeated text teaches less and less (Muennighoff et al. 2023, figure 1).
 MANY_PASSES = 8

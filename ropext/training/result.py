@@ -24,8 +24,8 @@ def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
 class TrainingResult:
     """What a training did."""
 
-    output: Path
-    objective: Objective[Any] = field(repr=False)
+    output: Path = field(metadata={"json": None})
+    objective: Objective[Any] = field(repr=False, metadata={"json": None})
     # What the models read before and after, where any document was.
     measurement: Measurement | None = field(repr=False, metadata={"json": None})
 
@@ -35,7 +35,7 @@ class TrainingResult:
 
     def to_json(self) -> dict[str, Any]:
         content = {"output": str(self.output), self.objective.plan_key: self.objective.to_json()}
-        for part in fields(self)[2:]:
+        for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:
                 content[part.name] = write(getattr(self, part.name))
         return content
