@@ -115,8 +115,8 @@ def carry(
     site: RopeSite,
     native: Params | None,
     target: int,
-    names: Sequence[str] = (),
-    even_so: bool = False,
+    names: Sequence[str],
+    even_so: bool,
 ) -> Params | None:
     """The first dict that says what a site wants, exactly, and that the loaders of these names read
     so; None where there is none."""

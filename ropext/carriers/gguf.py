@@ -37,12 +37,15 @@ class GgufCarrier:
     model: Model
     architecture: str
 
-    words = FILE
     in_transformers = False
     three_axes = False
     # llama.cpp makes a cache in steps of 256 tokens, and keeps one micro-batch (-ub) of 512 beside
     # the window of a windowed layer.
     cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"))
+
+    @property
+    def words(self) -> Words:
+        return FILE
 
     @property
     def where(self) -> str:
@@ -89,13 +92,19 @@ class GgufCarrier:
     def nearest(self, loader: str, params: Params, target: int) -> str:
         return ""
 
+    def copy_name(self, name: str) -> str:
+        """Return what the file made of a model of this name is called in a directory."""
+        last = PurePath(name).name
+        return last if last.lower().endswith(".gguf") else "model.gguf"
+
+    def place_of(self, name: str) -> str:
+        """Return where the file of a model of this name lies."""
+        return name
+
     def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
         file = place
         if not place.lower().endswith(".gguf"):
-            name = PurePath(extension.name).name
-            if not name.lower().endswith(".gguf"):
-                name = "model.gguf"
-            file = f"{place}/{name}"
+            file = f"{place}/{self.copy_name(extension.name)}"
         params = extension.main.params
         if extension.keeps_spectrum:
             params = {}  # no scaling to set
@@ -104,8 +113,8 @@ class GgufCarrier:
     def overrides(self, extension: PlannedExtension) -> tuple[OverrideLine, ...]:
         if self.model.masked_lm or not reads_exactly("llama.cpp", extension.readings):
             return ()
-        file = extension.name
-        if file.startswith(("ollama:", "ropext://")):
+        file = self.place_of(extension.name)
+        if extension.name.startswith(("ollama:", "ropext://")):
             file = "MODEL.gguf"
         flags = self._flags(extension)
         return (loaders.file_override_line(file, flags, extension.target),)
@@ -127,7 +136,7 @@ class GgufCarrier:
         context = self.model.context
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already
-        lines = loaders.file_lines(standing.name, context, readings, nothing)
+        lines = loaders.file_lines(self.place_of(standing.name), context, readings, nothing)
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:

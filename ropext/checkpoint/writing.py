@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from ropext import guard
 from ropext.atomic import os_errors
@@ -20,7 +20,7 @@ from ropext.checkpoint.source import Weights, WriteManner
 from ropext.checkpoint.staging import Staged, check_space, existing_parent
 from ropext.checkpoint.tokenizer import TOKENIZER
 from ropext.checkpoint.weights import WeightFile, compare_weights, known_digest, weigh
-from ropext.errors import InputError, ProofFailed, UsageError
+from ropext.errors import InputError, ProofFailed
 from ropext.inputs import open_regular
 from ropext.jsontext import JsonObject, dump
 from ropext.narration import Show, unseen
@@ -67,8 +67,6 @@ class DirectorySource:
         return guard.recorded(place)
 
     def check(self, output: Path, link: Link) -> None:
-        if link not in get_args(Link):
-            raise UsageError(f"--link {link} is none of {', '.join(get_args(Link))}")
         self.snapshot.require_weights()
         check_space(output, _bytes_to_copy(self.snapshot, link, output))
 

@@ -90,9 +90,9 @@ class GgufFile(Snapshot):
     @property
     def file_name(self) -> str:
         """What an extended copy is called in a directory; Ollama names a blob by its hash."""
-        name = self.head.path.name
-        if name.lower().endswith(".gguf"):
-            return name
+        path = self.head.path
+        if path.suffix.lower() == ".gguf":
+            return f"{path.stem}.gguf"  # by this ending a directory is known as a GGUF
         return "model.gguf"
 
     def path(self, name: str) -> Path:

@@ -1,9 +1,10 @@
 """The keys and tensors of a GGUF file that a plan changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ropext.carriers.gguf import GgufCarrier
+from ropext.carriers import DIRECTORY, Words
+from ropext.carriers.gguf import FILE, GgufCarrier
 from ropext.errors import NotExpressible
 from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
 from ropext.gguf.header import FLOAT32, STRING, UINT32
@@ -104,6 +105,18 @@ class FileCarrier(GgufCarrier):
     """The keys and tensors of a GGUF file that is here."""
 
     file: GgufFile
+
+    @property
+    def words(self) -> Words:
+        if len(self.file.parts) == 1:
+            return FILE
+        return replace(FILE, output=DIRECTORY.output, name=DIRECTORY.name)  # of all its parts
+
+    def copy_name(self, name: str) -> str:
+        return self.file.file_name
+
+    def place_of(self, name: str) -> str:
+        return str(self.file.directory)
 
     def edits(
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject

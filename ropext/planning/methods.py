@@ -2,7 +2,7 @@
 where none is named."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ropext.planning.plan import (
     Way,
     by_options,
 )
-from ropext.rope import RopeSite, turns
+from ropext.rope import Rope, RopeSite, turns
 
 
 def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> RopeSite:
@@ -41,9 +41,12 @@ def needs_no_scaling(model: Model) -> bool:
 
 def _fewest_turns(model: Model) -> float:
     """How often the slowest pair turns inside the context; 0 where none turns."""
-    ropes = [site.rope for site in model.scaled_sites]
-    turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
-    return min(turning, default=0.0)
+    return min(_turning([site.rope for site in model.scaled_sites]), default=0.0)
+
+
+def _turning(ropes: Iterable[Rope]) -> list[float]:
+    """How often each pair that turns does so inside the context."""
+    return [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
 
 
 def require_lasting(model: Model, target: int) -> None:
@@ -77,7 +80,7 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
     if moved or recipe.attention is not None or recipe.even_so:
         return
     ropes = [wish.site.rope for wish in wishes]
-    turning = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+    turning = _turning(ropes)
     if not turning:
         raise NotExpressible(f"--method {method}: every pair of this model stands still already")
     fewest = min(turning)
@@ -279,7 +282,7 @@ def _kept(params: forms.Params) -> dict[str, Any]:
 # Below this many pairs a ramp has too few steps to act on: on a model with four pairs llama3 and
 # dynamic lose most inside the window, ntk least (benchmarks/results/untrained-2026-11-22.md).
 FEW_PAIRS = 8
-UNKNOWN = ". Its cost on short inputs is unknown for this model; measure it with --measure DATA"
+UNKNOWN = ". Its cost on short inputs is unknown for this model; measure it with ropext eval"
 # YaRN loses least beyond the window (benchmarks/results/real-model-2026-11-22.md); docs/methods.md
 # has the measured cases in which llama3 is the better one.
 PREFERRED = ("yarn", "llama3", "ntk", "pi")

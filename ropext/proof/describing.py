@@ -419,7 +419,9 @@ def describe(child: Any, directory: str, config: Any, cls: Any) -> dict[str, Any
         facts["defaults"] = defaults_of(type(text))
     types = {text.model_type: facts}
     if path:
-        added = added_by(type(config), path[0], text.model_type, type(text))
+        added = {}
+        if len(path) == 1:  # the classes tell it of the parts right below them
+            added = added_by(type(config), path[0], text.model_type, type(text))
         composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
         types[config.model_type] = composite | {"auto_class": auto_class(config)}
     answer: dict[str, Any] = child.numbers(model, cls, config, path)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ropext.loaders import loader_of
 from ropext.planning import ExtensionPlan
 from ropext.planning.plan import WRONG, newest
 from ropext.report.text import extend_command, fact_lines, headlines, serving_text, size
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 LINES = 24  # of a terminal
 # Programs that serve the base's own weights when they are told other keys.
-WITHOUT_COPY = ("vllm", "sglang", "transformers", "llama.cpp")
+FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
 SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
 REMARK_ROWS = 6  # that commands leave to warnings and notes
 DETAILS = "--details shows the methods, the new keys, why each loader reads it so, more programs"
@@ -63,16 +64,27 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     and the result."""
     parts = list[str]()
     overrides = {line.loader: line for line in made.overrides() if line.command}
-    known = [overrides[name] for name in WITHOUT_COPY if name in overrides]
+    names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
+    known = [overrides[name] for name in names]
     if lines := _first_lines(known, room - 3):
         parts += ["to serve the base's own weights so, without a copy:", lines]
     words = made.words
     results = made.serving(words.name)
     if not results:
         return parts
-    if lines := _first_lines(made.usual(results), room - _height(parts) - 1):
+    usual = made.usual(results)
+    if made.recipe.for_loaders:
+        by_loader = {line.loader: line for line in (*results, *usual)}
+        usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual
+    if lines := _first_lines(usual, room - _height(parts) - 1):
         parts += [f"to serve it (OUT is the {words.output} you write):", lines]
     return parts
+
+
+def _is_asked(made: ExtensionPlan, loader: str) -> bool:
+    """Whether a loader is one of --for, or none is named there."""
+    names = made.recipe.for_loaders
+    return not names or loader in names or loader in map(loader_of, names)
 
 
 def _first_lines(lines: Sequence["Serving"], room: int) -> str:

@@ -352,7 +352,7 @@ def extend_command(made: ExtensionPlan) -> str:
             words.append(f"{value:.15g}")
         elif value is not True:
             words.append(str(value))
-    words += ["-o", "OUT"]
+    words += ["-o", made.words.name]
     return pasted(*words)
 
 

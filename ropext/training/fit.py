@@ -303,7 +303,7 @@ class SpectrumObjective(Objective[Fitted]):
             notes=self.notes,
         )
 
-    def _decide(self, pause: Show, steps: Mapping[str, MeasuredModel]) -> Verdict:
+    def _decide(self, pause: Show, steps: dict[str, MeasuredModel]) -> Verdict:
         """Which step is written, why, and the plan of it; 0 is the start."""
 
         def keep_start(sentence: str) -> Verdict:

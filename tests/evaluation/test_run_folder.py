@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     write_documents(path / "docs.jsonl")
     words = [path / "model", "--data", path / "docs.jsonl", "--lengths", "64,256", "--quiet"]
     words += ["--method", "yarn", "--factor", "4", "--protocol", "hf-stride"]
-    words += ["--tasks", "copy", "--items", "2", "--max-docs", "2"]
+    words += ["--tasks", "copy", "--items", "2", "--max-docs", "2", "--kl"]
     assert run("eval", *words, "-o", path / "run", "--losses", path / "losses.parquet")[0] == 0
     return path
 

@@ -20,6 +20,7 @@ from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed,
 from ropext.gguf import open_gguf, proving, writing
 from ropext.gguf.header import read_gguf
 from ropext.guard import signed
+from ropext.report.screen import plan_screen
 from ropext.report.text import serving_text
 
 KEYS = ("context_length", "rope.freq_base", "rope.scaling")
@@ -107,6 +108,29 @@ def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(
     assert "lms load --context-length 1024" in lines
     assert "raise the length alone" not in shown.out
     assert f"\nfiles: {out}, {out}.Modelfile\n" in shown.out
+
+
+@pytest.mark.parametrize("name", ["base.gguf", "BASE.GGUF"])
+def test_the_lines_of_a_file_in_a_directory_name_the_file(tmp_path, name):
+    base = making.write(tmp_path / name)
+    out = tmp_path / "long"
+    extend(base, out, method="yarn")
+    (file,) = out.glob("*.gguf")
+    assert file.stem == Path(name).stem
+    served = {line.loader: line.command for line in inspecting.serving(str(out)).serving}
+    assert served["llama.cpp"] == f"llama-server -m {file} -c 1024"
+    modelfile = served["ollama"].rpartition(" ")[2]
+    assert Path(modelfile).is_file()
+    again = inspecting.plan(str(out), factor=2.0, method="yarn", even_so=True)
+    lines = {line.loader: line.command for line in again.serving(str(tmp_path / "longer"))}
+    assert lines["llama.cpp"] == f"llama-server -m {tmp_path / 'longer' / file.name} -c 2048"
+
+
+def test_the_line_that_writes_a_file_writes_what_the_others_run(base):
+    shown = plan_screen(inspecting.plan(str(base), factor=4.0, method="yarn"))
+    assert shown.count("OUT.gguf") >= 3
+    words = " ".join(shown.replace("\\\n", " ").split())  # a long line is continued
+    assert f"ropext extend {base} --method yarn --factor 4 -o OUT.gguf" in words
 
 
 def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):

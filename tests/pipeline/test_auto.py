@@ -119,6 +119,22 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
         assert told["stages"]["choose"] == said
 
 
+def test_what_a_run_refuses_is_refused_before_a_choice_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ropext.pipeline.choosing.choose", lambda *_: pytest.fail("it chose"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    code, heard = run(*AUTO, "--data", "ropext://held-out", "-o", "out", "--dry-run", capsys=capsys)
+    assert (code, "exists" in heard.err) == (2, True), heard.err
+    (tmp_path / "auto.yaml").write_text(
+        "model: ropext://demo\nextend: {method: auto, factor: 2, data: ropext://held-out}\n"
+    )
+    for more in ((), ("--dry-run",)):
+        words = ("run", "auto.yaml", "-o", "other", "--from", "bogus", *more)
+        code, heard = run(*words, capsys=capsys)
+        assert (code, "no such stage" in heard.err) == (2, True), heard.err
+
+
 @pytest.mark.parametrize(
     "word",
     ["extend.within=yarn", "extend.for=vllm", "fit.steps=3", "seed=1",

@@ -57,6 +57,14 @@ def test_what_a_person_asks_first_is_on_it():
     assert "vllm serve OUT --max-model-len 16384" in longrope
 
 
+def test_lines_are_those_of_the_programs_that_were_named():
+    shown = plan_screen(plan(configs.LLAMA, for_loaders="llama.cpp"))
+    assert "\n  llama.cpp " in shown
+    assert "vllm serve" not in shown
+    assert "AutoModelForCausalLM" not in shown
+    assert "misread by   exllamav2" in shown  # who reads it otherwise is said all the same
+
+
 def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():
     warnings = tuple(f"[kind{n % 3}] sentence {n} " + "word " * 60 for n in range(12))
     made = replace(plan(configs.LLAMA), warnings=warnings)

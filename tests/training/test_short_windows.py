@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_finetune import RUN
 from tiny_llama import CONTEXT
-from trained import count_training
+from trained import count_training, train
 
 from ropext.errors import UsageError
 from ropext.options.training import Finetune, Fit
@@ -106,3 +106,26 @@ def test_a_dry_run_counts_the_bytes_of_weights_and_of_the_optimisers_state(exten
     kept = [own for state in optimiser.state.values() for own in state.values() if own.ndim]
     kept += [own for weight in learned for own in (weight, weight.grad)]
     assert planned.needs.moving_bytes == sum(own.nbytes for own in kept)
+
+
+@pytest.mark.slow
+def test_a_fit_in_short_rows_is_written_and_proved(base, stories, tmp_path):
+    """It never sees a row of the target's length, and is judged at its end alone."""
+    from ropext import verifying
+
+    done = train("fit", base, str(stories), tmp_path / "out", **POSE | {"steps": 4})
+    assert list(done.judgements) == [4]
+    assert done.tokens == done.objective.tokens == 4 * 256
+    assert len(done.losses) == 4
+    assert verifying.check_directory(tmp_path / "out").passed
+
+
+@pytest.mark.slow
+def test_glued_documents_are_trained_on(base, extended, stories, tmp_path):
+    from ropext import verifying
+
+    glued = {"packing": "glued", "steps": 2}
+    train("fit", base, str(stories), tmp_path / "fit", **FIT | glued)
+    train("finetune", extended, str(stories), tmp_path / "tuned", **RUN | glued)
+    for name in ("fit", "tuned"):
+        assert verifying.check_directory(tmp_path / name).passed
