@@ -200,8 +200,6 @@ def test_output_rules(model: Path, tmp_path: Path):
         extend(model, tmp_path / "out")
     with pytest.raises(UsageError):
         extend(model, model / "out")
-    with pytest.raises(UsageError, match="--link"):
-        extend(model, tmp_path / "x", link="reflink")
     assert siblings(tmp_path) == {"base", "out"}
 
 

@@ -585,9 +585,9 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
 
     decide, seen = fit.SpectrumObjective._decide, []
 
-    def remembering(self, pause):
+    def remembering(self, pause, steps):
         seen.append((self, self.steps.knobs(4)))
-        return decide(self, pause)
+        return decide(self, pause, steps)
 
     monkeypatch.setattr(fit.SpectrumObjective, "_decide", remembering)
     options = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "keep_short": 2}
