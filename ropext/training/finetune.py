@@ -160,8 +160,8 @@ class AdapterObjective(Objective[Finetuned]):
             )
         for sentence in training.learning.notes + training.data.unread:
             self.note(sentence)
-        if training.lineage:
-            self.note(training.lineage)
+        if training.lineage_before:
+            self.note(training.lineage_before)
         if training.rows.passes > 1 and not self.settings.is_open:
             self.note(report.passes_text(training.rows))
 
@@ -243,6 +243,9 @@ class AdapterObjective(Objective[Finetuned]):
             control={"steps": control.steps, "losses": control.losses} if control else None,
             notes=self.notes,
         )
+        overlap = self.training.overlap
+        if overlap is not None and overlap != self.training.overlap_before:
+            self.note(overlap.sentence)
         if self.settings.is_open and done.passes > 1:
             self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
         return done

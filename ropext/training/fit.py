@@ -146,7 +146,7 @@ class SpectrumObjective(Objective[Fitted]):
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
         ask base and start."""
-        for sentence in filter(None, (*self.remarks, self.training.lineage)):
+        for sentence in filter(None, (*self.remarks, self.training.lineage_before)):
             self.note(sentence)
         self.model = models.load(self.snapshot, self.options)
         self.model.requires_grad_(False)

@@ -140,7 +140,7 @@ class Objective(ABC, Generic[Done]):
             "documents_too_short": training.rows.too_short,
             "judging_documents": training.judged,
             "passes": training.rows.passes,
-            "overlap": values_json(training.overlap),
+            "overlap": values_json(training.overlap_before),
             "loss": "sliced" if sliced is None else f"whole logits: {sliced}",
             "notes": list(self.remarks),
         }

@@ -63,8 +63,8 @@ def plan_text(objective: Objective[Any]) -> str:
         lines.append("layers are run again in the backward pass")
     if counts.sliced:
         lines.append(f"the loss needs whole logits: {counts.sliced}")
-    if training.lineage:
-        lines.append(f"warning: [seen] {training.lineage}")
+    if training.lineage_before:
+        lines.append(f"warning: [seen] {training.lineage_before}")
     lines += [f"note: {remark}" for remark in objective.remarks]
     title = f"{training.snapshot.name}: {objective.title}"
     return "\n".join([f"{title}\n\n{columns((), settings_rows)}\n", *lines])

@@ -57,16 +57,34 @@ class Training:
         return self.trained_on.with_more(replace(NO_DOCUMENTS, chose=chose))
 
     @cached_property
+    def overlap_before(self) -> Overlap | None:
+        """What is known before the training: the documents that judge and are trained on, or that
+        chose something earlier; None where there are none."""
+        return self._overlap_with(self.trained_on)
+
+    @cached_property
     def overlap(self) -> Overlap | None:
-        """The documents that judge and were trained on, or chose; None where there are none."""
+        """What is known of the result: the same, and the documents that choose its step."""
+        return self._overlap_with(self.used if self.settings.patience else self.trained_on)
+
+    def _overlap_with(self, known: Trained) -> Overlap | None:
         documents = self.judge.documents if self.judge else ()
-        known = self.used if self.settings.patience else self.trained_on
         return overlap(known, [document.known_by for document in documents])
 
     @property
+    def lineage_before(self) -> str:
+        """What is said before the training of documents that judge, and of those kept out."""
+        return self._lineage(self.overlap_before)
+
+    @property
     def lineage(self) -> str:
-        """What is said of documents that judge and were used before, and of those kept out."""
-        sentences = [self.overlap.sentence] if self.overlap and self.overlap.sentence else []
+        """What is said of the result."""
+        return self._lineage(self.overlap)
+
+    def _lineage(self, found: Overlap | None) -> str:
+        sentences = list[str]()
+        if found is not None and found.sentence:
+            sentences.append(found.sentence)
         if self.data.kept_out:
             out = f"{self.data.kept_out} documents of the verdict are kept out of training"
             sentences.append(out)

@@ -573,6 +573,8 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())["finetune"]
     assert (record["steps"], record["trained_steps"], record["tokens"]) == (6, 9, 6 * 512)
     assert record["overlap"]["mark"] == "3 of 3 chosen on"
+    told = [note for note in done.notes if note.startswith("3 of 3 documents chose")]
+    assert len(told) == 1
     # Killed after the best step it ends alike: what stops it follows from its checkpoint.
     values, step = iter(heldout), trainer._Trainer.training_step
 

@@ -83,6 +83,15 @@ def test_it_is_told_before_the_training_too(extended, data):
     assert "trained on" not in report.plan_text(planned)
 
 
+def test_a_forecast_says_of_no_document_that_it_chose_what_is_not_trained_yet(extended, data):
+    options = {"batch_tokens": 256, "rank": 2, "eval_documents": 8, "evaluate": data["new"]}
+    planned = count_training("finetune", extended, data["train"], **options)
+    assert planned.training.chooses_step
+    assert "chose" not in report.plan_text(planned)
+    assert planned.to_json()["overlap"]["chosen_on"] == 0
+    assert planned.training.overlap.chosen_on == planned.training.judged > 0  # of the result
+
+
 def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp_path):
     _, output, _ = tuned
     again, new = tmp_path / "again", tmp_path / "new"
