@@ -18,8 +18,9 @@ import transformers
 from fit_quality import divided
 
 import ropext.demo
-from ropext.evaluation.ranking import Measured, measure
+from ropext.evaluation.measured_plan import RankingRequest, measure
 from ropext.narration import Call, Hooks
+from ropext.options.extend import Extend
 from ropext.report.ranking import ranking_table, ranking_verdict
 from ropext.table import as_markdown
 
@@ -44,12 +45,8 @@ def main() -> None:
         if asked.data:
             table = divided(Path(asked.data), folder)[1]
         for factor in asked.factor:
-            found: Measured = measure(
-                asked.model,
-                str(table),
-                factor=factor,
-                call=Call(Hooks(told)),
-            )
+            request = RankingRequest(asked.model, str(table), Extend(factor=factor))
+            found = measure(request, Call(Hooks(told)))
             print(as_markdown([ranking_table(found.ranking)]))
             print(f"\n{ranking_verdict(found.ranking)}\nforward tokens: {found.tokens:,}\n")
 

@@ -37,7 +37,7 @@ import transformers
 from ropext import corpus, patching
 from ropext.checkpoint import open_snapshot
 from ropext.evaluation.costs import shape_of
-from ropext.evaluation.ranking import frame_of
+from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.reader import Progress, Reader, read_units
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
@@ -139,7 +139,8 @@ def resident(name: str) -> int:
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     """One cell."""
     loaded = models.of(variant)
-    reads, store = Reads(frame_of(CONTEXT, models.length), (book,)), Store()
+    reads = Reads(NEXT_TOKEN.frame(CONTEXT, (models.length,), 0), (book,))
+    store = Store()
     scorer = Reader(nullcontext).scorer(loaded, reads)
     before, began = resident("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM

@@ -26,7 +26,7 @@ from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
 
 from ropext import corpus
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.ranking import frame_of
+from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import Reads
@@ -68,7 +68,7 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     loaded, began = models.of(variant), time.process_time()
     length = items[0].length
     with pinned(loaded, length), torch.no_grad():
-        reads = Reads(frame_of(CONTEXT, length))
+        reads = Reads(NEXT_TOKEN.frame(CONTEXT, (length,), 0))
         scores = score_items(Reader(nullcontext).scorer(loaded, reads), items, None)
     by_depth = {f"{score.depth:.4f}": score for score in scores}
     return {

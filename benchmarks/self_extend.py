@@ -32,7 +32,7 @@ from real_model_keys import DEPTHS
 from ropext import corpus
 from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.ranking import frame_of
+from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import Reads
@@ -103,7 +103,8 @@ def found(model: Any, haystacks: list[list[Item]], context: int) -> float:
     right: list[float] = []
     for items in haystacks:
         with pinned(model, items[0].length), torch.no_grad():
-            scorer = Reader(nullcontext).scorer(model, Reads(frame_of(context, items[0].length)))
+            reads = Reads(NEXT_TOKEN.frame(context, (items[0].length,), 0))
+            scorer = Reader(nullcontext).scorer(model, reads)
             right += [score.exact for score in score_items(scorer, items, None)]
     return float(np.mean(right)) if right else float("nan")
 

@@ -31,7 +31,9 @@ from ropext.corpus import (
     read_documents,
 )
 from ropext.corpus.selection import NO_LIMIT
-from ropext.evaluation.ranking import frame_of, rank
+from ropext.evaluation.contenders import Contenders
+from ropext.evaluation.prediction import NEXT_TOKEN
+from ropext.evaluation.ranking import rank
 from ropext.evaluation.reads import Reads
 from ropext.models.load import load_model, loading_of
 from ropext.models.tokenizer import load_tokenizer
@@ -144,9 +146,9 @@ def main() -> None:
                 text = " ".join(tokenizer.decode(each, skip_special_tokens=True).split())
                 told(f"{label} | {question} | {text}")
 
-    frame = frame_of(min(first.context, longest), longest)
+    frame = NEXT_TOKEN.frame(min(first.context, longest), (longest,), 0)
     reads = Reads(frame, tuple(own.cut(longest) for own in documents))
-    ranking = rank(model, snapshot, reads, plans, Hooks(say=told, show=show))
+    ranking = rank(model, Contenders(snapshot, plans), reads, Hooks(say=told, show=show))
 
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"{first.context:,} -> {first.target:,} tokens, {len(ids)} documents\n")

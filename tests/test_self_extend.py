@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 from ropext import evaluate
 from ropext.checkpoint import open_snapshot
 from ropext.errors import UnsupportedModel, UsageError
-from ropext.evaluation.ranking import rivals
+from ropext.evaluation.contenders import rivals
 from ropext.options.extend import parse_extend
 from ropext.patching import patch, save, self_extend, unpatch
 from ropext.planning import make_plan, plan_config

@@ -10,13 +10,14 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import GateFailed, NotMeasured, UsageError
+from ropext.inputs import read_text
 from ropext.options.evaluate import DocumentOptions, SelfExtend
-from ropext.options.extend import Extend
+from ropext.options.extend import Extend, parse_extend
 from ropext.options.fields import flag, reads
 from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
-    from ropext.evaluation.ranking import Measured
+    from ropext.evaluation.measured_plan import Measured
     from ropext.inspecting import Served
     from ropext.planning import ExtensionPlan, Plan
 
@@ -72,13 +73,20 @@ def command(
         if room:
             raise UsageError("--memory and --measure are two questions; ask them one by one")
         from ropext.cli.output import call_of, stoppable
-        from ropext.evaluation.ranking import measure as rank
+        from ropext.evaluation.measured_plan import RankingRequest
+        from ropext.evaluation.measured_plan import measure as rank
 
+        request = RankingRequest(
+            model,
+            measure,
+            parse_extend(given, read_text),
+            revision=revision,
+            reading=DocumentOptions(**reading),
+            folding=SelfExtend(**folding).fold if folding else None,
+        )
         with stoppable() as stop:
             call = call_of(out, trust_remote_code=trust_remote_code, stop=stop)
-            ranked = rank(
-                model, measure, call, revision=revision, reading=reading, folding=folding, **given
-            )
+            ranked = rank(request, call)
         made = ranked.plans[given["method"]] if "method" in given else ranked.taken
         if plot is not None:
             out.picture(plot, made)

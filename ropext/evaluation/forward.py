@@ -25,6 +25,7 @@ from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
     import torch
+    from transformers import Cache
 
 # Fastest of 128 to 8192 on a CPU, where a float32 tile then has 4 MiB (benchmarks/eval_speed.py).
 TILE_TOKENS = TILE_COLUMNS = 1024
@@ -380,19 +381,19 @@ class TokenScorer:
             if begin + row.shape[1] > first:
                 yield begin, output.logits[0]
 
-    def new_cache(self) -> Any:
+    def new_cache(self) -> "Cache":
         """An empty cache of the kind that this model's layers need."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)
 
-    def extend_cache(self, cache: Any, ids: Ids) -> "torch.Tensor":
+    def extend_cache(self, cache: "Cache", ids: Ids) -> "torch.Tensor":
         """Read tokens after those in the cache; logits at each of them, float32."""
         output = self.model(input_ids=self._row(ids), past_key_values=cache, use_cache=True)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
-    def fill_cache(self, ids: Ids) -> Any:
+    def fill_cache(self, ids: Ids) -> "Cache":
         """A cache that holds the tokens; no logits are kept."""
         cache = self.new_cache()
         size = self.manner.chunk or len(ids)

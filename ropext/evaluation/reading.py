@@ -26,7 +26,7 @@ from ropext.tasks.item import common_prefix
 
 if TYPE_CHECKING:
     import torch
-
+    from transformers import Cache
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -39,8 +39,7 @@ def score_items(
     if len(items) < 2 or len({item.prompt[:shared] for item in items}) > 1:
         shared = 0
     scores = list[ItemScore]()
-    cache = None
-    prefix = _ids((), bos)
+    prefix: Prefix | None = None
     for item in items:
         if not shared and not item.references:
             answer = np.asarray(item.answer[:-1], np.int32)
@@ -48,21 +47,46 @@ def score_items(
             scores.append(_judge(item, scorer.last_logits(row, len(item.answer))))
             continue
         start = shared or len(item.prompt) - 1
-        if cache is None:
-            prefix = _ids(item.prompt[:start], bos)
-            cache = _filled(scorer, prefix)
-        rest = np.asarray([*item.prompt[start:], *item.answer[:-1]], np.int32)
-        score = _judge(item, scorer.extend_cache(cache, rest)[-len(item.answer) :])
-        added = len(rest)
+        if not shared or prefix is None:
+            prefix = Prefix(scorer, _ids(item.prompt[:start], bos))
+        rest = item.prompt[start:]
+        logits = prefix.read([*rest, *item.answer[:-1]])
+        score = _judge(item, logits[-len(item.answer) :])
         if item.references:
-            score, cache, added = _generated(scorer, cache, item, start, score, prefix, decode)
+            score = _generated(prefix, rest, item, score, decode)
         scores.append(score)
-        if not shared or not _crop(cache, added, len(prefix)):
-            cache = None
     return scores
 
 
-def _filled(scorer: TokenScorer, prefix: Ids) -> Any:
+class Prefix:
+    """Tokens that are read once, and the cache from which each question goes on."""
+
+    def __init__(self, scorer: TokenScorer, ids: Ids) -> None:
+        self.scorer = scorer
+        self.ids = ids
+        self._cache: Cache | None = None
+        self._added = 0  # tokens that the cache holds after the prefix
+
+    def read(self, ids: Sequence[int]) -> "torch.Tensor":
+        """Read tokens right after the prefix; the logits of each."""
+        self._go_back()
+        return self.read_on(ids)
+
+    def read_on(self, ids: Sequence[int]) -> "torch.Tensor":
+        """Read tokens after those that were read last."""
+        assert self._cache is not None, "the prefix is read first"
+        self._added += len(ids)
+        return self.scorer.extend_cache(self._cache, np.asarray(ids, np.int32))
+
+    def _go_back(self) -> None:
+        """Leave the prefix alone in the cache; where the cache cannot go back, read it again."""
+        if self._cache is None or not _crop(self._cache, self._added, len(self.ids)):
+            self._cache = None  # two of them may not fit
+            self._cache = _filled(self.scorer, self.ids)
+        self._added = 0
+
+
+def _filled(scorer: TokenScorer, prefix: Ids) -> "Cache":
     """A cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
     # Layers with a window forget on purpose; newer transformers can be asked to remember. Before
@@ -74,15 +98,9 @@ def _filled(scorer: TokenScorer, prefix: Ids) -> Any:
 
 
 def _generated(
-    scorer: TokenScorer,
-    cache: Any,
-    item: Item,
-    start: int,
-    forced: ItemScore,
-    prefix: Ids,
-    decode: Decode,
-) -> tuple[ItemScore, Any, int]:
-    """What greedy decoding says; the cache, and how many tokens it holds after the prefix.
+    prefix: Prefix, rest: Sequence[int], item: Item, forced: ItemScore, decode: Decode
+) -> ItemScore:
+    """What greedy decoding says after the prefix and the `rest` of the prompt.
 
     The right answer was read as if it had been said: up to its first token that the model does not
     choose, nothing else is said. From there on one token is read at a time, until the room or the
@@ -90,26 +108,19 @@ def _generated(
     """
     agreed = common_prefix(forced.predicted, item.answer)
     said = [*forced.predicted[: agreed + 1]][: item.room]
-    before = [*item.prompt[start:]]
-    added = len(before) + len(item.answer) - 1
     if len(said) < len(item.answer):
         # Back to the prefix, not to what was said: layers with a window can go back but once.
-        cache = cache if _crop(cache, added, len(prefix)) else _filled(scorer, prefix)
-        before += said[:-1]
-        scorer.extend_cache(cache, np.asarray(before, np.int32))
-        added = len(before)
-    while len(said) < item.room and said[-1] not in scorer.ends:
+        prefix.read([*rest, *said[:-1]])
+    while len(said) < item.room and said[-1] not in prefix.scorer.ends:
         if match(decode(said), item.references, item.part) == 1:
             break
-        said.append(int(scorer.extend_cache(cache, np.asarray(said[-1:], np.int32))[-1].argmax()))
-        added += 1
+        said.append(int(prefix.read_on(said[-1:])[-1].argmax()))
     text = decode(said)
     points = match(text, item.references, item.part)
-    score = replace(forced, predicted=tuple(said), said=text, score=points, exact=points == 1)
-    return score, cache, added
+    return replace(forced, predicted=tuple(said), said=text, score=points, exact=points == 1)
 
 
-def _crop(cache: Any, count: int, length: int) -> bool:
+def _crop(cache: "Cache", count: int, length: int) -> bool:
     """Take the last `count` tokens off; False where this cache cannot."""
     try:
         cache.crop(-count)

@@ -13,7 +13,7 @@ from typing import Any
 from ropext.checkpoint import open_snapshot, provenance, with_weights
 from ropext.checkpoint.staging import check_output
 from ropext.errors import RopextError, UsageError
-from ropext.evaluation.ranking import preference
+from ropext.evaluation.contenders import preference
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.models.processes import rank_and_count
 from ropext.narration import Call, told_of_files

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.corpus import Document, DocumentEncoder
 from ropext.errors import RopextError, UsageError
-from ropext.evaluation.ranking import closed_forms, frame_of, rivals
+from ropext.evaluation.contenders import closed_forms, rivals
+from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.variants import Variant
 from ropext.inputs import read_text
 from ropext.jsontext import JsonObject
@@ -127,7 +128,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
         to_choose=documents.chosen + documents.short,
         to_judge=documents.judged,
         able=len(documents.chosen),
-        frame=frame_of(example.context, example.target, reading.seed),
+        frame=NEXT_TOKEN.frame(example.context, (example.target,), reading.seed),
     )
     made.check_gates()
     return made

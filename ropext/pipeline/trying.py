@@ -8,9 +8,9 @@ from pathlib import Path
 from ropext import corpus
 from ropext.checkpoint import with_weights
 from ropext.errors import InputError
+from ropext.evaluation.contenders import readable
 from ropext.evaluation.documents import read_corpus
 from ropext.evaluation.forward import NanInLogits
-from ropext.evaluation.ranking import readable
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied

@@ -16,7 +16,7 @@ from ropext.checkpoint.provenance import (
     scaled_by_config,
 )
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
-from ropext.evaluation.ranking import plans_of
+from ropext.evaluation.contenders import plans_of
 from ropext.families import Model
 from ropext.families.config import named
 from ropext.inspecting import plan_of

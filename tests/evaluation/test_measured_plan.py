@@ -13,17 +13,16 @@ import ropext
 from ropext.checkpoint import open_snapshot
 from ropext.corpus import Document
 from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.ranking import (
-    closed_forms,
-    frame_of,
-    measure,
-    preference,
-    rank,
-)
+from ropext.evaluation.contenders import Contenders, closed_forms, preference
+from ropext.evaluation.measured_plan import RankingRequest, measure
+from ropext.evaluation.prediction import NEXT_TOKEN
+from ropext.evaluation.ranking import rank
 from ropext.evaluation.reads import Reads
 from ropext.jsontext import values_json
 from ropext.narration import Call, Hooks
 from ropext.options import extend
+from ropext.options.evaluate import DocumentOptions
+from ropext.options.extend import Extend
 from ropext.pipeline.public import evaluate
 from ropext.planning import make_plan
 from ropext.report.ranking import ranking_text
@@ -43,11 +42,15 @@ def place(tmp_path_factory):
     return path
 
 
+def request_of(model, data, factor=4.0, **more):
+    return RankingRequest(str(model), str(data), Extend(factor=factor), **more)
+
+
 @pytest.fixture(scope="session")
 def found(place):
     said, shown = [], []
     hooks = Hooks(say=said.append, show=lambda *words: shown.append(words))
-    done = measure(str(place / "model"), str(place / "docs.jsonl"), factor=4.0, call=Call(hooks))
+    done = measure(request_of(place / "model", place / "docs.jsonl"), Call(hooks))
     return done, said, shown
 
 
@@ -97,7 +100,7 @@ def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, f
 
 def test_a_model_whose_attention_cannot_be_folded_is_ranked_all_the_same(place, tmp_path):
     write_checkpoint(tmp_path / "gemma2", kind="gemma2", sliding_window=512)
-    done = measure(str(tmp_path / "gemma2"), str(place / "few.jsonl"), factor=4.0)
+    done = measure(request_of(tmp_path / "gemma2", place / "few.jsonl"))
     assert done.ranking.standing.behind
     assert done.ranking.beside == {}
     assert done.tokens == 7 * (len(done.plans) * 256 + 7 * 64)
@@ -115,7 +118,7 @@ def demo_bench(documents=8, factor=4):
     read = tuple(
         Document(own, token_bytes=np.ones(len(own)), name=f"{k}") for k, own in enumerate(long)
     )
-    return model, Reads(frame_of(256, 256 * factor), read)
+    return model, Reads(NEXT_TOKEN.frame(256, (256 * factor,), 0), read)
 
 
 @pytest.mark.slow
@@ -136,7 +139,7 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
         ids = torch.as_tensor(reads.documents[0].ids[:512], dtype=torch.long)[None]
         with torch.no_grad():
             before = model(ids).logits
-        ranking = rank(model, snapshot, reads, plans)
+        ranking = rank(model, Contenders(snapshot, plans), reads)
         with torch.no_grad():
             assert torch.equal(model(ids).logits, before)
         model(ids, labels=ids).loss.backward()  # and it can be trained
@@ -148,12 +151,8 @@ def test_a_spectrum_spoilt_on_purpose_ranks_last_and_the_model_comes_back_as_it_
 
 def test_below_eight_documents_there_is_a_warning_and_no_interval(place):
     said = []
-    done = measure(
-        str(place / "model"),
-        str(place / "few.jsonl"),
-        factor=4.0,
-        call=Call(Hooks(say=said.append)),
-    )
+    call = Call(Hooks(say=said.append))
+    done = measure(request_of(place / "model", place / "few.jsonl"), call)
     assert said[0].startswith("warning: [few-documents] only 7 documents reach 256 tokens")
     assert all(behind.ci95 is None for behind in done.ranking.standing.behind.values())
     assert done.ranking.taken == done.ranking.best
@@ -192,20 +191,21 @@ def test_a_tie_goes_to_the_form_that_more_loaders_read(place):
 def test_what_cannot_be_measured_is_refused_by_name(place):
     from transformers import ModernBertConfig
 
-    model, docs = str(place / "model"), str(place / "docs.jsonl")
+    model = place / "model"
+    docs = place / "docs.jsonl"
     with pytest.raises(InputError, match=r"reaches 64k tokens.*give a smaller --factor"):
-        measure(model, docs, factor=1024.0)
+        measure(request_of(model, docs, 1024.0))
     with pytest.raises(InputError, match=r"--measure .*no such file"):
-        measure(model, str(place / "none.jsonl"), factor=4.0)
+        measure(request_of(model, place / "none.jsonl"))
     with pytest.raises(InputError, match=r"^--measure .*/my--data.jsonl: there is no such file"):
-        measure(model, str(place / "my--data.jsonl"), factor=4.0)  # a path stays what it is
+        measure(request_of(model, place / "my--data.jsonl"))  # a path stays what it is
     with pytest.raises(InputError, match="there is no column body"):
-        measure(model, docs, factor=4.0, reading={"column": "body"})
+        measure(request_of(model, docs, reading=DocumentOptions(column="body")))
     ModernBertConfig(
         vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
     ).save_pretrained(place / "bert")
     with pytest.raises(UnsupportedModel, match="masked language model"):
-        measure(str(place / "bert"), docs, factor=4.0)
+        measure(request_of(place / "bert", docs))
 
 
 def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, capsys):

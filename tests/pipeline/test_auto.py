@@ -251,11 +251,13 @@ def test_the_documents_are_divided(made):
 
 @pytest.mark.slow
 def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
-    from ropext.evaluation.ranking import measure
+    from ropext.evaluation.measured_plan import RankingRequest, measure
+    from ropext.options.extend import Extend
 
     choice = made / "out.run/choice"
     told = json.loads((choice / "choice.json").read_text())
-    ranking = measure("ropext://demo", str(choice / "choosing.jsonl"), factor=2.0).ranking
+    data = str(choice / "choosing.jsonl")
+    ranking = measure(RankingRequest("ropext://demo", data, Extend(factor=2.0))).ranking
     assert told["taken"] in ranking.standing.tied
     assert told["forward_tokens"] > 0
     behind = {name: above["value"] for name, above in told["standing"]["behind"].items()}

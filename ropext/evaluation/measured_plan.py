@@ -1,0 +1,120 @@
+"""`ropext plan --measure`: the closed forms ranked on a user's own documents, by the readings of
+`ropext eval`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ropext.checkpoint import open_snapshot, with_weights
+from ropext.corpus import Corpus
+from ropext.errors import UnsupportedModel
+from ropext.evaluation.contenders import Contenders, closed_forms, rivals
+from ropext.evaluation.documents import DocumentWords
+from ropext.evaluation.lineup import Lineup
+from ropext.evaluation.plan import Evaluation
+from ropext.evaluation.preparing import prepare
+from ropext.evaluation.ranking import rank
+from ropext.jsontext import JsonObject, values_json
+from ropext.lengths import length_text
+from ropext.models.load import load_model, loading_of, silenced
+from ropext.models.memory import memory_errors, out_of_memory
+from ropext.narration import NOBODY, Call, Hooks
+from ropext.options.evaluate import DocumentOptions, Evaluate
+from ropext.options.extend import Extend
+from ropext.planning import Plan
+from ropext.results.overlap import Overlap
+from ropext.results.rules import Ranking
+from ropext.scaling.self_extend import FoldOptions
+
+# How `ropext plan --measure` names the documents and their length.
+AS_PLAN = DocumentWords(data="--measure", shorter="a smaller --factor")
+
+
+@dataclass(frozen=True)
+class RankingRequest:
+    """Which model is to be extended how far, and the documents that rank the methods."""
+
+    model: str
+    data: str
+    recipe: Extend
+    revision: str | None = None
+    reading: DocumentOptions = field(default_factory=DocumentOptions)
+    folding: FoldOptions | None = None  # of Self-Extend, where any was asked for
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `ropext plan --measure` found."""
+
+    ranking: Ranking
+    plans: Mapping[str, Plan]
+    left_out: Mapping[str, str]
+    corpus: Corpus
+    tokens: int  # forward tokens spent
+    overlap: Overlap | None  # of the documents that the model was trained on
+
+    @property
+    def taken(self) -> Plan:
+        """The plan of the method to take."""
+        return self.plans[self.ranking.taken]
+
+    def to_json(self) -> JsonObject:
+        return self.ranking.to_json() | {
+            "left_out": dict(self.left_out),
+            "data": self.corpus.to_json(),
+            "forward_tokens": self.tokens,
+            "overlap": values_json(self.overlap),
+        }
+
+
+def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
+    """Rank the closed forms on documents."""
+    hooks = call.hooks
+    trust = call.trust_remote_code
+    model = request.model
+    snapshot = open_snapshot(model, revision=request.revision)
+    plans, left_out = closed_forms(snapshot, request.recipe, model)
+    beside = rivals(snapshot, request.recipe, request.folding)
+    first = next(iter(plans.values()))
+    if first.model.masked_lm:
+        raise UnsupportedModel(
+            f"{model} is a masked language model ({first.model.model_type}): it has no perplexity "
+            "to rank by; leave --measure out"
+        )
+    # The documents that `ropext eval --lengths TARGET` would read.
+    reading = dict(request.reading)
+    options = Evaluate(**reading, data=request.data, lengths=(first.target,))
+    contenders = Contenders(snapshot, plans, beside)
+    lineup = Lineup(contenders.variants, first.model.context, first.target)
+    evaluation = prepare(options, lineup, trust, words=AS_PLAN)
+    corpus = evaluation.corpus
+    assert corpus is not None  # --measure names it
+    overlap = evaluation.overlaps.get(next(iter(plans)))
+    if overlap is not None and overlap.sentence:
+        hooks.say(f"warning: [seen] {overlap.sentence}")
+    reads = evaluation.reads
+    tokens = sum(map(reads.tokens, lineup.variants))
+    _announce(hooks, evaluation, contenders.labels, tokens)
+    contenders = replace(contenders, snapshot=with_weights(snapshot))
+    said = out_of_memory(model, "a measurement keeps nothing")
+    with silenced(), memory_errors(said):
+        loaded = load_model(contenders.snapshot, loading_of(evaluation.options, trust))
+        ranking = rank(loaded, contenders, reads, hooks, evaluation.options)
+    for variant in beside:
+        if variant.label not in ranking.beside:  # could not be read
+            tokens -= reads.tokens(variant)
+    return Measured(ranking, plans, left_out, corpus, tokens, overlap)
+
+
+def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
+    """What it takes, before it begins."""
+    length = length_text(evaluation.frame.longest)
+    num = len(evaluation.reads.documents)
+    if num < 8:
+        hooks.say(
+            f"warning: [few-documents] only {num} documents reach {length} tokens: no intervals "
+            "(8 or more give them), and the lowest is taken as it stands"
+        )
+    hooks.say(
+        f"measuring {', '.join(methods)} on {num} documents of {length} tokens, and the base "
+        f"through its short window: {tokens:,} forward tokens"
+    )
