@@ -1,7 +1,8 @@
 """Lengths that the files beside config.json cap, and tokenizer.json's stored truncation.
 
 tokenizer.json can have tens of megabytes and would take thirty times as much as Python objects, so
-it is scanned at its top level; clearing the truncation replaces that value's bytes and no other.
+one regular expression reads it, a member of its top level at a time; clearing the truncation
+replaces that value's bytes and no other.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
 from ropext.inputs import read_bytes
-from ropext.jsontext import parse_object
+from ropext.jsontext import DEPTH_LIMIT, parse_object
 from ropext.rope import Edit
 
 TOKENIZER = "tokenizer.json"
@@ -25,9 +26,28 @@ LIMIT = 256 * 10**6  # bytes; the largest real one has 35 million
 VALUE_LIMIT = 1 << 16  # bytes of a truncation value; real ones have a hundred
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_TOKEN = re.compile(rb"\s*+(" + _STRING + rb'|[{}\[\]:,]|[^\s"{}\[\]:,]++)', re.DOTALL)
-# Everything up to the next bracket outside a string (or to a string that does not end).
-_SKIP = re.compile(rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+', re.DOTALL)
+_BARE_WORD = rb'[^\s"{}\[\]:,]++'
+# Everything up to the next bracket outside a string, or to a string that does not end.
+_PLAIN = rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+'
+
+
+def _nested(levels: int) -> bytes:
+    """The expression of an object or array with so many levels of others inside."""
+    inside = b""
+    for _ in range(levels):
+        inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
+    return rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
+
+
+_VALUE = _STRING + b"|" + _nested(DEPTH_LIMIT) + b"|" + _BARE_WORD
+# A member of an object and what ends it. Each part is optional, so that where the text is no JSON
+# the match ends at the byte that is wrong.
+_MEMBER = re.compile(
+    rb"\s*+(?:(?P<key>" + _STRING + rb")\s*+(?::\s*+(?:(?P<value>" + _VALUE + rb")\s*+"
+    rb"(?P<end>[,}])?+)?+)?+)?+",
+    re.DOTALL,
+)
+_OPENING = re.compile(rb"\s*+\{\s*+(?P<end>\})?+")
 
 
 def length_edits(
@@ -90,26 +110,51 @@ class Span:
 def find_truncation(path: Path) -> Span | None:
     """The truncation stored in a tokenizer.json, or None where it is null or absent."""
     text = read_bytes(path, LIMIT)
-    scan = _Scan(text, path)
-    scan.expect(b"{")
-    token = scan.token()
-    while token != b"}":
-        key = token
-        scan.expect(b":")
-        start, end = scan.value()
-        try:
-            name = json.loads(key)
-        except ValueError:
-            raise InputError(f"{path} is not valid JSON at its top level") from None
-        if name == "truncation" and text[start:end] != b"null":
-            if end - start > VALUE_LIMIT:
-                raise InputError(f"{path}: its truncation has {end - start:,} bytes")
-            value = parse_object(text[start:end], f"the truncation in {path}")
-            return Span(start, end, value)
-        token = scan.token()
-        if token == b",":
-            token = scan.token()
+    opening = _OPENING.match(text)
+    if opening is None:
+        raise InputError(_cut(path) if not text.strip() else f"{path} is not a JSON object")
+    at = opening.end()
+    last = opening["end"]
+    while last != b"}":
+        member = _MEMBER.match(text, at)
+        assert member is not None  # each of its parts is optional
+        if member["end"] is None:
+            raise _no_member(member, path)
+        if _is_truncation(member["key"], path) and member["value"] != b"null":
+            return _span(member, path)
+        at = member.end()
+        last = member["end"]
     return None
+
+
+def _is_truncation(key: bytes, path: Path) -> bool:
+    try:
+        return bool(json.loads(key) == "truncation")
+    except ValueError:  # an escape that JSON does not have
+        raise InputError(f"{path} is not valid JSON at its top level") from None
+
+
+def _span(member: re.Match[bytes], path: Path) -> Span:
+    value = member["value"]
+    if len(value) > VALUE_LIMIT:
+        raise InputError(f"{path}: its truncation has {len(value):,} bytes")
+    content = parse_object(value, f"the truncation in {path}")
+    return Span(member.start("value"), member.end("value"), content)
+
+
+def _no_member(member: re.Match[bytes], path: Path) -> InputError:
+    """What is wrong where a member ends too early."""
+    at = member.end()
+    following = member.string[at : at + 1]
+    if following in (b"", b'"'):
+        return InputError(_cut(path))
+    if following in (b"{", b"[") and member["key"] and not member["value"]:
+        return InputError(f"{_cut(path)}, or is nested more than {DEPTH_LIMIT} levels deep")
+    return InputError(f"{path} is not valid JSON at byte {at + 1}")
+
+
+def _cut(path: Path) -> str:
+    return f"{path} is cut short: the JSON ends inside a value"
 
 
 def clear_truncation(source: Path, target: Path, span: Span) -> None:
@@ -118,43 +163,3 @@ def clear_truncation(source: Path, target: Path, span: Span) -> None:
     with open(target, "xb") as out:
         for part in (text[: span.start], b"null", text[span.end :]):
             out.write(part)
-
-
-class _Scan:
-    """The top level of a JSON object, one token at a time."""
-
-    def __init__(self, text: bytes, path: Path) -> None:
-        self.text = text
-        self.path = path
-        self.position = 0
-
-    def token(self) -> bytes:
-        """The next string, bracket, comma, colon or bare word."""
-        match = _TOKEN.match(self.text, self.position)
-        if match is None:
-            raise self._cut()
-        self.position = match.end()
-        return match[1]
-
-    def expect(self, wanted: bytes) -> None:
-        if self.token() != wanted:
-            raise InputError(f"{self.path} is not a JSON object")
-
-    def value(self) -> tuple[int, int]:
-        """Skip one value; where it begins and ends."""
-        token = self.token()
-        start = self.position - len(token)
-        if token in (b"}", b"]", b",", b":"):
-            raise InputError(f"{self.path} is not valid JSON at byte {start + 1}")
-        depth = int(token in (b"{", b"["))
-        while depth:
-            match = _SKIP.match(self.text, self.position)
-            end = match.end() if match else self.position
-            if self.text[end : end + 1] in (b"", b'"'):
-                raise self._cut()
-            depth += 1 if self.text[end : end + 1] in (b"{", b"[") else -1
-            self.position = end + 1
-        return start, self.position
-
-    def _cut(self) -> InputError:
-        return InputError(f"{self.path} is cut short: the JSON ends inside a value")

@@ -132,6 +132,17 @@ metrics: [accuracy
     }
 
 
+def test_the_hub_reads_the_head_as_we_do(tmp_path: Path):
+    from huggingface_hub import ModelCard, metadata_load
+
+    place = tmp_path / "README.md"
+    place.write_text(render(CARD, BASE), encoding="utf-8")
+    ours = front(place.read_text("utf-8"))
+    assert ours["language"] == ["no", "en"]  # a language, where plain YAML has the value False
+    assert metadata_load(place) == ours
+    assert ModelCard.load(place).data.to_dict() == ours
+
+
 def test_windows_line_ends_and_broken_tags():
     assert front(render(CARD, BASE.replace("\n", "\r\n")))["license"] == "mit"
     assert front(render(CARD, "---\ntags: [a\nx: 1\n---\n"))["tags"] == list(TAGS)

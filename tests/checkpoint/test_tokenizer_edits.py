@@ -125,7 +125,12 @@ def test_nothing_to_clear(tmp_path: Path, text: bytes):
         b'{"a": "x': "cut short",
         b'{"a"': "cut short",
         b'{"a": }': "not valid JSON at byte 7",
-        b"{a: 1}": "not valid JSON",
+        b"{a: 1}": "not valid JSON at byte 2",
+        b'{"a": 1 "truncation": {}}': "cut short",
+        b'{"a": 1,}': "not valid JSON at byte 9",
+        b'{"a": 1]': "not valid JSON at byte 8",
+        b'{"truncation": {}': "cut short",
+        b'{"a": ' + b"[" * 66 + b"]" * 66 + b"}": "nested more than 64 levels deep",
         b'{"truncation": 5}': "where an object is expected",
         b'{"truncation": {"a": 1, "a": 2}}': "stands twice",
         b'{"truncation": {"a": "' + b"x" * 70_000 + b'"}}': "bytes",
@@ -152,13 +157,18 @@ JSON = st.recursive(
     content=st.dictionaries(st.text(max_size=8), JSON, max_size=5),
     place=st.integers(0, 5),
     ascii_only=st.booleans(),
+    indent=st.none() | st.integers(0, 2),
+    escaped=st.sets(st.sampled_from("truncation")),
 )
-def test_any_object(tmp_path_factory, content, place, ascii_only):
-    """Against json: the same object but for that value."""
+def test_any_object(tmp_path_factory, content, place, ascii_only, indent, escaped):
+    """Against json: the same object but for that value, with letters of its key as escapes."""
     content.pop("truncation", None)
     items = list(content.items())
     items.insert(place, ("truncation", {"max_length": 7, "s": '"}'}))
-    text = json.dumps(dict(items), ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    written = json.dumps(dict(items), ensure_ascii=ascii_only, indent=indent)
+    key = "".join(f"\\u{ord(c):04x}" if c in escaped else c for c in "truncation")
+    written = written.replace('"truncation"', f'"{key}"')
+    text = written.encode(errors="surrogatepass")
     found = cleared(tmp_path_factory.mktemp("t"), text)
     after = json.loads(found.decode(errors="surrogatepass"))
     assert after == dict(items) | {"truncation": None}
