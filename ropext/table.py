@@ -1,14 +1,34 @@
-"""One table, and the two ways to write it: columns for a terminal, Markdown for cards and reports.
+"""One table, and the ways to write it: columns for a terminal, Markdown for cards and reports,
+LaTeX for papers, CSV and dicts for programs.
 
 Cells may come from a model, a corpus or a path: in Markdown they are shown literally, so that they
-bring neither HTML nor Markdown.
+bring neither HTML nor Markdown; in LaTeX they bring no command, in CSV no formula.
 """
 
+import csv
+import io
 import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, Self
+
+Format = Literal["csv", "latex", "markdown"]
+BLANK = "-"  # a cell without a value
+
+
+class Number(str):
+    """A cell that is a number: a str, as tables show it, that keeps the number and its interval."""
+
+    value: float
+    ci95: tuple[float, float] | None
+
+    def __new__(cls, text: str, value: float, ci95: tuple[float, float] | None = None) -> Self:
+        cell = super().__new__(cls, text)
+        cell.value = value
+        cell.ci95 = ci95
+        return cell
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,7 @@ class Padding:
 GAP = "  "  # between columns
 LEAST_LAST = 20  # characters of the last column, which is folded where it is too wide
 NUMERIC = re.compile(r"[-+]?(\d|inf$)|-?$")
+WHOLE_NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -81,9 +102,13 @@ def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Paddin
         if k == count - 1:
             width = min(width, max(WIDTH - before, LEAST_LAST))
         before += width + len(GAP)
-        is_numeric = bool(cells) and all(map(NUMERIC.match, cells))
-        layout.append(Padding(width, is_numeric))
+        layout.append(Padding(width, _is_numeric(cells)))
     return layout
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    """Whether all cells of a column are numbers or blank."""
+    return bool(cells) and all(map(NUMERIC.match, cells))
 
 
 def _line(layout: Sequence[Padding], row: Sequence[str]) -> str:
@@ -144,6 +169,141 @@ def _literal(text: str) -> str:
     text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
     # An address would become a link by itself.
     return text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
+
+
+Record = dict[str, str | float | None]
+
+
+def records(table: Table) -> list[Record]:
+    """Return a dict for each row: numbers as such, the ends of their intervals under names that end
+    in `low` and `high`; None where a cell is blank."""
+    heads = _heads(table.header)
+    with_interval = set[str]()
+    for row in table.rows:
+        for head, cell in zip(heads, row, strict=True):
+            if isinstance(cell, Number) and cell.ci95 is not None:
+                with_interval.add(head)
+    listed = list[Record]()
+    for row in table.rows:
+        record = Record()
+        for head, cell in zip(heads, row, strict=True):
+            record[head] = _content(cell)
+            if head not in with_interval:
+                continue
+            record[f"{head} low"] = None
+            record[f"{head} high"] = None
+            if isinstance(cell, Number) and cell.ci95 is not None:
+                record[f"{head} low"] = cell.ci95[0]
+                record[f"{head} high"] = cell.ci95[1]
+        listed.append(record)
+    return listed
+
+
+def _heads(header: Sequence[str]) -> list[str]:
+    """Name each column once: the models have a name too, and of equal heads the later ones are
+    numbered."""
+    heads = list[str]()
+    for place, head in enumerate(header):
+        name = head or "model"
+        if before := header[:place].count(head):
+            name += f" {before + 1}"
+        heads.append(name)
+    return heads
+
+
+def _content(cell: str) -> str | float | None:
+    if isinstance(cell, Number):
+        return cell.value
+    if cell in ("", BLANK):
+        return None
+    return str(cell)
+
+
+def as_csv(tables: Iterable[Table]) -> str:
+    """Write tables as CSV with a header; where there are several, below lines with their titles."""
+    parts = list[tuple[str, str]]()
+    for table in tables:
+        stream = io.StringIO()
+        rows = records(table)
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(map(_harmless, rows[0]))
+        for row in rows:
+            writer.writerow(map(_harmless, row.values()))
+        parts.append((_one_line(table.title), stream.getvalue().rstrip("\n")))
+    if len(parts) == 1:
+        return parts[0][1]
+    return "\n\n".join(f"# {title}\n{body}" for title, body in parts)
+
+
+def _harmless(content: str | float | None) -> str | float | None:
+    """Write a text so that no spreadsheet takes it for a formula."""
+    if not isinstance(content, str):
+        return content
+    text = _one_line(content)
+    if text.startswith(("=", "+", "-", "@")) and not WHOLE_NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
+
+
+def _one_line(text: str) -> str:
+    """Write a text on one line, without what would hide some of it."""
+    return " ".join(visible(text).split())
+
+
+def as_latex(tables: Iterable[Table]) -> str:
+    """Write tables for a paper that uses the package booktabs; title and note are comments."""
+    parts = list[str]()
+    for table in tables:
+        lines = [f"% {_one_line(table.title)}"]
+        for line in table.note.splitlines():
+            lines.append(f"% {_one_line(line)}")
+        sides = list[str]()
+        for place in range(len(table.header)):
+            cells = [row[place] for row in table.rows]
+            sides.append("r" if _is_numeric(cells) else "l")
+        lines += [f"\\begin{{tabular}}{{{''.join(sides)}}}", "\\toprule"]
+        lines += [_latex_row(table.header), "\\midrule"]
+        lines += map(_latex_row, table.rows)
+        lines += ["\\bottomrule", "\\end{tabular}"]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _latex_row(row: Sequence[str]) -> str:
+    return " & ".join(map(_latex, row)) + r" \\"
+
+
+# What LaTeX would obey, and the signs of numbers. A bracket after `\\` would be its argument.
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+    "]": "{]}",
+    "±": r"$\pm$",
+    "…": r"\dots{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+}
+for mark in "&%$#_{}":
+    LATEX[mark] = f"\\{mark}"
+
+
+def _latex(cell: str) -> str:
+    text = "".join(LATEX.get(character, character) for character in _one_line(cell))
+    if cell != BLANK and NUMERIC.match(cell):
+        text = text.replace("-", "$-$")
+    return text
+
+
+def in_format(tables: Iterable[Table], name: Format) -> str:
+    """Write tables as `--format` names it."""
+    if name == "csv":
+        return as_csv(tables)
+    if name == "latex":
+        return as_latex(tables)
+    return as_markdown(tables)
 
 
 def visible(text: str) -> str:

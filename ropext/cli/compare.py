@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ropext import guard
-from ropext.cli.options import at_home
+from ropext.cli.options import Format, at_home
 from ropext.cli.output import Out
 
 Runs = Annotated[
@@ -40,12 +40,14 @@ def command(
     runs: Runs,
     output: Output = None,
     fail_if: FailIf = None,
+    table_format: Format = None,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
     from ropext.report.evaluation import compare_runs
     from ropext.results import gates, rundir
     from ropext.table import as_text
 
+    out.check_format(table_format)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})
@@ -59,5 +61,8 @@ def command(
         outcomes += rundir.judge(run, wanted)
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
-    out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})
+    if table_format is not None:
+        out.tables(compared.tables, (), table_format)
+    else:
+        out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})
     rundir.raise_if_failed(outcomes)

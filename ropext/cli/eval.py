@@ -18,7 +18,7 @@ from ropext.options.fields import flag
 if TYPE_CHECKING:
     from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
-    from ropext.table import Table
+    from ropext.table import Format, Table
 
 Model = Annotated[
     str | None,
@@ -92,12 +92,16 @@ def command(
     force: Force = False,
     full: Full = False,
     dry_run: DryRun = False,
+    table_format: options.Format = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
     from ropext.results.gates import parse_gate
 
+    out.check_format(table_format)
+    if table_format is not None and dry_run:
+        raise UsageError("--format is of what was measured; --dry-run measures nothing")
     gates = tuple(map(parse_gate, fail_if or ()))
     if is_port(given):
         of_a_model = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -116,7 +120,7 @@ def command(
             return
         with stoppable() as stop:
             done = ports.evaluate_port(plan, output, call_of(out, force=force, stop=stop))
-        _tell_port(out, done, gates)
+        _tell_port(out, done, gates, table_format)
         return
     if model is None:
         raise UsageError("give MODEL, or a running server by --endpoint URL")
@@ -136,39 +140,55 @@ def command(
         with request.prepared(output, call) as job:
             done = job.make(output, call)
     if is_main():
-        _tell(out, done, gates, full)
+        _tell(out, done, gates, Showing(full, table_format))
 
 
-def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", full: bool) -> None:
+@dataclass(frozen=True)
+class Showing:
+    """How tables are to be shown: all of them, and in which format."""
+
+    full: bool
+    format: "Format | None"
+
+
+def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Showing) -> None:
     """The result of an evaluation, and the exit code that follows from its gates."""
     from ropext.report import tables
 
     every = tables.evaluation_tables(done)
-    shown = every if full else tables.main_tables(done)
+    if showing.full:
+        shown = every
+    elif showing.format == "csv":
+        shown = tables.tidy_tables(done)
+    else:
+        shown = tables.main_tables(done)
     lines = [*tables.verdict_lines(done), *done.facts.not_measurable.values()]
-    told = Told(lines, shown, every, "{} finished pieces were found and not read again")
-    _tell_all(out, done, gates, told)
+    resumed = "{} finished pieces were found and not read again"
+    _tell_all(out, done, gates, Told(lines, shown, every, resumed, showing.format))
 
 
-def _tell_port(out: Out, done: "Measurement", gates: "tuple[Gate, ...]") -> None:
+def _tell_port(
+    out: Out, done: "Measurement", gates: "tuple[Gate, ...]", table_format: "Format | None"
+) -> None:
     """A server's answers, and the exit code that follows from the gates."""
     from ropext.ports import tables
 
     shown = tables.port_tables(done)
     lines = [*tables.port_lines(done), *done.facts.warnings]
-    told = Told(lines, shown, shown, "{} questions were answered before and not asked again")
-    _tell_all(out, done, gates, told)
+    resumed = "{} questions were answered before and not asked again"
+    _tell_all(out, done, gates, Told(lines, shown, shown, resumed, table_format))
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is said of a measurement: sentences, the tables for a terminal, all of them, and that
-    some of it was done before."""
+    """What is said of a measurement: sentences, the tables for a terminal, all of them, that some
+    of it was done before; and the tables' format."""
 
     lines: Sequence[str]
     shown: "Sequence[Table]"
     every: "Sequence[Table]"
     resumed: str
+    format: "Format | None"
 
 
 def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: Told) -> None:
@@ -180,8 +200,11 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
     outcomes = rundir.judge(done, gates)
     judged = with_rows([gate_table(outcomes)])
     lines = [*failures(outcomes), *told.lines]
-    data = done.results | {"gates": outcomes}
-    out.result(verdict_first(lines, [*told.shown, *judged]), data)
+    if told.format is not None:
+        out.tables(told.shown, lines, told.format)
+    else:
+        data = done.results | {"gates": outcomes}
+        out.result(verdict_first(lines, [*told.shown, *judged]), data)
     if done.resumed:
         out.say(told.resumed.format(done.resumed))
     if done.path is not None:

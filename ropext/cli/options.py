@@ -111,6 +111,16 @@ Quiet = Annotated[
 ]
 
 
+Format = Annotated[
+    Literal["csv", "latex", "markdown"] | None,
+    typer.Option(
+        "--format",
+        help="print the main table so, and what is said about it on stderr",
+        rich_help_panel=BASIC_OUTPUT,
+    ),
+]
+
+
 def check_plot(plot: Path | None, read: guard.Named) -> None:
     """Refuse a picture over, in or around what is read, or over a file that is no such picture."""
     if plot is not None:

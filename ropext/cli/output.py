@@ -5,18 +5,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
 from ropext.jsontext import values_json
 from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, told
 
 if TYPE_CHECKING:
     from ropext.inspecting import Inspection, Unrotated
     from ropext.planning import ExtensionPlan
+    from ropext.table import Format, Table
 
 
 def visible(text: str) -> str:
@@ -68,6 +69,19 @@ class Out:
             if isinstance(error, BrokenPipeError):
                 return  # the reader had enough (`ropext plan ... | head`)
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
+
+    def tables(self, tables: "Iterable[Table]", lines: Iterable[str], wanted: "Format") -> None:
+        """Print tables alone, as --format names it; the sentences beside them are narration."""
+        from ropext.table import in_format  # late: not every result is a table
+
+        self.result(in_format(tables, wanted), None)
+        for line in lines:
+            self.say(line)
+
+    def check_format(self, wanted: "Format | None") -> None:
+        """Refuse two forms of one result."""
+        if wanted is not None and self.as_json:
+            raise UsageError(f"--format {wanted} and --json are two forms of the result; give one")
 
     def picture(self, path: Path, of: "ExtensionPlan | Inspection | Unrotated") -> None:
         """The file that --plot asks for."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ropext.evaluation.measured_plan import Measured
     from ropext.inspecting import Served
     from ropext.planning import ExtensionPlan, Plan
+    from ropext.table import Format
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
@@ -59,6 +60,7 @@ def command(
     measure: Measure = None,
     plot: Plot = None,
     details: Details = False,
+    table_format: options.Format = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -67,6 +69,7 @@ def command(
     from ropext import inspecting
 
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
+    out.check_format(table_format)
     if room and "memory" not in room:
         raise UsageError(f"{flag(next(iter(room)))} says how a memory is used; add --memory SIZE")
     if measure is not None:
@@ -90,8 +93,13 @@ def command(
         made = ranked.plans[given["method"]] if "method" in given else ranked.taken
         if plot is not None:
             out.picture(plot, made)
+        if table_format is not None:
+            _show_ranking_alone(out, ranked, table_format)
+            return
         _show_ranking(out, ranked, made, details=details)
         return
+    if table_format is not None:
+        raise UsageError("--format is of what was measured; add --measure DATA")
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
         raise UsageError(f"{name} says how documents are read; add --measure DATA")
@@ -184,3 +192,12 @@ def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) 
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
     out.result(f"{_shown(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})
+
+
+def _show_ranking_alone(out: Out, ranked: "Measured", table_format: "Format") -> None:
+    """Print the table of the ranking, and on stderr what is said about it."""
+    from ropext.report.ranking import ranking_lines, ranking_table
+
+    mark = ranked.overlap.mark if ranked.overlap else ""
+    lines = ranking_lines(ranked.ranking, ranked.left_out)
+    out.tables([ranking_table(ranked.ranking, mark)], lines, table_format)

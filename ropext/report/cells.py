@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ropext.lengths import length_text
 from ropext.results.values import Value
-from ropext.table import Table
+from ropext.table import BLANK, Number, Table
 
-BLANK = "-"
 SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
 HALF = "±: half of the 95 % interval over documents; [low, high]: a skewed one; (low…high): a range"
 
@@ -113,9 +112,17 @@ def table_of(
         if any(column.name in values for column in columns):
             row = [label]
             for column in columns:
-                row.append(column.written(values.get(column.name)))
+                row.append(_cell(column, values.get(column.name)))
             cells.append(tuple(row))
     header = [""]
     for column in columns:
         header.append(column.head)
     return Table(title, note, tuple(header), tuple(cells))
+
+
+def _cell(column: Column, value: Value | None) -> str:
+    """Write a value as its column does; the cell keeps the number, where there is one."""
+    text = column.written(value)
+    if value is None or value.n == 0:
+        return text
+    return Number(text, value.value, value.ci95)

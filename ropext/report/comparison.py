@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ropext.lengths import length_text
-from ropext.report.cells import BLANK, Column, Values, at_lengths, nats, shown, table_of
+from ropext.report.cells import Column, Values, at_lengths, nats, shown, table_of
 from ropext.report.tables import score_text, tail_text
 from ropext.results.gates import metric_text
 from ropext.results.measurement import Discordance
 from ropext.results.overlap import marked
 from ropext.results.rules import Comparison
 from ropext.results.values import Value
-from ropext.table import Table
+from ropext.table import BLANK, Table
 
 
 def comparison_tables(compared: Comparison) -> list[Table]:

@@ -30,14 +30,20 @@ def ranking_text(
 ) -> str:
     """Write `ropext plan --measure` as text; `mark` says how many of the documents were trained
     on."""
+    lines = ranking_lines(ranking, left_out)
+    command = extend_command(plans[ranking.taken])
+    return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it\n  {command}"
+
+
+def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
+    """Say what the ranking shows, and which methods are not in it."""
     lines = [ranking_verdict(ranking)]
     lines += _against_base(ranking)
     for method, behind in ranking.beside.items():
         lines.append(in_memory(method, behind, ranking.best))
     for method, why in left_out.items():
         lines.append(f"not measured: {method}: {why}")
-    command = extend_command(plans[ranking.taken])
-    return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it\n  {command}"
+    return lines
 
 
 def ranking_table(ranking: Ranking, mark: str = "") -> Table:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ropext.lengths import length_text
 from ropext.report.cells import (
-    BLANK,
     HALF,
     Column,
     Written,
@@ -25,7 +24,7 @@ from ropext.results.overlap import marked
 from ropext.results.perplexity import OctaveLoss
 from ropext.results.retrieval import FOUND, RULERS
 from ropext.results.values import Value
-from ropext.table import Table, with_rows
+from ropext.table import BLANK, Number, Table, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
 
 MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
@@ -249,6 +248,11 @@ def main_tables(run: Measurement) -> list[Table]:
     return with_rows([main, harness_table(run)])
 
 
+def tidy_tables(run: Measurement) -> list[Table]:
+    """Lay out the same for programs: always a row for each length and model."""
+    return with_rows([_by_length(run), harness_table(run)])
+
+
 def by_factor(run: Measurement) -> Table:
     """Lay out methods by factors, each at its own target, where several factors were read."""
     rows = dict[str, dict[str, Value]]()
@@ -294,8 +298,8 @@ def _by_length(run: Measurement) -> Table:
         header += [column.head for column in columns]
         name = length_text(length)
         for cells in table_of("", "", _rows(run), columns).rows:
-            rows.append((name, *cells))
-            name = ""  # the first row alone names the length
+            rows.append((Number(name, length), *cells))
+            name = ""  # the first row alone shows the length
     kept = list[int]()
     for place in range(len(header)):
         if any(row[place] != BLANK for row in rows):

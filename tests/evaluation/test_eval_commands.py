@@ -1,5 +1,7 @@
 """`ropext eval` and `ropext compare` as a shell sees them: stdout, stderr, exit codes, files."""
 
+import csv
+import io
 import json
 import shutil
 
@@ -83,6 +85,38 @@ def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
     assert set(value) == {"value", "se", "ci95", "n"}
     assert value["ci95"][0] < value["value"] < value["ci95"][1]
     assert value["n"] == 9
+
+
+def test_a_csv_on_stdout_holds_the_numbers_of_the_file_and_nothing_else(runs, capsys):
+    code, said = evaluated(runs, "--format", "csv", capsys=capsys)
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    results = json.loads((runs / "one" / "results.json").read_text())["variants"]
+    assert (code, len(rows)) == (0, 8)
+    for row in rows:
+        value = results[row["model"]]["metrics"][f"tail@{row['length']}"]
+        assert float(row["perplexity"]) == value["value"]
+        assert [float(row["perplexity low"]), float(row["perplexity high"])] == value["ci95"]
+    assert "Inside the trained context pi-4x pays a short tax" in said.err
+
+
+def test_compare_writes_its_tables_as_latex(runs, capsys):
+    names = [f"{runs}/one:{name}" for name in ("yarn-4x", "pi-4x")]
+    code, said = run("compare", *names, "--format", "latex", capsys=capsys)
+    assert (code, said.out.count("\\begin{tabular}")) == (0, 3)
+    assert said.out.startswith("% Tail perplexity, 9 paired documents\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--format", "csv", "--json"), "--format csv and --json are two forms of the result"),
+        (("--format", "csv", "--dry-run"), "--format is of what was measured"),
+    ],
+)
+def test_a_format_without_a_table_is_refused(runs, words, sentence, capsys):
+    code, said = evaluated(runs, *words, capsys=capsys)
+    assert code == 2
+    assert sentence in said.err
 
 
 @pytest.mark.parametrize("where", ["documents", "variants"])

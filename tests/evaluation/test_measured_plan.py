@@ -1,5 +1,7 @@
 """Methods ranked on documents: the numbers are those of `ropext eval`, the order can be trusted."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
 from ropext.checkpoint import open_snapshot
+from ropext.cli import plan as plan_command
+from ropext.cli.output import Out
 from ropext.corpus import Document
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.contenders import Contenders, closed_forms, preference
@@ -224,6 +228,18 @@ def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, caps
     assert len(data["measured"]["ranking"]) == len(COMPETING)
     assert data["measured"]["data"]["used"] == 9
     assert said.err == ""
+
+
+def test_a_csv_of_the_ranking_has_its_numbers(found, capsys):
+    ranking = found[0].ranking
+    plan_command._show_ranking_alone(Out(), found[0], "csv")
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    first = rows[0]
+    assert first["method"].rstrip("*") == ranking.best
+    assert float(first["tail"]) == ranking.tail(ranking.best).value
+    assert len(rows) == len(COMPETING) + 2  # self-extend, and the base
+    assert f"take {ranking.taken}: " in said.err
 
 
 def test_how_documents_are_read_goes_with_measure_alone(place, capsys):

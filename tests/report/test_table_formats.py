@@ -1,0 +1,99 @@
+"""The main tables for other programs: CSV as pandas reads it, LaTeX, Markdown; rows as dicts."""
+
+import csv
+import io
+
+import pytest
+from test_tables_of_rows import BASE, extended, lone, results
+
+from ropext.report import tables
+from ropext.report.cells import Column, nats, point, table_of
+from ropext.table import Number, Table, as_csv, as_latex, in_format, records
+
+
+def read(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_a_csv_has_a_row_for_each_length_and_model_with_the_whole_number_and_its_interval():
+    run = results(base=BASE, yarn_2x=extended(0.125))
+    rows = read(as_csv(tables.tidy_tables(run)))
+    assert [(row["length"], row["model"]) for row in rows] == [
+        ("256", "base"),
+        ("256", "yarn-2x"),
+        ("512", "base"),
+        ("512", "yarn-2x"),
+    ]
+    assert (rows[3]["gain"], rows[3]["gain low"]) == ("0.125", repr(0.125 - 0.1))
+    assert rows[3]["perplexity high"] == "8.6"
+    assert rows[2]["gain"] == rows[2]["gain low"] == ""  # the base has no gain
+
+
+def test_several_factors_stand_below_one_another_in_a_csv():
+    two = extended(0.2, method="yarn", factor=2.0)
+    four = extended(0.4, method="yarn", factor=4.0)
+    run = results(base=BASE, yarn_2x=two, yarn_4x=four)
+    rows = read(as_csv(tables.tidy_tables(run)))
+    gains = {row["model"]: row["gain"] for row in rows if row["length"] == "512"}
+    assert gains == {"base": "", "yarn-2x": "0.2", "yarn-4x": "0.4"}
+
+
+def test_records_are_numbers_and_a_blank_is_none():
+    table = table_of(
+        "t",
+        "n",
+        [("a", {"x": lone(1.25), "y": None}), ("b", {"y": lone(-0.5, half=0.25)})],
+        [Column("x", "x", point), Column("y", "y", nats)],
+    )
+    assert records(table) == [
+        {"model": "a", "x": 1.25, "x low": 1.15, "x high": 1.35}
+        | dict.fromkeys(("y", "y low", "y high")),
+        {"model": "b", "y": -0.5, "y low": -0.75, "y high": -0.25}
+        | dict.fromkeys(("x", "x low", "x high")),
+    ]
+
+
+def test_a_head_that_stands_twice_keeps_both_columns():
+    table = Table("t", "n", ("", "gain", "gain"), (("a", Number("1", 1.0), Number("2", 2.0)),))
+    assert records(table) == [{"model": "a", "gain": 1.0, "gain 2": 2.0}]
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1+cmd", "@x", "-a"])
+def test_no_name_is_a_formula_of_a_spreadsheet(name):
+    (row,) = read(as_csv([Table("t", "n", ("", "k"), ((name, "-0.5"),))]))
+    assert row == {"model": f"'{name}", "k": "-0.5"}
+
+
+def test_several_tables_of_a_csv_are_headed_by_their_titles():
+    table = Table("Per\nplexity", "n", ("", "k"), (("a", "1"),))
+    assert as_csv([table]) == "model,k\na,1"
+    assert as_csv([table, table]) == "\n\n".join(["# Per plexity\nmodel,k\na,1"] * 2)
+
+
+def test_a_latex_table_is_of_plain_tabular_and_booktabs():
+    table = Table(
+        "50 % of\nit",
+        "",
+        ("", "1k"),
+        (("a_b & #1 {$x$} ~^\\", Number("-1.5 ±0.1", -1.5)), ("[seen]", "-")),
+    )
+    assert as_latex([table]).split("\n") == [
+        "% 50 % of it",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r" & 1k \\",
+        r"\midrule",
+        r"a\_b \& \#1 \{\$x\$\} \textasciitilde{}\textasciicircum{}\textbackslash{} & "
+        r"$-$1.5 $\pm$0.1 \\",
+        r"{[}seen{]} & - \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_each_format_by_its_name():
+    table = Table("t", "n", ("", "k"), (("a", "1"),))
+    firsts = []
+    for name in ("csv", "latex", "markdown"):
+        firsts.append(in_format([table], name).split("\n")[0])
+    assert firsts == ["model,k", "% t", "## t"]
