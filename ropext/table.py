@@ -1,5 +1,4 @@
-"""One table, and the ways to write it: columns for a terminal, Markdown for cards and reports,
-LaTeX for papers, CSV and dicts for programs.
+"""One table, and the ways to write it: columns, Markdown, LaTeX, CSV, dicts.
 
 Cells may come from a model, a corpus or a path: in Markdown they are shown literally, so that they
 bring neither HTML nor Markdown; in LaTeX they bring no command, in CSV no formula.
