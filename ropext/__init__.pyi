@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from ropext.checkpoint.push import Pushed
 from ropext.inspecting.inspection import Inspection
-from ropext.inspecting.inspection import Unrotated
 from ropext.narration import Hooks
 from ropext.narration import SILENT
 from ropext.narration import Say
@@ -25,6 +24,7 @@ from ropext.ports.beside import PlainServer
 from ropext.report.evaluation import Compared
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
+from ropext.schemes.inspection import Unrotated
 from ropext.training.result import Finetuned
 from ropext.training.result import Fitted
 from ropext.verifying.checks import Verification

@@ -17,7 +17,7 @@ from ropext.planning import ExtensionPlan
 from ropext.scaling.tables import Growth
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.tables import PositionTable
+    from ropext.schemes.growing import PositionTable
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
@@ -58,7 +58,7 @@ class TableSource(DirectorySource):
         return files
 
     def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
-        from ropext.checkpoint.tables import grow_files  # late: no rotary model needs it
+        from ropext.schemes.growing import grow_files  # late: no rotary model needs it
 
         stale = grow_files(self.snapshot, directory, self.change, self.tables, show)
         why = "left out, a buffer of the old length that stock makes anew"
@@ -73,17 +73,18 @@ def _of_tables(
     call: Call,
 ) -> TableSource:
     """The source of a checkpoint that rotates nothing."""
-    from ropext.checkpoint import tables  # late: no rotary model needs it
+    from ropext.schemes import growing  # late: no rotary model needs it
 
-    position_tables = tables.find_tables(snapshot, growth.positions)
+    position_tables = growing.find_tables(snapshot, growth.positions)
 
     def prove(directory: Path) -> JsonObject:
         call.hooks.say(
             "proving: every other tensor's bytes, then stock transformers loads the result"
         )
-        compared = tables.compare_tables(snapshot, directory, growth, position_tables)
-        own_code = call.trust_remote_code
-        proved = proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
+        compared = growing.compare_tables(snapshot, directory, growth, position_tables)
+        proved = proof.prove_table(
+            directory, growth.extended, trust_remote_code=call.trust_remote_code
+        )
         return {**compared, **proved}
 
     return TableSource(

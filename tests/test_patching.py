@@ -11,8 +11,8 @@ from ropext import patching
 from ropext.checkpoint.provenance import read_record, record_of
 from ropext.checkpoint.source import WriteManner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.inspecting import plan_config
 from ropext.options.extend import Extend
-from ropext.planning import plan_config
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

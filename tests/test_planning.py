@@ -12,9 +12,10 @@ from ropext import families
 from ropext.carriers import ConfigCarrier
 from ropext.errors import NotExpressible, UnsupportedModel, UsageError
 from ropext.options.extend import Extend
-from ropext.planning import attempts, make_plan, make_table_plan
+from ropext.planning import attempts, make_plan
 from ropext.report import text
 from ropext.scaling import METHODS
+from ropext.schemes.plan import make_table_plan
 
 NO_INPUT = [method.name for method in METHODS.values() if not method.needs]
 

@@ -44,6 +44,7 @@ ABOVE_THE_LINE = (
     "planning",
     "checkpoint",
     "gguf",
+    "schemes",
     "inspecting",
     "results",
     "report",
@@ -70,7 +71,7 @@ ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
 
 HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
 # Rows of a position table are arrays: those that are made, and those that are written.
-NUMPY_ROOMS = ("scaling", "checkpoint", "results", "report", "ports")
+NUMPY_ROOMS = ("scaling", "checkpoint", "schemes", "results", "report", "ports")
 PUBLIC_FUNCTIONS = (
     *("inspect", "plan", "extend", "verify", "patch", "save"),
     *("evaluate", "finetune", "fit", "run"),

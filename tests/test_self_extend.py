@@ -14,9 +14,10 @@ from ropext import evaluate
 from ropext.checkpoint import open_snapshot
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.contenders import rivals
+from ropext.inspecting import plan_config
 from ropext.options.extend import parse_extend
 from ropext.patching import patch, save, self_extend, unpatch
-from ropext.planning import make_plan, plan_config
+from ropext.planning import make_plan
 from ropext.scaling.self_extend import Fold, FoldOptions
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200

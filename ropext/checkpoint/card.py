@@ -251,14 +251,6 @@ def card_of(
 ) -> Card:
     """The model card's section, as plain strings."""
     base = snapshot.short_name
-    done = "The context of {} was extended"
-    same = "The weights are those of the base; config.json alone says what changed."
-    if (growth := plan.growth) is not None and growth.positions.tensors:
-        done = "The position table of {} was lengthened"
-        same = "All other weights are those of the base."
-    elif growth is not None:
-        done = "The distance that {} tells apart was raised"
-        same = "The weights are those of the base."
     entries = [
         ("method", plan.method),
         *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
@@ -282,9 +274,9 @@ def card_of(
         base_is_hub_id=snapshot.hub_id is not None,
         task=plan.task,
         summary=(
-            f"{done.format(base)} from {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.what_grows(base)} from {plan.context:,} to {plan.target:,} tokens by "
             f"{plan.method} (factor {plan.factor:g}).",
-            same,
+            plan.weights,
             _proved(proof),
         ),
         facts=facts(entries),

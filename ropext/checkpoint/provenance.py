@@ -28,8 +28,6 @@ from ropext.inputs import is_plain_name
 from ropext.jsontext import dump, read_object
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
-from ropext.scaling import tables
-from ropext.scaling.tables import Growth, growth
 from ropext.version import __version__
 
 if TYPE_CHECKING:
@@ -453,14 +451,6 @@ def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[st
         command=clean_command(command) if command else (),
         versions=versions(),
     )
-
-
-def growth_of(snapshot: Snapshot, record: Record) -> Growth:
-    """What the recorded extension made of a checkpoint's position tables."""
-    before = families.read_positions(record.base["config"])
-    if before is None or record.method not in tables.methods_for(before):
-        raise InputError(f"{snapshot.name}: ropext.json holds no position table; see ropext verify")
-    return growth(before, record.method, record.target)
 
 
 def scaled_by_config(model: Model) -> str:

@@ -15,8 +15,9 @@ from ropext.jsontext import values_json
 from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, told
 
 if TYPE_CHECKING:
-    from ropext.inspecting import Inspection, Unrotated
+    from ropext.inspecting import Inspection
     from ropext.planning import ExtensionPlan
+    from ropext.schemes.inspection import Unrotated
     from ropext.table import Format, Table
 
 

@@ -10,9 +10,9 @@ from ropext import scaling
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import NotExpressible, RopextError, UsageError
 from ropext.evaluation.variants import Computing, Variant
-from ropext.inspecting import plan_of
+from ropext.inspecting import plan_config, plan_of
 from ropext.options.extend import KNOBS, Extend
-from ropext.planning import Plan, plan_config
+from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions

@@ -14,7 +14,6 @@ from ropext.checkpoint.provenance import (
     READ_FROM,
     SAVED,
     Record,
-    growth_of,
     identity,
     read_record,
     record_of_config,
@@ -23,22 +22,21 @@ from ropext.checkpoint.provenance import (
 from ropext.checkpoint.snapshot import with_weights
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
+from ropext.evaluation.reach import context_of, has_table, is_bounded
 from ropext.evaluation.variants import Variant, trained_on
-from ropext.families.lengths import LENGTH_KEYS
-from ropext.models.masked import fills_in, is_masked
+from ropext.inspecting import plan_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
-from ropext.planning import ExtensionPlan, plan_config
+from ropext.planning import ExtensionPlan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.overlap import Overlap, overlap
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
+from ropext.schemes.plan import growth_of
 
 LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
-# Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
-READ = ("learned", "mixed", "disentangled")
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,11 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     if name not in ("", model):
         snapshot = replace(snapshot, name=name, hub_id=None)
     context, limit, masked = context_of(snapshot, options.context)
-    bounded = _is_bounded(snapshot)
+    bounded = is_bounded(snapshot)
     if options.method:
         return replace(_in_memory(snapshot, options, context), masked=masked)
     record = read_record(snapshot.directory)
-    if _has_table(snapshot) and options.context is not None:
+    if has_table(snapshot) and options.context is not None:
         record = None  # all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
@@ -85,7 +83,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     variants = [] if base is None else [base]
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
-        if base is not None and other and not _has_table(snapshot):
+        if base is not None and other and not has_table(snapshot):
             variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
         # What was done last, as the checkpoints of `ropext run` are called.
         done = [word for key, word in LATER.items() if record and record.more.get(key)]
@@ -192,7 +190,7 @@ def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table = _has_table(snapshot)
+    table = has_table(snapshot)
     variants = [_short(snapshot)]
     variants += [] if table else [Variant(UNTOUCHED, UNTOUCHED, snapshot)]
     warnings = list[str]()
@@ -219,7 +217,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
         variants += _with_caches(_with_adapter(variant, options.adapter), options)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
     targets = [plan.target for plan in plans]
-    bounded = _is_bounded(snapshot)
+    bounded = is_bounded(snapshot)
     limit = min(targets) if table else max(context, *targets)
     if bounded and not table:  # stock reads as far as the config says
         longest = max(plans, key=lambda plan: plan.target).config
@@ -261,7 +259,7 @@ def _base(
         return None, context, warning
     untrained = _untrained(snapshot, record)
     growth = None
-    if untrained is not None and _has_table(untrained):
+    if untrained is not None and has_table(untrained):
         growth = growth_of(untrained, record).undone()
         untrained = None if growth is None else untrained
     if untrained is not None:
@@ -301,48 +299,3 @@ def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
         return snapshot
     beside = snapshot.directory / BESIDE
     return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None
-
-
-def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
-    """(trained context, longest length the config is made for, whether it fills in masks)."""
-    try:
-        model = families.read(snapshot.config, context=stated)
-    except UnsupportedModel:
-        # A model without rotary embeddings can be read all the same.
-        scheme = families.read_positions(snapshot.config)
-        if scheme is not None and scheme.carried and scheme.kind not in READ:
-            raise
-        if scheme is not None and scheme.carried:
-            if scheme.tensors and stated is not None and stated > scheme.context:
-                raise UsageError(
-                    f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
-                    "leave the option out"
-                ) from None
-            return stated or scheme.context, scheme.context, is_masked(snapshot)
-        lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
-        stored = next((length for length in lengths if isinstance(length, int)), None)
-        stored = scheme.context or stored if scheme is not None else stored
-        if stated is None and stored is None:
-            if scheme is None or scheme.kind != "alibi":
-                raise
-            raise UsageError(
-                f"the config of {snapshot.name} states no length; give --context N, the tokens it "
-                "was trained on"
-            ) from None
-        context = stated or int(stored or 0)
-        limit = int(stored or context)
-        return context, limit if _is_bounded(snapshot) else max(context, limit), False
-    longest = max(model.context, model.stated_context)
-    return model.context, longest, fills_in(snapshot, model.masked_lm)
-
-
-def _has_table(snapshot: Snapshot) -> bool:
-    """Whether its positions are rows of a learned table, beyond which it reads nothing."""
-    scheme = families.read_positions(snapshot.config)
-    return scheme is not None and bool(scheme.tensors)
-
-
-def _is_bounded(snapshot: Snapshot) -> bool:
-    """Whether it reads no further than its table, or as an MPT than its config says."""
-    scheme = families.read_positions(snapshot.config)
-    return scheme is not None and (bool(scheme.tensors) or scheme.text_type == "mpt")

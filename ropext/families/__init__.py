@@ -8,7 +8,6 @@ from ropext.families.config import text_part
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.model import Model, diff
 from ropext.families.params import keep_query_scales
-from ropext.families.positions import read_positions, refusal
 from ropext.families.published import recipe_of
 from ropext.families.reading import interpret, read
 from ropext.families.respelling import as_read, check_spellings, respell, trusting
@@ -26,9 +25,7 @@ __all__ = [
     "interpret",
     "keep_query_scales",
     "read",
-    "read_positions",
     "recipe_of",
-    "refusal",
     "respell",
     "text_part",
     "trusting",

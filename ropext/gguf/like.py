@@ -150,7 +150,7 @@ def _is_float32(part: GgufHeader, name: str) -> bool:
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     """Whether a matrix's first and last row agree but for the quantisation. These two no converter
     moves; llama.cpp's turns the others of q and k."""
-    from ropext.checkpoint import tables  # late: it loads numpy
+    from ropext.checkpoint import values  # late: it loads numpy
 
     held = part.tensor(name)
     source = header.tensors[key]
@@ -160,20 +160,20 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
     allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
     if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
         return True
-    if source.dtype not in tables.DECODED:
+    if source.dtype not in values.DECODED:
         return True  # packed by a quantiser of its own
     start, end = header.part(key)
     width = held.size // source.shape[0]
     step = (end - start) // source.shape[0]
     for row in (0, source.shape[0] - 1):
         raw = part.read(part.data + held.offset + row * width, width)
-        if kind not in tables.DECODED:
-            a = tables.quantised_row(raw, held.kind)
+        if kind not in values.DECODED:
+            a = values.quantised_row(raw, held.kind)
         else:
-            a = tables.decoded(raw, kind)
+            a = values.decoded(raw, kind)
         with header.path.open("rb") as stream:
             stream.seek(start + row * step)
-            b = tables.decoded(stream.read(step), source.dtype)
+            b = values.decoded(stream.read(step), source.dtype)
         if a is not None and ((a - b) ** 2).sum() > allowed**2 * (b**2).sum():
             return False
     return True
@@ -181,10 +181,10 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
 
 def _floats(source: Snapshot, file: str, key: str) -> list[float]:
     """The numbers of a row in a safetensors file; none where it is quantised."""
-    from ropext.checkpoint import tables  # late: it loads numpy, and only this asks for it
+    from ropext.checkpoint import values  # late: it loads numpy, and only this asks for it
 
-    raw, tensor = tables.read_tensor(source.path(file), key)
-    if tensor.dtype not in tables.DECODED:
+    raw, tensor = values.read_tensor(source.path(file), key)
+    if tensor.dtype not in values.DECODED:
         return []
-    numbers: list[float] = tables.decoded(raw, tensor.dtype).tolist()
+    numbers: list[float] = values.decoded(raw, tensor.dtype).tolist()
     return numbers

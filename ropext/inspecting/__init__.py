@@ -5,24 +5,23 @@ Kept apart from the pipeline so that these commands start at once.
 
 from ropext.inspecting.inspection import (
     Inspection,
-    Unrotated,
     inspect,
     open_model,
     positions_of,
     said_of,
 )
-from ropext.inspecting.plans import plan, plan_of, planned
+from ropext.inspecting.plans import plan, plan_config, plan_of, planned
 from ropext.inspecting.serving import Served, as_it_stands, gate, read_again, serving
 
 __all__ = [
     "Inspection",
     "Served",
-    "Unrotated",
     "as_it_stands",
     "gate",
     "inspect",
     "open_model",
     "plan",
+    "plan_config",
     "plan_of",
     "planned",
     "positions_of",

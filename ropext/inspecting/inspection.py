@@ -15,11 +15,10 @@ from ropext.families import Model
 from ropext.inputs import model_name
 from ropext.options.extend import Extend, resolve_target
 from ropext.rope import Positions, RopeSite, Spectrum
+from ropext.schemes import read_positions
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from ropext.checkpoint.tables import PositionTable
+    from ropext.schemes.inspection import Unrotated
 
 
 def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
@@ -44,7 +43,7 @@ def said_of(snapshot: Snapshot) -> Iterator[None]:
 
 def positions_of(snapshot: Snapshot) -> Positions | None:
     """The scheme of a model that rotates nothing; None where it rotates."""
-    return families.read_positions(snapshot.config)
+    return read_positions(snapshot.config)
 
 
 @dataclass(frozen=True)
@@ -99,37 +98,6 @@ class Inspection:
         return head | facts | kv | {"limits": self.limits}
 
 
-@dataclass(frozen=True)
-class Unrotated:
-    """What a model without a rotary embedding has, from its small files and weight headers."""
-
-    name: str
-    positions: Positions
-    limits: dict[str, Any]
-    tables: "tuple[PositionTable, ...]"
-    directory: Path
-
-    @property
-    def advice(self) -> str:
-        """What extends it, or why nothing does."""
-        return "" if self.positions.carried else families.refusal(self.positions)
-
-    def rows(self) -> "np.ndarray[Any, Any]":
-        """The rows of its first table that positions read."""
-        from ropext.checkpoint.tables import decoded, read_tensor  # late, as in `inspect`
-
-        if not self.tables:
-            raise UsageError(f"--plot draws a table's rows, and {self.name} has none of them here")
-        first = self.tables[0]
-        data, tensor = read_tensor(self.directory / first.file, first.name)
-        values = decoded(data, tensor.dtype).reshape(tensor.shape)
-        return values[self.positions.offset :]
-
-    def to_json(self) -> dict[str, Any]:
-        facts = {"model": self.name, "positions": asdict(self.positions), "advice": self.advice}
-        return facts | {"tables": [asdict(table) for table in self.tables], "limits": self.limits}
-
-
 def inspect(
     model: str | Path,
     *,
@@ -138,15 +106,13 @@ def inspect(
     context: int | None = None,
     original_context: int | None = None,
     revision: str | None = None,
-) -> Inspection | Unrotated:
+) -> "Inspection | Unrotated":
     """What position scheme a model has, and what follows from it."""
     snapshot = open_model(model, revision=revision)
     if (positions := positions_of(snapshot)) is not None:
-        from ropext.checkpoint import tables  # late: no rotary model needs it
+        from ropext.schemes.inspection import inspect_scheme  # late: no rotary model needs it
 
-        here = bool(positions.tensors and snapshot.weight_files)
-        stored = tables.find_tables(snapshot, positions) if here else ()
-        return Unrotated(str(model), positions, _limits(snapshot), stored, snapshot.directory)
+        return inspect_scheme(snapshot, positions, str(model), _limits(snapshot))
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
     carrier = snapshot.carries(read)

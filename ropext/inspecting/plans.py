@@ -8,11 +8,15 @@ from typing import Any
 from ropext import families
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record, record_in
+from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.inputs import read_text
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.options.extend import Extend, parse_extend
-from ropext.planning import ExtensionPlan, Plan, make_plan, make_table_plan, reached
+from ropext.planning import ExtensionPlan, Plan, make_folded_plan, make_plan, reached
+from ropext.scaling import self_extend
+from ropext.scaling.self_extend import FoldOptions
+from ropext.schemes import read_positions
 
 
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
@@ -24,6 +28,8 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
     """The plan for a model, by the scheme that it has."""
     request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
+        from ropext.schemes.plan import make_table_plan  # late: no rotary model needs it
+
         made = make_table_plan(snapshot.config, request, name)
         record = record_in(snapshot)
         again = (
@@ -31,6 +37,24 @@ def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> Extens
         )
         return replace(made, warnings=(*made.warnings, *again))
     return plan_of(snapshot, request, name)
+
+
+def plan_config(
+    config: Mapping[str, Any],
+    recipe: Extend,
+    name: str = "MODEL",
+    fold: FoldOptions | None = None,
+) -> ExtensionPlan:
+    """The plan for a model in memory, by the scheme that its config has."""
+    if recipe.method == self_extend.NAME:
+        return make_folded_plan(config, recipe, name, fold or FoldOptions())
+    if fold is not None:
+        raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
+    if read_positions(dict(config)) is None:
+        return make_plan(config, recipe, name)
+    from ropext.schemes.plan import make_table_plan  # late: no rotary model needs it
+
+    return make_table_plan(config, recipe, name, in_memory=True)
 
 
 def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:

@@ -1,8 +1,8 @@
 """Which models fill in masked tokens, and that they have a head for it."""
 
-from ropext import families
 from ropext.checkpoint import Snapshot
 from ropext.errors import UnsupportedModel
+from ropext.schemes import read_positions
 
 # How the names of classes end that predict masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
@@ -27,5 +27,5 @@ def fills_in(snapshot: Snapshot, masked: bool) -> bool:
 
 def is_masked(snapshot: Snapshot) -> bool:
     """Whether a model that does not rotate fills in masked tokens."""
-    scheme = families.read_positions(snapshot.config)
+    scheme = read_positions(snapshot.config)
     return fills_in(snapshot, scheme is not None and scheme.carried and not scheme.causal)

@@ -23,10 +23,11 @@ from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.inputs import from_home
+from ropext.inspecting import plan_config
 from ropext.jsontext import JsonObject
 from ropext.options.extend import parse_extend
 from ropext.options.fields import Link
-from ropext.planning import ExtensionPlan, plan_config
+from ropext.planning import ExtensionPlan
 from ropext.rope import CONFIG
 from ropext.scaling.self_extend import Fold, FoldOptions
 from ropext.scaling.tables import Growth
@@ -139,7 +140,7 @@ def _set_rows(table: Any, growth: Growth | None) -> None:
     """Give a table other rows, made of those before any patch; without a growth, those."""
     import torch
 
-    from ropext.checkpoint.tables import grown  # late: no rotary model needs it
+    from ropext.schemes.growing import grown  # late: no rotary model needs it
 
     old = vars(table).pop(ROWS, table.weight)
     table.weight = old

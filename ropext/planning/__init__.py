@@ -5,16 +5,13 @@ The plan is the prediction; the proof compares it with what stock transformers b
 """
 
 from ropext.planning.plan import ExtensionPlan, Plan
-from ropext.planning.rotary import make_plan
-from ropext.planning.tables import TablePlan, make_table_plan, plan_config
+from ropext.planning.rotary import make_folded_plan, make_plan
 from ropext.planning.warnings import reached
 
 __all__ = [
     "ExtensionPlan",
     "Plan",
-    "TablePlan",
+    "make_folded_plan",
     "make_plan",
-    "make_table_plan",
-    "plan_config",
     "reached",
 ]

@@ -110,6 +110,15 @@ class ExtensionPlan:
         """What becomes of position tables; None where no tensor changes."""
         return None
 
+    @property
+    def weights(self) -> str:
+        """What becomes of the weights, as a card says it."""
+        return "The weights are those of the base; config.json alone says what changed."
+
+    def what_grows(self, base: str) -> str:
+        """What of the base was extended, as the beginning of a sentence."""
+        return f"The context of {base} was extended"
+
     def facts(self) -> list[tuple[str, str]]:
         """What is planned, as names and values."""
         return []

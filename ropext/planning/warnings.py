@@ -3,7 +3,7 @@ list. It returns its sentence, which begins with the name in brackets, or "" whe
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from ropext import families
@@ -13,9 +13,7 @@ from ropext.families.published import Published
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend
 from ropext.planning.plan import WRONG, Way, newest, too_far
-from ropext.rope import Positions, RopeSite
-from ropext.scaling import tables
-from ropext.scaling.tables import alike
+from ropext.rope import RopeSite
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
@@ -280,18 +278,18 @@ def warnings_of(plan: Planned) -> tuple[str, ...]:
     needed = EVEN_SO
     if plan.recipe.even_so or plan.recipe.length_only:
         needed = ""
-    sentences = _sentences((published,), plan)
+    sentences = sentences_of((published,), plan)
     sentences += model.notes
     for obstacle in model.obstacles:
         sentences.append(obstacle + needed)
-    sentences += _sentences(ROTARY, plan)
+    sentences += sentences_of(ROTARY, plan)
     return tuple(sentences)
 
 
 Subject = TypeVar("Subject")
 
 
-def _sentences(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
+def sentences_of(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
     """The sentences of the rows that hold."""
     sentences = list[str]()
     for row in rows:
@@ -299,81 +297,3 @@ def _sentences(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> li
         if sentence:
             sentences.append(sentence)
     return sentences
-
-
-@dataclass(frozen=True)
-class PlannedTable:
-    """What is planned for a model that rotates nothing."""
-
-    positions: Positions
-    target: int
-    method: str
-
-
-def short_tax(plan: PlannedTable) -> str:
-    return f"[short-tax] short tax of {plan.method}: {tables.METHODS[plan.method].short_tax}"
-
-
-def rows(plan: PlannedTable) -> str:
-    context = plan.positions.context
-    if plan.method != "linear" or not plan.target % context:
-        return ""
-    kept = len(tables.METHODS[plan.method].kept(context, plan.target))
-    return (
-        f"[rows] {plan.target} is no multiple of {context}: only {kept} of the old rows "
-        "come out again, the others lie between two new positions"
-    )
-
-
-def windowed(plan: PlannedTable) -> str:
-    if plan.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
-        return ""
-    return (
-        "[windowed] its attention window stays as it is, so that far tokens are reached over layers"
-    )
-
-
-def look_alike(plan: PlannedTable) -> str:
-    positions = plan.positions
-    if positions.kind == "alibi" or positions.tensors:
-        return ""
-    after = alike(replace(positions, context=plan.target))
-    now = alike(positions)
-    return f"[alike] tokens {now} or more apart look alike; after it those {after} or more"
-
-
-def local_encoder(plan: PlannedTable) -> str:
-    if plan.positions.text_type != "longt5":
-        return ""
-    return (
-        "[windowed] its encoder attends within local_radius, where only near distances change "
-        "buckets"
-    )
-
-
-def untrained(plan: PlannedTable) -> str:
-    if plan.positions.kind == "alibi":
-        return ""
-    what = "distances"
-    if plan.positions.tensors:
-        what = "rows"
-    return (
-        f"[untrained] {what} that were never trained: what "
-        "it does beyond the old length is to be measured, and some training is usual"
-    )
-
-
-# The cost on short inputs first.
-TABLES: tuple[Callable[[PlannedTable], str], ...] = (
-    short_tax,
-    rows,
-    windowed,
-    look_alike,
-    local_encoder,
-    untrained,
-)
-
-
-def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
-    """The warnings of a plan for tables, buckets or slopes."""
-    return tuple(_sentences(TABLES, plan))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ropext import guard
 from ropext.atomic import replace_whole
 from ropext.errors import UsageError
-from ropext.inspecting import Inspection, Unrotated
+from ropext.inspecting import Inspection
 from ropext.lengths import length_text
 from ropext.planning import ExtensionPlan
 from ropext.results import BASE, FITTED, UNTOUCHED
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+
+    from ropext.schemes.inspection import Unrotated
 
 Style = dict[str, Any]  # of a line, as matplotlib takes it
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
@@ -452,14 +454,15 @@ def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> 
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
-def write(of: ExtensionPlan | Inspection | Unrotated, path: Path) -> None:
+def write(of: "ExtensionPlan | Inspection | Unrotated", path: Path) -> None:
     """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
-    if isinstance(of, Unrotated):
-        data = plot_rows(of.rows(), of.name)
-    elif named := of.spectra():
+    if isinstance(of, ExtensionPlan | Inspection):
+        named = of.spectra()
+        if not named:
+            raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
         data = plot(of.main.rope, named, of.target, of.name)
     else:
-        raise UsageError("--plot draws spectra; `ropext inspect --plot` draws a table's rows")
+        data = plot_rows(of.rows(), of.name)
     replace_whole(path, lambda stream: stream.write(data), keep=True)
 
 

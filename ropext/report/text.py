@@ -9,7 +9,7 @@ from ropext.carriers import Carrier
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import Model
 from ropext.families.config import named
-from ropext.inspecting import Inspection, Served, Unrotated
+from ropext.inspecting import Inspection, Served
 from ropext.jsontext import JsonObject
 from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
@@ -23,6 +23,7 @@ from ropext.table import WIDTH, columns, folded
 if TYPE_CHECKING:
     from ropext.checkpoint.source import Written
     from ropext.loaders import LoaderReading, Serving
+    from ropext.schemes.inspection import Unrotated
 
 
 def size(count: float) -> str:
@@ -179,9 +180,9 @@ def _beyond(site: RopeSite, target: int) -> str:
     return f"{line} (--pairs lists them)"
 
 
-def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
+def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
     """`ropext inspect` as text; with `pairs`, a row for each pair."""
-    if isinstance(seen, Unrotated):
+    if not isinstance(seen, Inspection):
         return _unrotated(seen)
     model = seen.model
     parts = [seen.name, fact_lines(_facts(seen.carrier, seen.limits))]
@@ -203,7 +204,7 @@ def inspection(seen: Inspection | Unrotated, pairs: bool = False) -> str:
     return "\n".join(parts)
 
 
-def _unrotated(seen: Unrotated) -> str:
+def _unrotated(seen: "Unrotated") -> str:
     """`ropext inspect` of a model without a rotary embedding, as text."""
     scheme = seen.positions
     kind = scheme.model_type

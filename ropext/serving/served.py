@@ -9,8 +9,9 @@ from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
-from ropext.evaluation.lineup import context_of
+from ropext.evaluation.reach import context_of
 from ropext.evaluation.variants import follows_length
+from ropext.inspecting import plan_config
 from ropext.models.adapter import add_adapter
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors
@@ -18,7 +19,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Say, silent
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
-from ropext.planning import ExtensionPlan, plan_config
+from ropext.planning import ExtensionPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

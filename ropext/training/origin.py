@@ -10,7 +10,6 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.provenance import (
     READ_FROM,
     Record,
-    growth_of,
     read_record,
     record_of_config,
     scaled_by_config,
@@ -26,6 +25,8 @@ from ropext.options.training import WITHIN, Finetune, Fit
 from ropext.planning import Plan
 from ropext.rope import RopeSite
 from ropext.scaling.tables import Growth
+from ropext.schemes import read_positions
+from ropext.schemes.plan import growth_of
 
 OF_A_LORA = (
     *("rank", "alpha", "dropout", "targets"),
@@ -102,7 +103,7 @@ class Origin:
 
 def _never_extended(snapshot: Snapshot) -> str:
     """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
-    rotates = families.read_positions(snapshot.config) is None
+    rotates = read_positions(snapshot.config) is None
     if rotates and any(
         site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
     ):
@@ -126,7 +127,7 @@ def open_origin(model: str) -> Origin:
             "--like OUT`"
         )
     snapshot = open_snapshot(model, weights=True)
-    scheme = families.read_positions(snapshot.config)
+    scheme = read_positions(snapshot.config)
     rotary = families.read(snapshot.config) if scheme is None or not scheme.tensors else None
     record = read_record(snapshot.directory)
     if record is None and rotary is not None:

@@ -174,7 +174,7 @@ def _write_rows(
     compared."""
     from safetensors.torch import load_file
 
-    from ropext.checkpoint import tables  # late: no rotary model needs it
+    from ropext.schemes import growing  # late: no rotary model needs it
 
     snapshot = origin.snapshot
     table = origin.table
@@ -189,11 +189,11 @@ def _write_rows(
         grow=lambda rows, count: new,
         kept={row: row for row in table.old_rows.values()},
     )
-    places = tables.find_tables(snapshot, scheme)
-    tables.grow_files(snapshot, directory, growth, places, show)
+    places = growing.find_tables(snapshot, scheme)
+    growing.grow_files(snapshot, directory, growth, places, show)
     for name in set(snapshot.weight_files) - {tensor.file for tensor in places}:
         place(snapshot.path(name), directory / name, link, show)
-    return tables.compare_tables(snapshot, directory, growth, places)
+    return growing.compare_tables(snapshot, directory, growth, places)
 
 
 def _carry(

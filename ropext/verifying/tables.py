@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ropext import families, proof
+from ropext import proof
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.weights import compare_weights
@@ -11,6 +11,7 @@ from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.jsontext import Json
 from ropext.rope import Positions
 from ropext.scaling.tables import METHODS, growth
+from ropext.schemes import read_positions, refusal
 from ropext.verifying.checks import Check, Depth
 from ropext.verifying.claim import edited_keys
 from ropext.verifying.config import check_config, check_limits, check_tied
@@ -52,7 +53,7 @@ def check_tables(subject: TableSubject) -> Iterator[Check]:
     """Run all checks; what follows from tables that are not as the config says is left out."""
     positions = subject.positions
     if not positions.carried:
-        raise UnsupportedModel(families.refusal(positions))
+        raise UnsupportedModel(refusal(positions))
     yield _check_length(subject)
     rows = _check_rows(subject)
     if rows is not None:
@@ -77,10 +78,10 @@ def _check_length(subject: TableSubject) -> Check:
 
 def _check_rows(subject: TableSubject) -> Check | None:
     """Look at the tables; None where its distances have none."""
-    from ropext.checkpoint import tables  # late: no rotary model needs it
+    from ropext.schemes import growing  # late: no rotary model needs it
 
     try:
-        position_tables = tables.find_tables(subject.snapshot, subject.positions)
+        position_tables = growing.find_tables(subject.snapshot, subject.positions)
     except InputError as error:
         return Check("rows", False, str(error))
     if not position_tables:
@@ -92,22 +93,22 @@ def _check_rows(subject: TableSubject) -> Check | None:
 
 def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
     """Compare a table's old rows, and all tensors beside it, with those of the base."""
-    from ropext.checkpoint import tables  # late: no rotary model needs it
+    from ropext.schemes import growing  # late: no rotary model needs it
 
     directory = subject.snapshot.directory
     record = subject.record
     if record is None or record.method not in METHODS:
         raise UsageError(f"--against needs a ropext.json, which {subject.snapshot.name} lacks")
-    before = families.read_positions(base.config)
+    before = read_positions(base.config)
     if before is None or before.context != record.context:
         raise UsageError(f"--against {base.name} is not the base that ropext.json names")
-    old = tables.find_tables(base, before)
+    old = growing.find_tables(base, before)
     how = growth(before, record.method, record.target)
     trained = any(record.more.get(name) for name in (*provenance.TRAININGS, provenance.SAVED))
     if trained:  # of equal rows the first is the old one
         how = replace(how, kept={new: row for row, new in how.old_rows.items()})
     try:
-        same = tables.compare_tables(base, directory, how, old, trained=trained)
+        same = growing.compare_tables(base, directory, how, old, trained=trained)
     except ProofFailed as failed:
         yield Check("base", False, str(failed))
         return

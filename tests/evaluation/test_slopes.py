@@ -9,7 +9,7 @@ from command_line import run
 from small_tokenizer import make_tokenizer
 
 import ropext
-from ropext import families
+from ropext import schemes
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.patching import apply_config, unpatch
 from ropext.scaling.tables import growth
@@ -133,7 +133,7 @@ def test_heads_that_are_no_power_of_two_are_taken_by_their_slopes(kind):
 def test_a_factor_of_one_and_taking_it_back_are_stock(kind):
     model = tiny(kind)
     stock, config = logits(model, CONTEXT), model.config.to_dict()
-    found = families.read_positions(config)
+    found = schemes.read_positions(config)
     for method in ("interpolated", "ntk-alibi"):
         apply_config(model, config, growth(found, method, found.context))
         assert torch.equal(logits(model, CONTEXT), stock)

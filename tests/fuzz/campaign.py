@@ -26,8 +26,9 @@ from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.cli import output
 from ropext.errors import RopextError
-from ropext.planning import Plan, TablePlan
+from ropext.planning import Plan
 from ropext.report import text
+from ropext.schemes.plan import TablePlan
 from ropext.verifying.checks import Depth, Subject
 from ropext.verifying.claim import claim_of
 from ropext.verifying.directory import check_lengths

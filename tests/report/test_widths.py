@@ -15,9 +15,10 @@ from gguf_files import making
 
 from ropext import inspecting
 from ropext.errors import RopextError
+from ropext.inspecting import plan_config
 from ropext.inspecting.serving import read_again
 from ropext.options.extend import Extend
-from ropext.planning import make_plan, plan_config
+from ropext.planning import make_plan
 from ropext.report import text
 
 TRANSCRIPTS = Path(__file__).parents[1] / "golden/transcripts"

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import ropext
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.inspecting import plan_config
 from ropext.options.extend import Extend
 from ropext.pipeline.public import push
-from ropext.planning import plan_config
 from ropext.scaling.tables import METHODS
 
 KEYS = {
@@ -183,10 +183,10 @@ def test_tables_of_two_lengths_under_one_key_are_refused(base, tmp_path):
 
 
 def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
-    from ropext.checkpoint import tables
+    from ropext.schemes import growing
 
-    rows = tables.encoded
-    monkeypatch.setattr(tables, "grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
+    rows = growing.encoded
+    monkeypatch.setattr(growing, "grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
     with pytest.raises(ProofFailed, match="has other rows than the plan says"):
         ropext.extend(base, tmp_path / "out", factor=2)
     assert not (tmp_path / "out").exists()
@@ -195,7 +195,7 @@ def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
 def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
     base, tmp_path, monkeypatch
 ):
-    from ropext.checkpoint import tables
+    from ropext.schemes import growing
 
     out = ropext.extend(base, tmp_path / "out", factor=4, hash=True, no_verify=True).output
     record = json.loads((out / "ropext.json").read_text())
@@ -204,7 +204,7 @@ def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
     (out / "ropext.json").write_text(json.dumps(record))
     said = [own.sentence for own in ropext.verify(out, against=str(base), deep=True).failures()]
     assert said == [f"{name} does not have the recorded SHA-256"]
-    write = tables.rewrite
+    write = growing.rewrite
 
     def damaged(source, target, *rest):
         stale = write(source, target, *rest)
@@ -213,7 +213,7 @@ def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
         save_file(held, target, {"format": "pt"})
         return stale
 
-    monkeypatch.setattr(tables, "rewrite", damaged)
+    monkeypatch.setattr(growing, "rewrite", damaged)
     with pytest.raises(ProofFailed, match=r"row 5 of .* is not what the old rows give"):
         ropext.extend(base, tmp_path / "bad", factor=4)
     assert not (tmp_path / "bad").exists()

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ropext import families
+from ropext import schemes
 from ropext.errors import InputError
 from ropext.families.config import census
-from ropext.families.positions import OTHERS, TABLES
 from ropext.rope import Positions
 from ropext.scaling.tables import methods_for
+from ropext.schemes.reading import OTHERS, TABLES
 
 NARROW = {
     "hidden_size": 16,
@@ -83,7 +83,7 @@ def test_stock_reads_the_rows_that_the_table_of_families_says(model_type):
     keys, key, length = READ[model_type]
     kind, cls = stock_class(model_type)
     config = kind(**keys, **{key: length})
-    found = families.read_positions(config.to_dict())
+    found = schemes.read_positions(config.to_dict())
     assert found.context == 32
     model = cls(config).eval()
     seen = {}
@@ -112,7 +112,7 @@ def test_every_family_grows_in_stock_by_the_tensors_that_are_named(model_type):
 
     kind, cls = stock_class(model_type)
     row, shapes = TABLES[model_type], []
-    plain = families.read_positions({"model_type": model_type})
+    plain = schemes.read_positions({"model_type": model_type})
     stated = plain.rows - plain.beyond
     for longer in (0, 8):
         with init_empty_weights():
@@ -130,19 +130,19 @@ def test_every_learned_type_of_the_census_has_a_row_or_a_reason():
     assert learned == (set(TABLES) - {"mpnet"}) | (learned & set(OTHERS))
     assert len(TABLES) >= 45
     for name in TABLES:
-        assert [*methods_for(families.read_positions({"model_type": name}))] == ["linear", "copy"]
+        assert [*methods_for(schemes.read_positions({"model_type": name}))] == ["linear", "copy"]
     for name in (*OTHERS, "bloom", "deberta-v2", "xlnet", "marian", "layoutlmv3"):
-        found = families.read_positions({"model_type": name})
+        found = schemes.read_positions({"model_type": name})
         assert not found.tensors
-        assert name in families.refusal(found)
+        assert name in schemes.refusal(found)
 
 
 def test_a_rotary_config_has_no_such_positions_and_falcon_with_alibi_has():
-    assert families.read_positions({"model_type": "llama"}) is None
-    assert families.read_positions({"model_type": "mamba"}) is None
-    falcon = families.read_positions({"model_type": "falcon", "alibi": True})
+    assert schemes.read_positions({"model_type": "llama"}) is None
+    assert schemes.read_positions({"model_type": "mamba"}) is None
+    falcon = schemes.read_positions({"model_type": "falcon", "alibi": True})
     assert falcon.kind == "alibi"
-    assert families.read_positions({"model_type": "falcon"}) is None
+    assert schemes.read_positions({"model_type": "falcon"}) is None
 
 
 @pytest.mark.parametrize(
@@ -158,18 +158,18 @@ def test_a_rotary_config_has_no_such_positions_and_falcon_with_alibi_has():
     ],
 )
 def test_published_lengths(config, wanted):
-    found = families.read_positions(config)
+    found = schemes.read_positions(config)
     assert (found.context, found.offset, found.rows) == wanted
 
 
 def test_an_odd_offset_is_told_in_one_sentence():
     with pytest.raises(InputError, match="leaves no position after 41 reserved rows"):
-        families.read_positions(
+        schemes.read_positions(
             {"model_type": "roberta", "max_position_embeddings": 40, "pad_token_id": 40}
         )
     with pytest.raises(InputError, match="pad_token_id must be a whole number"):
-        families.read_positions({"model_type": "roberta", "pad_token_id": "1"})
+        schemes.read_positions({"model_type": "roberta", "pad_token_id": "1"})
     config = {"model_type": "bert", "position_embedding_type": "relative_key"}
-    relative = families.read_positions(config)
+    relative = schemes.read_positions(config)
     assert isinstance(relative, Positions)
-    assert "only where position_embedding_type is 'absolute'" in families.refusal(relative)
+    assert "only where position_embedding_type is 'absolute'" in schemes.refusal(relative)

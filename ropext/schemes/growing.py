@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropext.checkpoint.headers import Header, Tensor, read_header
 from ropext.checkpoint.snapshot import INDEX, Snapshot
+from ropext.checkpoint.values import DECODED, decoded, encoded, read_tensor
 from ropext.checkpoint.weights import chunks
 from ropext.checkpoint.writing import Copying
 from ropext.errors import InputError, ProofFailed
@@ -23,16 +24,9 @@ from ropext.rope import Positions
 from ropext.scaling.tables import Growth
 from ropext.systems import open_raw, read_at, write_at
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Rows = np.ndarray[Any, np.dtype[np.float64]]
-
 # Buffers of a fixed length that old versions saved and stock makes anew: position numbers, and the
 # causal masks of GPT-2 and GPT-Neo.
 STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
-FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-DECODED = (*FLOATS, "BF16")
 
 
 @dataclass(frozen=True)
@@ -163,26 +157,6 @@ def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
     return b"".join([*old[:offset], *new])
 
 
-def decoded(data: bytes, dtype: str) -> "Rows":
-    """The values of a tensor's bytes."""
-    import numpy as np
-
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
-    return np.frombuffer(data, FLOATS[dtype]).astype(np.float64)
-
-
-def encoded(values: "Rows", dtype: str) -> bytes:
-    """The bytes of values, rounded to the nearest and half to even."""
-
-    if dtype != "BF16":
-        return values.astype(FLOATS[dtype]).tobytes()
-    bits = values.astype("<f4").view("<u4")
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    data: bytes = rounded.astype("<u2").tobytes()
-    return data
-
-
 def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> bytes:
     """The index of the shards after the rewriting: names that are gone, and `grown` more bytes."""
     names = set(stale)
@@ -275,23 +249,3 @@ def _rows(path: Path, name: str) -> list[bytes]:
     data, tensor = read_tensor(path, name)
     step = len(data) // tensor.shape[0]
     return [data[i : i + step] for i in range(0, len(data), step)]
-
-
-def quantised_row(data: bytes, kind: int) -> "Rows | None":
-    """The values of a row of a GGUF tensor; None of a kind that the package gguf does not know."""
-    import numpy as np
-    from gguf import GGMLQuantizationType, quants  # late: a light installation lacks it
-
-    try:
-        return quants.dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType(kind))
-    except (NotImplementedError, ValueError):
-        return None
-
-
-def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
-    """The bytes of one tensor."""
-    header = read_header(path)
-    start, end = header.part(name)
-    with open(header.path, "rb") as file:
-        file.seek(start)
-        return file.read(end - start), header.tensors[name]

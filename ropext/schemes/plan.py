@@ -6,16 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropext import families
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import Record
+from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.options.extend import KNOBS, Extend, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.plan import ExtensionPlan
-from ropext.planning.rotary import make_folded_plan, make_plan
-from ropext.planning.warnings import PlannedTable, table_warnings
+from ropext.planning import ExtensionPlan
 from ropext.rope import SCHEMES, Positions
-from ropext.scaling import self_extend, tables
-from ropext.scaling.self_extend import FoldOptions
+from ropext.scaling import tables
 from ropext.scaling.tables import Growth, growth
+from ropext.schemes.reading import read_positions, refusal
+from ropext.schemes.warnings import PlannedTable, table_warnings
 from ropext.table import Table
 
 
@@ -27,11 +28,22 @@ class TablePlan(ExtensionPlan):
 
     @property
     def uncarried(self) -> str:
-        return "" if self.positions.carried else families.refusal(self.positions)
+        return "" if self.positions.carried else refusal(self.positions)
 
     @property
     def growth(self) -> Growth:
         return growth(self.positions, self.method, self.target)
+
+    @property
+    def weights(self) -> str:
+        if self.positions.tensors:
+            return "All other weights are those of the base."
+        return "The weights are those of the base."
+
+    def what_grows(self, base: str) -> str:
+        if self.positions.tensors:
+            return f"The position table of {base} was lengthened"
+        return f"The distance that {base} tells apart was raised"
 
     def compared(self) -> Table:
         rows = []
@@ -64,10 +76,10 @@ def make_table_plan(
 ) -> TablePlan:
     """The plan for a config that rotates nothing; one that no config carries is refused, but for a
     model `in_memory` where that has a method."""
-    positions = families.read_positions(dict(config))
+    positions = read_positions(dict(config))
     assert positions is not None  # the caller has asked whether it rotates
     if not (positions.carried or (in_memory and positions.kind == "alibi")):
-        raise UnsupportedModel(families.refusal(positions))
+        raise UnsupportedModel(refusal(positions))
     positions = _check_options(recipe, positions)
     target = resolve_target(recipe, positions.context)
     known = tables.methods_for(positions)
@@ -91,22 +103,6 @@ def make_table_plan(
         edits=tuple(families.diff(dict(config), written)),
         warnings=table_warnings(PlannedTable(positions, target, method)),
     )
-
-
-def plan_config(
-    config: Mapping[str, Any],
-    recipe: Extend,
-    name: str = "MODEL",
-    fold: FoldOptions | None = None,
-) -> ExtensionPlan:
-    """The plan for a model in memory, by the scheme that its config has."""
-    if recipe.method == self_extend.NAME:
-        return make_folded_plan(config, recipe, name, fold or FoldOptions())
-    if fold is not None:
-        raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
-    if families.read_positions(dict(config)) is None:
-        return make_plan(config, recipe, name)
-    return make_table_plan(config, recipe, name, in_memory=True)
 
 
 def _check_options(recipe: Extend, positions: Positions) -> Positions:
@@ -143,3 +139,11 @@ def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> 
     if isinstance(over, dict):  # of old CLIPs, with class defaults for what it does not name
         over[positions.key] = part[positions.key]
     return out
+
+
+def growth_of(snapshot: Snapshot, record: Record) -> Growth:
+    """What the recorded extension made of a checkpoint's position tables."""
+    before = read_positions(record.base["config"])
+    if before is None or record.method not in tables.methods_for(before):
+        raise InputError(f"{snapshot.name}: ropext.json holds no position table; see ropext verify")
+    return growth(before, record.method, record.target)

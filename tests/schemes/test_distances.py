@@ -11,12 +11,12 @@ import torch
 from command_line import run
 
 import ropext
-from ropext import families
+from ropext import schemes
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.families.config import census
-from ropext.families.positions import DISTANCES, OTHERS
 from ropext.patching import unpatch
 from ropext.scaling.tables import starts
+from ropext.schemes.reading import DISTANCES, OTHERS
 
 T5 = {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 T5_TEXT = {"vocab_size": 99, "hidden_size": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2}
@@ -136,7 +136,7 @@ def test_stock_reads_the_key_as_the_formula_has_it(made, model_type):
     cls = getattr(transformers, MODELS[model_type][0])
     ends = []
     for place in (base, extended.output):
-        found = families.read_positions(json.loads((place / "config.json").read_text()))
+        found = schemes.read_positions(json.loads((place / "config.json").read_text()))
         formulas = [list(starts(found, causal=causal)) for causal in (False, True)]
         told = told_by_stock(cls.from_pretrained(place))
         assert told
@@ -168,7 +168,7 @@ def test_one_key_changes_and_no_byte_of_a_weight(made, model_type):
 
 
 def test_buckets_worked_by_hand():
-    t5 = families.read_positions({"model_type": "t5"})
+    t5 = schemes.read_positions({"model_type": "t5"})
     # 32 buckets, half for each side: 8 exact, then 8 of a factor 16**(1/8), the root of 2.
     assert starts(t5)[8:] == [8, 12, 16, 23, 32, 46, 64, 91]
     # To 512 the factor is 64**(1/8) = 2**(3/4); to 2,048 it is 2, where borders are whole numbers.
@@ -177,7 +177,7 @@ def test_buckets_worked_by_hand():
     assert starts(t5, causal=True)[-1] == math.ceil(16 * 8 ** (15 / 16)) == 113
     # DeBERTa-v3: 256 to each side; 256 tokens are 128 + ceil(127 ln 2 / ln (511/128)) = 192.
     v3 = {"model_type": "deberta-v2", "relative_attention": True, "position_biased_input": False}
-    v3 = families.read_positions(v3 | {"position_buckets": 256, "max_relative_positions": -1})
+    v3 = schemes.read_positions(v3 | {"position_buckets": 256, "max_relative_positions": -1})
     assert (v3.key, v3.context) == ("max_position_embeddings", 512)
     assert sum(start <= 256 for start in starts(v3)) - 1 == 192
     assert starts(v3)[-1] == 512
@@ -229,9 +229,9 @@ def test_more_than_is_read_is_not_claimed(tmp_path):
 
 
 def test_a_key_that_stock_does_not_read_gets_no_name(made, tmp_path, monkeypatch):
-    from ropext.planning import tables
+    from ropext.schemes import plan
 
-    monkeypatch.setattr(tables, "lengthened", lambda config, *_: dict(config))
+    monkeypatch.setattr(plan, "lengthened", lambda config, *_: dict(config))
     with pytest.raises(ProofFailed, match="apart up to a distance of 91, which is not what"):
         ropext.extend(made("t5")[0], tmp_path / "out", factor=4)
     assert not (tmp_path / "out").exists()
@@ -269,9 +269,9 @@ def test_every_such_type_of_the_census_has_a_row_or_a_reason():
     types = {name for name, known in census().items() if known.scheme in kinds}
     assert types <= set(DISTANCES) | set(OTHERS)
     for name in types:
-        found = families.read_positions({"model_type": name})
+        found = schemes.read_positions({"model_type": name})
         assert bool(found.key) == (name in DISTANCES and name not in ("deberta-v2", "xlnet"))
-        assert found.key or name in families.refusal(found)
+        assert found.key or name in schemes.refusal(found)
 
 
 @pytest.mark.parametrize(
