@@ -26,7 +26,7 @@ _PLACES = {
     "push": "ropext.pipeline.public:push",
     "run": "ropext.pipeline.public:run",
     "save": "ropext.patching:save",
-    "verify": "ropext.verifying:check_directory",
+    "verify": "ropext.verifying:verify",
 }
 
 __all__ = ["__version__", *_PLACES]

@@ -2,8 +2,9 @@
 
     python scripts/make_signatures.py
 
-What stands in a function's own source is taken as it is; the options of its **options follow from
-their class. One line holds one function. A test checks that the file is what this writes.
+What stands in a function's own source is taken as it is; the options come from the signature that
+Python shows (ropext/options/door.py). One line holds one function. A test checks that the file is
+what this writes.
 """
 
 import ast
@@ -14,16 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 # The tree in which this script lies, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ropext
-from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Choosing, Extend, Writing
-from ropext.options.fields import PLACE_ROLES, Role, item_of, role_of
-from ropext.options.training import Finetune, Fit
+from ropext.options.fields import TextsOrPlace
 
 PATH = Path(ropext.__file__).with_suffix(".pyi")
 HEAD = """\
@@ -31,14 +27,12 @@ HEAD = """\
 # fmt: off
 # ruff: noqa
 """
-OPTIONS = {
-    "evaluate": (Evaluate,), "extend": (Extend, Writing, Choosing), "finetune": (Finetune,),
-    "fit": (Fit,), "patch": (Extend,), "plan": (Extend,),
-}  # fmt: skip
 ALWAYS = {
     "Literal": "from typing import Literal",
+    "Optional": "from typing import Optional",
     "Sequence": "from collections.abc import Sequence",
     "TextsOrPlace": "from ropext.options.fields import TextsOrPlace",
+    "Path": "from pathlib import Path",
     "Gate": "from ropext.results.gates import Gate",
 }
 
@@ -59,19 +53,12 @@ def imports_of(module: ModuleType, tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def of_python(name: str, info: FieldInfo) -> str:
+def of_python(parameter: inspect.Parameter) -> str:
     """One option, as what a caller may give."""
-    item, is_list, choices = item_of(info)
-    role = role_of(info)
-    kind = f"Literal{list(choices)}" if choices else item.__name__
-    if is_list:
-        kind = f"str | Sequence[{'int | str' if name == 'lengths' else kind}]"
-    elif role is Role.DOCUMENTS:
-        kind = "TextsOrPlace"
-    elif role in PLACE_ROLES:
-        kind = "str | Path"
-    none = " | None" if info.default is None else ""
-    return f"{name}: {kind}{none}={info.default!r}"
+    kind = inspect.formatannotation(parameter.annotation)
+    kind = kind.replace(inspect.formatannotation(TextsOrPlace), "TextsOrPlace")
+    kind = kind.replace("collections.abc.", "").replace("pathlib.", "")
+    return f"{parameter.name}: {kind}={parameter.default!r}"
 
 
 def definition(own: Any) -> tuple[ModuleType, ast.Module, ast.FunctionDef]:
@@ -81,15 +68,27 @@ def definition(own: Any) -> tuple[ModuleType, ast.Module, ast.FunctionDef]:
     return module, tree, next(node for node in nodes if node.name == own.__name__)
 
 
+def shown_default(
+    arg: ast.arg, default: ast.expr | None, shown: inspect.Parameter
+) -> ast.expr | None:
+    """The default of an argument; where Python shows none in place of it, none may be given."""
+    if default is None or shown.default is not None or isinstance(default, ast.Constant):
+        return default
+    arg.annotation = ast.BinOp(arg.annotation, ast.BitOr(), ast.Constant(None))
+    return ast.Constant(None)
+
+
 def arguments_of(name: str, node: ast.FunctionDef) -> str:
     """As they stand, the options spelled out."""
-    if name not in OPTIONS:
-        return ast.unparse(node.args)
-    node.args.kwarg = None
-    parts = [ast.unparse(node.args), *([] if node.args.kwonlyargs else ["*"])]
-    stated = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-    fields = {key: info for kind in OPTIONS[name] for key, info in kind.model_fields.items()}
-    return ", ".join([*parts, *(of_python(k, v) for k, v in fields.items() if k not in stated)])
+    shown = inspect.signature(getattr(ropext, name)).parameters
+    args = node.args
+    args.kwarg = None
+    pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    args.kw_defaults = [shown_default(arg, value, shown[arg.arg]) for arg, value in pairs]
+    stated = {arg.arg for arg in (*args.args, *args.kwonlyargs, args.vararg) if arg is not None}
+    options = [of_python(one) for one in shown.values() if one.name not in stated]
+    star = ["*"] if options and not args.kwonlyargs else []
+    return ", ".join([ast.unparse(args), *star, *options])
 
 
 def function(name: str) -> tuple[str, set[str]]:

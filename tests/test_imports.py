@@ -55,17 +55,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 67,
-    "plan ropext://demo --factor 4": 73,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 82,
+    "inspect ropext://demo": 68,
+    "plan ropext://demo --factor 4": 74,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 83,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 82,
-    "verify out": 81,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 130,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 151,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 154,
-    "run recipe.yaml -o ran": 143,
+    "extend ropext://demo --factor 4 -o out": 83,
+    "verify out": 82,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 131,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 152,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 155,
+    "run recipe.yaml -o ran": 144,
 }
 RECIPE = """\
 model: ropext://demo

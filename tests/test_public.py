@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import inspect
 import runpy
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import ropext
-from ropext.errors import InputError, UsageError
+from ropext.bundled import MODELS
+from ropext.errors import InputError, RopextError, UsageError
 
 
 @pytest.mark.parametrize("name", [n for n in ropext.__all__ if n != "__version__"])
@@ -33,6 +35,98 @@ def test_a_loaded_model_is_refused_with_what_writes_one(name, tmp_path):
     options = more.get(name, {"data": ["text"], "output": tmp_path / "out"})
     with pytest.raises(UsageError, match=r"not a Loaded; .* `ropext\.save\(model, DIR\)`"):
         getattr(ropext, name)(Loaded(), **options)
+
+
+# What each function is called with, beside the argument that is wrong.
+RIGHT = {
+    "compare": {"output": "compared"},
+    "evaluate": {"model": "ropext://demo", "output": "run", "data": ["text"]},
+    "extend": {"model": "ropext://demo", "output": "out", "factor": 4},
+    "finetune": {"directory": "ropext://demo", "data": ["text"], "output": "out"},
+    "fit": {"model": "ropext://demo", "data": ["text"], "output": "out", "factor": 4},
+    "inspect": {"model": "ropext://demo"},
+    "patch": {"factor": 4},
+    "plan": {"model": "ropext://demo", "factor": 4},
+    "push": {"directory": "out", "repository": "ORG/NAME"},
+    "run": {"recipe": {"model": "ropext://demo", "extend": {"factor": 4}}, "output": "out"},
+    "save": {"directory": "out"},
+    "verify": {"directory": "out"},
+}
+NAMES = tuple(name for name in ropext.__all__ if name != "__version__")
+SHOWN = {name: inspect.signature(getattr(ropext, name)).parameters for name in NAMES}
+PARAMETERS = [(name, word) for name in NAMES for word in SHOWN[name]]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A folder with an extended checkpoint, and a model that was patched."""
+    from transformers import AutoModelForCausalLM
+
+    place = tmp_path_factory.mktemp("public")
+    ropext.extend("ropext://demo", place / "out", factor=4, method="pi", no_verify=True)
+    model = AutoModelForCausalLM.from_pretrained(MODELS["ropext://demo"])
+    return place, ropext.patch(model, method="pi", factor=4)
+
+
+@pytest.mark.parametrize(("name", "word"), PARAMETERS)
+def test_an_argument_of_another_kind_is_a_sentence(out, name, word, monkeypatch):
+    place, model = out
+    monkeypatch.chdir(place)
+    right = {"model": model} if name in ("patch", "save") else {}
+    given = right | RIGHT[name] | {word: object()}
+    runs = [given.pop("runs")] if "runs" in given else []
+    if word == "target":
+        given.pop("factor", None)
+    with pytest.raises(RopextError, match="object"):
+        getattr(ropext, name)(*runs, **given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_shows_every_argument_with_a_line_about_it(name):
+    function = getattr(ropext, name)
+    assert function.__name__ == name
+    shown = inspect.signature(function).parameters
+    kinds = {parameter.kind for parameter in shown.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    assert " at 0x" not in str(inspect.signature(function))
+    lines = inspect.getdoc(function).partition("Arguments:\n")[2].splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == list(shown)
+    assert all(len(line.partition(": ")[2]) > 5 for line in lines)
+    if name in RIGHT and "factor" in shown and name != "evaluate":
+        assert shown["factor"].default is None
+        assert shown["factor"].annotation == float | None
+
+
+def test_the_signatures_of_python_and_of_editors_have_the_same_arguments():
+    tree = ast.parse(Path(ropext.__file__).with_suffix(".pyi").read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+            shown = inspect.signature(getattr(ropext, node.name)).parameters
+            assert names == [word for word in shown if word != "runs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sentence"),
+    [
+        (
+            "evaluate",
+            {"model": "x", "methods": "pi"},
+            "unknown option 'methods'; did you mean method",
+        ),
+        ("plan", {"model": "x", "for": "vllm"}, "unknown option 'for'; did you mean for_loaders"),
+        ("run", {"recipe": "x", "forse": True}, "unknown option 'forse'; did you mean force"),
+        ("save", {"model": "x", "zzz": 1}, "unknown option 'zzz'; known are model, directory, no"),
+        ("extend", {"model": "x"}, "missing a required argument: 'output'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_a_sentence(name, given, sentence):
+    with pytest.raises(UsageError, match=rf"^ropext\.{name}: {sentence}"):
+        getattr(ropext, name)(**given)
+
+
+def test_none_is_an_option_that_was_not_given():
+    assert ropext.plan("ropext://demo", factor=4, method=None, revision=None).target == 1024
 
 
 def test_a_name_that_is_too_long_for_a_file_is_a_sentence():

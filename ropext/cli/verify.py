@@ -143,7 +143,7 @@ def command(
         out.say(text.edit_lines(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
-    result = verifying.check_directory(
+    result = verifying.verify(
         directory,
         against=against,
         deep=deep,

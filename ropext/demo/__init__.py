@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.narration import Hooks, Say, Show, kept_after_interrupt, pasted, silent, unseen
+from ropext.narration import Hooks as Hooks
+from ropext.narration import Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.options.fields import flag
 from ropext.report import evaluation, html, plots
 from ropext.report.cells import Column, nats, point_of_two, share, shown, table_of
@@ -142,7 +143,7 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
             say("[1/2] Extend by YaRN and prove it, fine-tune it; measure it beside the base.")
             ropext.run(recipe, folder / "out", command=calls[0], say=say, show=show)
             say(f"[2/2] Measure {', '.join(methods)} on the same tokens, in memory.")
-            ropext.evaluate(MODEL, folder / "methods", hooks=Hooks(say, show), **reading)
+            ropext.evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)
         gates = judge(folder)
         rows = rows_of(numbers, recipe.finetuning["steps"])

@@ -13,6 +13,7 @@ from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
 from ropext.inputs import model_name
+from ropext.options.door import public
 from ropext.options.extend import Extend, resolve_target
 from ropext.rope import Positions, RopeSite, Spectrum
 from ropext.schemes import read_positions
@@ -98,6 +99,7 @@ class Inspection:
         return head | facts | kv | {"limits": self.limits}
 
 
+@public()
 def inspect(
     model: str | Path,
     *,
@@ -107,7 +109,8 @@ def inspect(
     original_context: int | None = None,
     revision: str | None = None,
 ) -> "Inspection | Unrotated":
-    """What position scheme a model has, and what follows from it."""
+    """Return what position scheme a model has, and what follows from it."""
+    Extend(context=context, original_context=original_context)  # refused where they are no lengths
     snapshot = open_model(model, revision=revision)
     if (positions := positions_of(snapshot)) is not None:
         from ropext.schemes.inspection import inspect_scheme  # late: no rotary model needs it

@@ -12,6 +12,7 @@ from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.inputs import read_text
 from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, make_folded_plan, make_plan, reached
 from ropext.scaling import self_extend
@@ -19,8 +20,9 @@ from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
 
 
+@public(Extend)
 def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
-    """What `extend` would do; `options` are the fields of ropext.options.Extend."""
+    """Return what `extend` would do."""
     return planned(open_model(model, revision=revision), str(model), options)
 
 

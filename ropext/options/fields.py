@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ropext.errors import UsageError
+from ropext.errors import UsageError, did_you_mean
 from ropext.forms import decoded
 from ropext.lengths import parse_length, parse_lengths
 
@@ -342,8 +342,9 @@ class Options(BaseModel):
                     raise first["ctx"]["error"] from None
                 name = str(first["loc"][0])
                 if first["type"] == "extra_forbidden":
-                    known = ", ".join(type(self).model_fields)
-                    raise UsageError(f"unknown option {name!r}; known are {known}") from None
+                    names = type(self).model_fields
+                    hint = did_you_mean(name, names, f"known are {', '.join(names)}")
+                    raise UsageError(f"unknown option {name!r}; {hint}") from None
                 raise UsageError(f"{flag(name)} {wish(first)}") from None
 
         # Options in options are then checked as a part; errors name their place in the whole.

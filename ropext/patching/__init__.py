@@ -25,7 +25,9 @@ from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.inputs import from_home
 from ropext.inspecting import plan_config
 from ropext.jsontext import JsonObject
-from ropext.options.extend import parse_extend
+from ropext.options.door import public
+from ropext.options.evaluate import SelfExtend
+from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import Link
 from ropext.planning import ExtensionPlan
 from ropext.rope import CONFIG
@@ -353,7 +355,7 @@ def plan_of(
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
     name = _name(live) or type(live).__name__
-    fold = FoldOptions(window, group, literal)
+    fold = SelfExtend(window=window, group=group, literal=literal).fold
     given = None if fold == FoldOptions() else fold
     return plan_config(_original(live), parse_extend(options), name, given)
 
@@ -365,6 +367,7 @@ def _original(live: Any) -> dict[str, Any]:
     return config
 
 
+@public(SelfExtend, Extend)
 def patch(
     model: Model,
     *,
@@ -373,7 +376,7 @@ def patch(
     literal: bool = False,
     **options: Any,
 ) -> Model:
-    """Extend a loaded model in place; `options` are the fields of a Recipe (method, factor, ...).
+    """Extend a loaded model in place, and return it.
 
     Its logits then equal those of the checkpoint that `ropext extend` writes with these options.
     Method `self-extend`, which no checkpoint says, takes `window`, `group` and `literal` (the
@@ -387,9 +390,11 @@ def patch(
     return model
 
 
+@public()
 def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = False) -> Path:
     """Write a patched model in stock format, with every spelling that loaders read, and its
     record. It is proved as `extend` proves what it writes, unless `no_verify` says not to."""
+    Writing(no_verify=no_verify)  # refused where it is no flag
     live = base_model(model)
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     if made is None:

@@ -14,9 +14,12 @@ from ropext.checkpoint.card import README
 from ropext.inputs import from_home, model_name
 from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
-from ropext.options.extend import is_run
+from ropext.options.door import public
+from ropext.options.evaluate import Evaluate
+from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.options.fields import TextsOrPlace, as_place
 from ropext.options.recipe import Recipe
+from ropext.options.training import Finetune, Fit
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ropext.training.result import Finetuned, Fitted
 
 
+@public(Extend, Writing, Choosing)
 def extend(
     model: str | Path,
     output: str | Path,
@@ -39,8 +43,7 @@ def extend(
     say: Say = silent,
     **options: Any,
 ) -> "Extended | Ran":
-    """Write an extended checkpoint and prove it; `options` are the fields of options.extend's
-    Extend and Writing.
+    """Write an extended checkpoint and prove it.
 
     With method="auto" the method is chosen by measuring on `data`, and all that a run did is
     returned (`Ran.raise_if_failed` turns failed gates into an error).
@@ -63,6 +66,7 @@ def extend(
         return running.run(recipe, output, call)
 
 
+@public()
 def run(
     recipe: str | Path | Mapping[str, Any] | Recipe,
     output: str | Path | None = None,
@@ -106,6 +110,7 @@ def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
         yield str(file)
 
 
+@public(Finetune)
 def finetune(
     directory: str | Path,
     data: TextsOrPlace,
@@ -115,8 +120,7 @@ def finetune(
     say: Say = silent,
     **options: Any,
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint; `options` are the fields of options.training.Finetune."""
-    from ropext.options.training import Finetune
+    """Fine-tune an extended checkpoint."""
     from ropext.training.request import FinetuneRequest
 
     place = from_home(output)
@@ -128,6 +132,7 @@ def finetune(
     return done
 
 
+@public(Fit)
 def fit(
     model: str | Path,
     data: TextsOrPlace,
@@ -139,12 +144,11 @@ def fit(
     revision: str | None = None,
     **options: Any,
 ) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen; `options` are the fields of options.training.Fit. Of
-    a GGUF it is fitted on the dequantised weights, and OUTPUT also has the file with it.
+    """Fit a spectrum with the weights frozen. Of a GGUF it is fitted on the dequantised weights,
+    and OUTPUT also has the file with it.
 
     Under `accelerate launch` the first process has the result, the others None.
     """
-    from ropext.options.training import Fit
     from ropext.pipeline.fitting import fit_request
 
     place = from_home(output)
@@ -154,42 +158,47 @@ def fit(
         return job.make(place, call)
 
 
+@public(Evaluate)
 def evaluate(
     model: str | Path,
     output: str | Path | None = None,
     *,
-    hooks: Hooks = SILENT,
+    say: Say = silent,
+    show: Show = unseen,
+    stop: Callable[[], bool] = SILENT.stop,
     revision: str | None = None,
     trust_remote_code: bool = False,
     force: bool = False,
-    gates: "Sequence[Gate]" = (),
+    gates: "Sequence[str | Gate]" = (),
     losses: str | Path | None = None,
     **options: Any,
 ) -> "Measurement":
-    """Measure a model on long text and by retrieval, and with `output` write the report there too;
-    `options` are the fields of options.evaluate.Evaluate, `losses` is a parquet file for the loss
-    of every token, `gates` that name what is not measured are refused."""
+    """Measure a model on long text and by retrieval; with `output` the report is written there, and
+    the same call goes on where it stopped. `gates` that name what is not measured are refused."""
     from ropext.evaluation.request import EvaluationRequest
-    from ropext.options.evaluate import Evaluate
+    from ropext.results.gates import as_gates
 
-    call = Call(hooks, (), force, trust_remote_code)
+    call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
     place = None if output is None else from_home(output)
-    losses = None if losses is None else Path(losses)
-    request = EvaluationRequest(model_name(model), Evaluate(**options), revision, gates, losses)
+    kept = None if losses is None else from_home(losses)
+    conditions = as_gates(gates)
+    request = EvaluationRequest(model_name(model), Evaluate(**options), revision, conditions, kept)
     with request.prepared(place, call) as job:
         return job.make(place, call)
 
 
+@public()
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     """Set finished evaluations side by side, paired on the same tokens: a run directory, or
     RUN:VARIANT; with `output` write the report there too."""
     from ropext.report.evaluation import compare_runs
 
-    return compare_runs([str(run) for run in runs], None if output is None else from_home(output))[
-        1
-    ]
+    names = [str(from_home(run)) for run in runs]
+    place = None if output is None else from_home(output)
+    return compare_runs(names, place)[1]
 
 
+@public()
 def push(
     directory: str | Path,
     repository: str,

@@ -81,6 +81,19 @@ class Outcome:
     is_uncertain: bool = False  # the value alone would pass
 
 
+def as_gates(given: object) -> list[Gate]:
+    """Read gates, each a text or read already."""
+    if not isinstance(given, list | tuple):
+        raise UsageError(f"gates are a list of texts, was {repr(given)[:60]}; write {GRAMMAR}")
+    gates = list[Gate]()
+    for one in given:
+        if isinstance(one, Gate):
+            gates.append(one)
+        else:
+            gates.append(parse_gate(str(one)))
+    return gates
+
+
 def parse_gate(text: str) -> Gate:
     """Read one gate; what it does not understand is refused with the grammar."""
     match = _GATE.fullmatch(text)

@@ -9,6 +9,7 @@ from ropext.errors import UsageError
 from ropext.inputs import model_name
 from ropext.inspecting import open_model, positions_of, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
+from ropext.options.door import public
 from ropext.ports.beside import PlainServer
 from ropext.ports.server import require_server
 from ropext.rope import Positions
@@ -19,34 +20,42 @@ from ropext.verifying.endpoint import AskedServer, check_plan
 from ropext.verifying.repair import repair, write_config
 from ropext.verifying.weights import check_other_sets
 
-__all__ = ["Check", "Verification", "check_directory", "repair", "write_config"]
+__all__ = ["Check", "Verification", "repair", "verify", "write_config"]
 
 
-def check_directory(
+@public()
+def verify(
     directory: str | Path,
     *,
-    against: str | None = None,
+    against: str | Path | None = None,
     deep: bool = False,
     record: bool = False,
     endpoint: str | None = None,
     beside: PlainServer | None = None,
     tolerance: float | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
     trust_remote_code: bool = False,
     say: Say = silent,
     show: Show = unseen,
-    **loading: Any,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
     `record` writes into that record what `deep` compares with. With `endpoint`, a running server
-    is asked too; `loading` says how transformers runs beside it. A saved plan in place of the
-    directory is held against a server that runs its base by an override. With `beside`, the server
-    is held against one of the plain model, and no model is loaded; `tolerance` is in nats.
+    is asked too, and transformers runs beside it by `dtype` and `device`.
+    A saved plan in place of the directory is held against a server that runs its base by an
+    override. With `beside`, the server is held against one of the plain model, and no model is
+    loaded; `tolerance` is in nats.
     """
-    loading |= {"trust_remote_code": trust_remote_code}
-    directory = model_name(directory)
+    loading: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+    }
     if tolerance is not None:
-        loading |= {"tolerance": tolerance}
+        loading["tolerance"] = tolerance
+    directory = model_name(directory)
+    against = None if against is None else str(against)
     if endpoint is not None:
         require_server(endpoint)
     if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():

@@ -117,7 +117,7 @@ def test_an_interrupted_run_goes_on_from_the_next_item(model, whole, tmp_path, m
     done = []
     hooks = Hooks(show=lambda read, *_: read and done.append(read), stop=lambda: len(done) >= 2)
     with pytest.raises(Interrupted, match="2 finished pieces"):
-        evaluate(model, tmp_path / "run", hooks=hooks, **ASKED)
+        evaluate(model, tmp_path / "run", **vars(hooks), **ASKED)
     done = evaluate(model, tmp_path / "run", **ASKED)
     assert done.resumed == 2
     assert (done.path / "items.jsonl").read_bytes() == (whole.path / "items.jsonl").read_bytes()
@@ -134,7 +134,7 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
         )
     expected = []
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
-    evaluate(model, hooks=hooks, **ASKED)
+    evaluate(model, **vars(hooks), **ASKED)
     costs = costs_of(model, **ASKED)
     # One haystack of two questions, and four prompts alone.
     assert [part.passes for part in costs.work] == [2, 1, 2]

@@ -175,7 +175,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(place, whole):
     done, path = [], place / "stopped"
     hooks = Hooks(show=lambda read, *_: read and done.append(1), stop=lambda: len(done) >= 12)
     with pytest.raises(Stopped, match="12 finished pieces are kept"):
-        evaluate(str(place / "model"), path, hooks=hooks, **asked(place))
+        evaluate(str(place / "model"), path, **vars(hooks), **asked(place))
     again = evaluate(str(place / "model"), path, **asked(place))
     assert again.resumed == 12
     same_files(path, whole.path, *KEPT, "plots/nll-by-position.png")
@@ -183,7 +183,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(place, whole):
 
 def test_an_interrupt_with_nothing_to_keep(place):
     with pytest.raises(NothingKept) as caught:
-        evaluate(str(place / "model"), hooks=Hooks(stop=lambda: True), **asked(place))
+        evaluate(str(place / "model"), stop=lambda: True, **asked(place))
     assert caught.value.exit_code == 130
 
 
@@ -198,7 +198,7 @@ def test_an_interrupt_while_documents_or_weights_load_is_heard(place, monkeypatc
     monkeypatch.setattr("ropext.evaluation.session.load_model", load)
     hooks = Hooks(stop=lambda: asked_so_far.append(1) or len(asked_so_far) >= asks)
     with pytest.raises(NothingKept):
-        evaluate(str(place / "model"), hooks=hooks, **asked(place))
+        evaluate(str(place / "model"), **vars(hooks), **asked(place))
     assert (len(asked_so_far), len(loaded)) == (asks, loads)
 
 
@@ -212,7 +212,7 @@ def test_killed_and_resumed_gives_the_same_bytes(place, whole):
             os.kill(os.getpid(), signal.SIGKILL)
 
     model, output = str(place / "model"), place / "killed"
-    call = partial(evaluate, model, output, hooks=Hooks(show=show), **asked(place))
+    call = partial(evaluate, model, output, show=show, **asked(place))
     assert Forked(call, place).wait()[0] == -signal.SIGKILL
     assert not (output / "results.json").exists()
     (output / "variants" / ".torn.npy.0123456789abcdef.ropext-tmp").write_bytes(b"half")
@@ -284,7 +284,7 @@ def test_force_replaces_another_run_and_nothing_else(place):
 
 def test_retrieval_alone_needs_no_data(place):
     heard, options = [], {"tasks": "copy", "items": 2, "depths": "0.5", "haystack": "noise"}
-    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
+    done = evaluate(str(place / "model"), say=heard.append, **options)
     (label,) = [own for own in done.results["variants"] if own != "base"]
     assert label == "untouched"
     assert done.results["documents"] is None
@@ -311,7 +311,7 @@ def test_a_longrope_with_two_sets_is_read_in_two_passes(place):
     write_checkpoint(path, max_position_embeddings=256, rope_parameters=rope("longrope"))
     heard = []
     options = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS, "context": CONTEXT}
-    done = evaluate(str(path), hooks=Hooks(say=heard.append), **options)
+    done = evaluate(str(path), say=heard.append, **options)
     (label,) = [own for own in done.results["variants"] if own != "base"]
     passes = done.results["variants"][label]["passes"]
     assert passes == {"pass-64": 64, "pass-256": 256}
@@ -376,7 +376,7 @@ def test_dropped_lengths_and_documents_are_said(place):
     heard = []
     options = asked(place, tasks=None, lengths=None, data=str(place / "mixed.jsonl"))
     untouched = options | {"method": None, "factor": None}
-    done = evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **untouched)
+    done = evaluate(str(place / "model"), say=heard.append, **untouched)
     assert done.results["lengths"][-1] == 32
     assert any("lengths 64 are left out: of 12 documents 5 reach 64" in line for line in heard)
     # The target of an extension is what one asks about.
@@ -391,14 +391,14 @@ def test_dropped_lengths_and_documents_are_said(place):
 def test_lengths_beyond_the_config_name_extend(place):
     heard = []
     options = asked(place, tasks=None, method=None, factor=None)
-    evaluate(str(place / "model"), hooks=Hooks(say=heard.append), **options)
+    evaluate(str(place / "model"), say=heard.append, **options)
     assert any("`ropext extend` of the base makes a checkpoint" in line for line in heard)
 
 
 def test_the_dry_run_counts_what_is_then_done(place):
     units = []
     hooks = Hooks(show=lambda done, total, what: units.append((done, total)))
-    evaluate(str(place / "model"), hooks=hooks, **asked(place))
+    evaluate(str(place / "model"), **vars(hooks), **asked(place))
     setting = evaluation_of(place / "model", **asked(place))
     costs = costs_of(place / "model", **asked(place))
     assert units[-1] == (costs.tokens, costs.tokens)
@@ -424,7 +424,7 @@ def test_the_dry_run_counts_the_bytes_of_the_weights(place, tmp_path, tied, dtyp
 def test_what_the_first_unit_took_is_said_and_kept(place, tmp_path):
     resource, heard = pytest.importorskip("resource"), []
     hooks = Hooks(say=heard.append)
-    evaluate(str(place / "model"), tmp_path / "run", hooks=hooks, **asked(place))
+    evaluate(str(place / "model"), tmp_path / "run", **vars(hooks), **asked(place))
     (line,) = (tmp_path / "run" / "used.log").read_text("utf-8").splitlines()
     used = json.loads(line)
     # The highest so far of this process, of which the kernel tells in KiB.
@@ -433,7 +433,7 @@ def test_what_the_first_unit_took_is_said_and_kept(place, tmp_path):
     (said,) = [sentence for sentence in heard if "at the peak" in sentence]
     assert said.startswith(f"{used['what']} took {used['seconds']:.2g} s, and ")
     # Nothing is read a second time, and nothing took anything.
-    evaluate(str(place / "model"), tmp_path / "run", hooks=hooks, **asked(place))
+    evaluate(str(place / "model"), tmp_path / "run", **vars(hooks), **asked(place))
     assert len((tmp_path / "run" / "used.log").read_text("utf-8").splitlines()) == 1
 
 

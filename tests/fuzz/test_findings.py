@@ -21,7 +21,7 @@ from ropext.inputs import read_text
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
 from ropext.scaling import METHODS
-from ropext.verifying import check_directory, repair
+from ropext.verifying import repair, verify
 
 SMALL = seeds.SMALL_LLAMA
 
@@ -92,7 +92,7 @@ def test_a_record_with_an_impossible_length_is_damaged(checkpoint, key, value):
     content = copy.deepcopy(seeds.records()[0]) | {key: value}
     (checkpoint / "ropext.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=f"damaged: {key}"):
-        check_directory(checkpoint)
+        verify(checkpoint)
 
 
 DAMAGE = {
@@ -119,7 +119,7 @@ def test_a_damaged_plan_is_told(checkpoint, tmp_path, monkeypatch, key, value):
     (tmp_path / "plan.json").write_text(json.dumps(made))
     monkeypatch.setattr("ropext.proof.build", lambda *a, **k: pytest.fail("not worth a build"))
     with pytest.raises(InputError, match="damaged"):
-        check_directory(checkpoint, against=str(tmp_path / "plan.json"))
+        verify(checkpoint, against=str(tmp_path / "plan.json"))
 
 
 def test_a_theta_that_float32_cannot_hold_is_not_written():
@@ -402,13 +402,13 @@ def test_a_saved_plan_asks_no_more_of_stock_than_a_config_may(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(InputError, match="remove the key"):
-            check_directory(tmp_path / "plan.json", endpoint=url)
+            verify(tmp_path / "plan.json", endpoint=url)
         server.shutdown()
     made["config"] = dict(SMALL)
     made["edits"] = [{"key": key, "before": value} for key, value in asked.items()]
     (tmp_path / "plan.json").write_text(json.dumps(made))
     with pytest.raises(InputError, match="remove the key"):  # the base by its edits
-        check_directory(checkpoint, against=str(tmp_path / "plan.json"))
+        verify(checkpoint, against=str(tmp_path / "plan.json"))
 
 
 def test_marks_without_an_end_are_looked_for_once():
@@ -436,7 +436,7 @@ def test_an_altered_record_is_one_sentence_of_every_command(checkpoint, damage):
         lambda: inspecting.plan(checkpoint, factor=2.0, from_original=True),
         lambda: inspecting.serving(str(checkpoint)),
         lambda: ropext.extend(checkpoint, checkpoint.parent / "out", factor=2.0, no_verify=True),
-        lambda: check_directory(checkpoint),
+        lambda: verify(checkpoint),
     ):
         with pytest.raises(InputError, match=r"ropext\.json is damaged"):
             command()

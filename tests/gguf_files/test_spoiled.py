@@ -90,7 +90,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                 shown = text.inspection(seen)
                 campaign.check_text(shown)
             campaign.attempt(inspecting.serving, str(base))
-            campaign.attempt(verifying.check_directory, str(base), deep=True)
+            campaign.attempt(verifying.verify, str(base), deep=True)
             options = {"factor": 4.0} | random.choice(METHODS)
             made = campaign.attempt(inspecting.plan, str(base), **options)
             if isinstance(made, RopextError):
@@ -102,7 +102,7 @@ def test_spoiled_files_keep_the_promise(seeds, tmp_path):
                 done = campaign.attempt(ropext.extend, str(base), out, **options)
                 if not isinstance(done, RopextError):
                     outcomes["extended"] += 1
-                    assert verifying.check_directory(out, against=str(base), deep=True).passed
+                    assert verifying.verify(out, against=str(base), deep=True).passed
                     out.unlink()
                     (tmp_path / "out.gguf.Modelfile").unlink()
         assert base.read_bytes() == content

@@ -258,7 +258,7 @@ def test_the_base_is_the_model_before_its_extension(tuned, base, stories):
 def test_the_merged_checkpoint_is_stock_verifies_and_keeps_config_ties_and_types(tuned, extended):
     _, output, _ = tuned
     assert (output / "config.json").read_bytes() == (extended / "config.json").read_bytes()
-    found = verifying.check_directory(output)
+    found = verifying.verify(output)
     assert found.passed, found.failures()
     old, new = (load_file(folder / "model.safetensors") for folder in (extended, output))
     assert old.keys() == new.keys()

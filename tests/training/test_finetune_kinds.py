@@ -49,7 +49,7 @@ def test_norms_and_tied_embeddings_can_be_trained_and_stay_tied(extended, storie
     assert changed == {
         name for name in old if "norm" in name or "q_proj" in name or "embed" in name
     }
-    assert verifying.check_directory(output).passed
+    assert verifying.verify(output).passed
     # The adapter has them too: on the base beside it, it is the merged model.
     base, merged = (AutoModelForCausalLM.from_pretrained(p) for p in (output / "base", output))
     ids = torch.arange(4, 60)[None]
@@ -138,7 +138,7 @@ def test_verify_holds_tied_weights_against_those_stored(extended, tmp_path):
             stored | {"lm_head.weight": other}, folder / "model.safetensors", {"format": "pt"}
         )
         (folder / "ropext.json").unlink(missing_ok=True)
-        checks = [c for c in verifying.check_directory(folder).checks if c.what == "tied weights"]
+        checks = [c for c in verifying.verify(folder).checks if c.what == "tied weights"]
         assert [c.passed for c in checks] == ([] if passed else [False])
     assert "lm_head.weight and model.embed_tokens.weight" in checks[0].sentence
 

@@ -146,7 +146,7 @@ def test_stock_transformers_builds_the_fitted_spectrum_from_what_is_written(fitt
     plain = 10000.0 ** (-np.arange(0, 32, 2) / 32)
     assert rotary.inv_freq.numpy() == pytest.approx(plain / done.pair_factors, rel=1e-6)
     assert rotary.attention_scaling == pytest.approx(done.attention_factor, rel=1e-6)
-    found = verifying.check_directory(output)
+    found = verifying.verify(output)
     assert found.passed, found.failures()
 
 
@@ -229,7 +229,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     assert written == (yarn / "config.json").read_bytes()
     record = json.loads((tmp_path / "out" / "ropext.json").read_text())
     assert (record["method"], record["fit"]["kept"]) == ("yarn", "start")
-    assert verifying.check_directory(tmp_path / "out").passed
+    assert verifying.verify(tmp_path / "out").passed
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +325,7 @@ def test_the_narrower_forms_are_written_by_their_own_keys(
     else:
         assert config["rope_theta"] == done.plan.knobs["theta"]
         assert done.attention_factor == 1
-    assert verifying.check_directory(tmp_path / "out").passed
+    assert verifying.verify(tmp_path / "out").passed
 
 
 def test_a_loader_decides_what_may_move(base, stories):

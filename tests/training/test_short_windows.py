@@ -117,7 +117,7 @@ def test_a_fit_in_short_rows_is_written_and_proved(base, stories, tmp_path):
     assert list(done.judgements) == [4]
     assert done.tokens == done.objective.tokens == 4 * 256
     assert len(done.losses) == 4
-    assert verifying.check_directory(tmp_path / "out").passed
+    assert verifying.verify(tmp_path / "out").passed
 
 
 @pytest.mark.slow
@@ -128,4 +128,4 @@ def test_glued_documents_are_trained_on(base, extended, stories, tmp_path):
     train("fit", base, str(stories), tmp_path / "fit", **FIT | glued)
     train("finetune", extended, str(stories), tmp_path / "tuned", **RUN | glued)
     for name in ("fit", "tuned"):
-        assert verifying.check_directory(tmp_path / name).passed
+        assert verifying.verify(tmp_path / name).passed

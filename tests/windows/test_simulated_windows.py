@@ -148,12 +148,11 @@ def test_a_console_of_cp1252(tmp_path):
 
 SCANNED = """\
 import tempfile, pathlib, ropext
-from ropext.narration import Hooks
 held = []
 def say(sentence):
     held.extend(map(open, pathlib.Path(tempfile.gettempdir()).glob("ropext-*/run/run.json")))
 options = {"data": "ropext://held-out", "lengths": [256], "max_docs": 1}
-print(ropext.evaluate("ropext://demo", hooks=Hooks(say=say), **options).frame.lengths)
+print(ropext.evaluate("ropext://demo", say=say, **options).frame.lengths)
 assert held
 """
 

@@ -1,0 +1,248 @@
+"""The public functions as Python shows them: every option in the signature and in the help, and a
+mistake in a call as a sentence."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature
+from os import PathLike
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+
+from pydantic.fields import FieldInfo
+
+from ropext.errors import UsageError, did_you_mean
+from ropext.options.extend import Reach, Writing
+from ropext.options.fields import (
+    PLACE_ROLES,
+    Options,
+    Role,
+    TextsOrPlace,
+    item_of,
+    role_of,
+    spelled,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of public functions that is no field of options."""
+
+    line: str
+    wish: str = ""  # what it must be; none: the function says it itself
+    fits: Callable[[object], bool] = lambda value: True
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_place(value: object) -> bool:
+    return isinstance(value, str | PathLike)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _are_places(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_place, value))
+
+
+def _has_answers(value: object) -> bool:
+    return hasattr(value, "answers")
+
+
+def _text(line: str) -> Argument:
+    return Argument(line, "a text", _is_text)
+
+
+def _flag(line: str) -> Argument:
+    return Argument(line, "true or false", _is_flag)
+
+
+def _called(line: str) -> Argument:
+    return Argument(line, "a function", callable)
+
+
+def _texts(line: str) -> Argument:
+    return Argument(line, "a list of texts", _are_texts)
+
+
+def _place(line: str) -> Argument:
+    return Argument(line, "a path", _is_place)
+
+
+ARGUMENTS = {
+    "against": _place("base, or saved plan, that it is held against"),
+    "base_model": _text("hub id that the card names as the base"),
+    "bars": _flag("show the bars of huggingface_hub"),
+    "begin": _text("first stage to do"),
+    "beside": Argument(
+        "server of the plain model, or a file with its answers", "a PlainServer", _has_answers
+    ),
+    "command": _texts("words of a command line, for the record"),
+    "data": Argument("documents: a place, a list of texts, or the rows of a dataset"),
+    "deep": _flag("compare every byte of the weights"),
+    "device": _text("where transformers runs beside the server: cpu, cuda"),
+    "directory": Argument("directory of a checkpoint"),
+    "dry_run": _flag("only say what would be done"),
+    "dtype": _text("type of the weights beside the server: auto, float32 ..."),
+    "endpoint": _text("URL of a running server, which is asked too"),
+    "force": _flag("replace what ropext wrote"),
+    "gates": Argument('conditions that the report shows, such as "gain@8k < 0"'),
+    "license": _text("license that the card names"),
+    "losses": _place("parquet file for the loss of every token"),
+    "model": Argument("directory, file or hub id of a model"),
+    "only": _text("the one stage to do"),
+    "output": Argument("where the result is kept"),
+    "overrides": _texts("recipe keys with other values: key=value"),
+    "public": _flag("make the repository a public one"),
+    "recipe": Argument("recipe: a file, the name of a bundled one, or a mapping"),
+    "record": _flag("write what `deep` compares with into the record"),
+    "repository": _text("OWNER/NAME on the hub"),
+    "results": Argument("runs of an evaluation, or RUN:VARIANT", "a list of paths", _are_places),
+    "revision": _text("branch, tag or commit of a hub id"),
+    "runs": Argument("runs of an evaluation, or RUN:VARIANT"),
+    "say": _called("hears each sentence of the narration, e.g. print"),
+    "show": _called("hears what is done, of how much, and what it is"),
+    "stop": _called("asked after each unit of work whether to end"),
+    "tolerance": Argument("how far the server may be off, in nats", "a number", _is_number),
+    "trust_remote_code": _flag("run the model's own code"),
+}
+
+
+def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function that takes the fields of these classes as `**options` say so: in its
+    signature, its help, and where a call names what it has not."""
+
+    def door(function: Callable[P, R]) -> Callable[P, R]:
+        shown = _signature(function, kinds)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given: dict[str, object] = {}
+            for name, value in kwargs.items():
+                if value is not None:  # which stands for "not given"
+                    given[name] = value
+            _check(function.__name__, shown, args, given)
+            return function(*args, **given)  # type: ignore[arg-type]
+
+        call.__signature__ = shown  # type: ignore[attr-defined]
+        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_lines(shown, kinds)}\n"
+        return call
+
+    return door
+
+
+def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
+    """Return the fields of all these classes."""
+    fields = dict[str, FieldInfo]()
+    for kind in kinds:
+        fields |= kind.model_fields
+    return fields
+
+
+def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) -> Signature:
+    """Return a function's signature with each option in the place of `**options`. A function that
+    stands as a default is not shown: its text is an address."""
+    stated = inspect.signature(function)
+    parameters = dict[str, Parameter]()
+    for name, parameter in stated.parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            continue
+        if callable(parameter.default) and parameter.default is not Parameter.empty:
+            annotation = parameter.annotation | None
+            parameter = parameter.replace(default=None, annotation=annotation)
+        parameters[name] = parameter
+    for name, info in fields_of(kinds).items():
+        if name not in parameters:
+            kind = Parameter.KEYWORD_ONLY
+            annotation = python_type(info)
+            parameters[name] = Parameter(name, kind, default=info.default, annotation=annotation)
+    return stated.replace(parameters=list(parameters.values()))
+
+
+def python_type(info: FieldInfo) -> object:
+    """Return what a caller may give for an option."""
+    item, is_list, choices = item_of(info)
+    role = role_of(info)
+    kind: object = item
+    if choices:
+        kind = Literal[choices]
+    elif role is Role.TOKENS:
+        kind = int | str  # 4k
+    elif role is Role.DOCUMENTS:
+        kind = TextsOrPlace
+    elif role in PLACE_ROLES and not is_list:
+        kind = str | Path
+    if is_list:
+        kind = str | Sequence[kind]  # type: ignore[valid-type]
+        if item is float:
+            kind = float | kind
+    if info.default is None:
+        kind = kind | None  # type: ignore[operator]
+    return kind
+
+
+def _lines(shown: Signature, kinds: Sequence[type[Options]]) -> str:
+    """Say of every argument what it is, one line each."""
+    fields = fields_of((Reach, Writing, *kinds))
+    lines = ["Arguments:"]
+    for name in shown.parameters:
+        if name in ARGUMENTS and name not in fields_of(kinds):
+            said = ARGUMENTS[name].line
+        else:
+            said = in_python(str(fields[name].description))
+        lines.append(f"    {name}: {said}")
+    return "\n".join(lines)
+
+
+def in_python(text: str) -> str:
+    """Write the flags in a help text as Python spells them."""
+    return re.sub(r"--([a-z][a-z-]*)", lambda match: _named(match[1]), text)
+
+
+def _named(word: str) -> str:
+    name = word.replace("-", "_")
+    for option in ("for_loaders", "evaluate"):
+        if spelled(option) == name:
+            return option
+    return name
+
+
+def _check(
+    name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
+) -> None:
+    """Refuse a call that the function cannot take, and arguments of another kind than they are."""
+    for word in given:
+        if word not in shown.parameters:
+            names = list(shown.parameters)
+            meant = _named(word)
+            hint = f"did you mean {meant}?"
+            if meant not in names:
+                hint = did_you_mean(word, names, f"known are {', '.join(names)}")
+            raise UsageError(f"ropext.{name}: unknown option {word!r}; {hint}")
+    try:
+        bound = shown.bind(*args, **given)
+    except TypeError as error:
+        raise UsageError(f"ropext.{name}: {error}") from None
+    for word, value in bound.arguments.items():
+        argument = ARGUMENTS.get(word)
+        if argument is not None and value is not None and not argument.fits(value):
+            raise UsageError(
+                f"ropext.{name}: {word} must be {argument.wish}, was {repr(value)[:60]}"
+            )
