@@ -2,9 +2,9 @@
 
 It is OUT.run beside the output OUT of fit, finetune and run; of eval the output itself.
 
-    run.json     the command, by name under "decides" what its numbers follow from, and what else is
-                 good to know
-    STEP.json    in a folder of records (`Ledger`): what became of one step, which is done `once`
+    run.json             the command, by name under "decides" what its numbers follow from, and what
+                         else is good to know
+    stages/STEP/run.json  the same of one step of a run, which is done once (`StepDir`)
 
 The same command with the same deciding values goes on in it. With other values it begins anew where
 that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
@@ -13,7 +13,8 @@ and a file whose name is none of `OURS` never deleted: a user put it there.
 Where the folder is the output itself, the manifest lists what a run wrote, under "files", each with
 its digest. What was edited since, and a result that is not listed, is kept: the command is refused
 until --force. Only while a run writes its results ("writes_results", until it is done) a result
-that is not listed may be its own, from before a kill.
+that is not listed may be its own, from before a kill. A step lists what it left wherever that
+lies, and nothing before it is finished.
 """
 
 import json
@@ -21,10 +22,10 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ropext import guard
 from ropext.atomic import HALF_WRITTEN
@@ -38,6 +39,7 @@ MANIFEST = "run.json"
 USED = "used.log"  # what first steps took
 STORES = "variants/"  # of an evaluation: what each model read
 UNITS = (STORES, "readings/", "steps/")
+STEPS = "stages"  # of a run: the folders of its steps
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
@@ -53,6 +55,7 @@ OURS = re.compile(
             r"(run|documents|results|choice)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
+            rf"{STEPS}/[a-z]+/{re.escape(MANIFEST)}",
             rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
             rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
             r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
@@ -65,6 +68,8 @@ OURS = re.compile(
 )
 RESULTS = "writes_results"  # in a manifest: a run has begun to write them
 LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # of a manifest as it is read
+SCHEMA = "schema"  # in what decides: a number that goes up when the same values give something else
+VERSIONS = "versions"  # in a manifest, of the libraries
 
 Flat = dict[str, Any]
 
@@ -116,8 +121,9 @@ class Workdir:
         elif (names := self._other(manifest)) and not force and has_work(folder):
             anew = "" if force is None else ", or --force to start over"
             raise OutputExists(
-                f"{folder} holds another run of ropext {self.command} (it differs in "
-                f"{_named(names)}); repeat that command to resume it, give another -o{anew}"
+                f"{folder} holds another run of ropext {self.command} "
+                f"({_unlike(names, 'it differs in ')}); repeat that command to resume it, give "
+                f"another -o{anew}"
             )
         if not force and (names := self._edited()):
             anew = "" if force is None else "; --force makes them anew"
@@ -155,9 +161,9 @@ class Workdir:
         assert manifest is not None
         self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})
 
-    def _write_manifest(self, files: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    def _write_manifest(self, files: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
         manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
-        if self._lists:
+        if self._lists and files is not None:
             manifest[guard.FILES] = files
         write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
 
@@ -170,35 +176,52 @@ class Workdir:
         if rank != 0:
             yield
             return
-        with locked(self.folder.resolve(), self.output):
-            self.check(force)
-            for name in self._edited():
-                if name.startswith(STORES):  # what a model read is not taken from an edited file
-                    (self.folder / name).unlink()
-            kept = _sealed(self.folder) or {}
-            if not self.has_begun():  # the manifest stays: after a kill it says whose this is
-                # What models read is named by all that decides it: it is as good for another run.
-                stores = STORES if self.command == "eval" else MANIFEST
-                left = remove(self.folder, lambda name: name.startswith((MANIFEST, stores)))
-                self._say_left(left, say)
-            there = set(guard.listing(self.folder))
-            files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
-            writes = {RESULTS: True} if RESULTS in kept else {}
-            self._write_manifest(files, writes)
+        with self._held():
+            self._begin(force, say)
             try:
                 yield
             except BaseException:
-                if world == 1 and not has_work(self.folder):
-                    remove(self.folder)
+                if world == 1:
+                    self._give_up()
                 raise
-            if self.command not in PASSING:
-                for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
-                    (self.folder / name).unlink()
-                written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
-                if self._lists:
-                    self._write_manifest(written, {})
-            else:
-                self._say_left(remove(self.folder), say)
+            self._finish(say)
+
+    def _held(self) -> AbstractContextManager[None]:
+        """No other process takes the folder meanwhile."""
+        return locked(self.folder.resolve(), self.output)
+
+    def _begin(self, force: bool | None, say: Say) -> None:
+        """Take the folder, and clear away what another run left there."""
+        self.check(force)
+        for name in self._edited():
+            if name.startswith(STORES):  # what a model read is not taken from an edited file
+                (self.folder / name).unlink()
+        kept = _sealed(self.folder) or {}
+        if not self.has_begun():  # the manifest stays: after a kill it says whose this is
+            # What models read is named by all that decides it: it is as good for another run.
+            stores = STORES if self.command == "eval" else MANIFEST
+            left = remove(self.folder, lambda name: name.startswith((MANIFEST, stores)))
+            self._say_left(left, say)
+        there = set(guard.listing(self.folder))
+        files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
+        writes = {RESULTS: True} if RESULTS in kept else {}
+        self._write_manifest(files, writes)
+
+    def _give_up(self) -> None:
+        """Leave no folder where nothing was kept."""
+        if not has_work(self.folder):
+            remove(self.folder)
+
+    def _finish(self, say: Say) -> None:
+        """Clear away what is of no more use, and list what was written."""
+        if self.command in PASSING:
+            self._say_left(remove(self.folder), say)
+            return
+        for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
+            (self.folder / name).unlink()
+        if self._lists:
+            written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
+            self._write_manifest(written, {})
 
     def _say_left(self, names: list[str], say: Say) -> None:
         if names:
@@ -289,8 +312,12 @@ def _plain(value: Mapping[str, Any]) -> Flat:
     return plain
 
 
-def _named(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+def _unlike(names: list[str], head: str) -> str:
+    """Why a manifest is not of this very work, by the names under which the two differ."""
+    if SCHEMA in names:
+        return "this ropext does it in another way"
+    more = " …" if len(names) > 5 else ""
+    return f"{head}{', '.join(names[:5])}{more}"
 
 
 class Step(ABC):
@@ -320,102 +347,145 @@ class Step(ABC):
         """Delete what a kill left beside an output that is whole."""
 
 
-class Ledger:
-    """The records of a run's steps, one file each; none holds a time. `versions` are those of the
-    libraries now."""
+@dataclass(frozen=True)
+class StepDir(Workdir):
+    """The folder of a step, in that of its run, which is claimed: no other process comes here. It
+    holds a manifest alone, with what the step left, wherever that lies."""
 
-    def __init__(self, folder: Path, versions: Mapping[str, str] = {}) -> None:
-        self.folder = folder
-        self.versions = versions
+    step: Step = field(kw_only=True)
 
-    def read(self, name: str) -> Flat | None:
-        """None where there is none, or one that cannot be read: then the step is done again."""
-        try:
-            record = read_json(self.folder / f"{name}.json")
-            return record if {"schema", "inputs", "outputs"} <= record.keys() else None
-        except (InputError, AttributeError):
-            return None
+    @classmethod
+    def of(cls, step: Step, run: Path, versions: Mapping[str, str] = {}) -> Self:
+        """The folder of a step as it is to be done now; `versions` are those of the libraries."""
+        decides = {SCHEMA: step.schema, **step.key()}
+        about = {VERSIONS: versions}
+        return cls(_step_folder(run, step.name), _command_of(step.name), decides, about, step=step)
 
-    def write(self, step: Step, key: Flat, left: Flat | None) -> None:
-        """Begin a record (`left` None) or finish it."""
-        content = {"schema": step.schema, "inputs": key, "outputs": left}
-        write_json(self.folder / f"{step.name}.json", content | {"versions": self.versions})
-
-    def why_again(self, step: Step, key: Flat) -> str:
-        """Why a record is not of this very work; "" where it is, or where there is none."""
-        if (record := self.read(step.name)) is None:
-            return ""
-        if record["schema"] != step.schema:
-            return "this ropext does it in another way"
-        names = differences(record["inputs"], key)
-        return f"changed: {_named(names)}" if names else ""
-
-    def left(self, step: Step, key: Flat | None = None) -> Flat | None:
-        """What a step left, where it need not be done again: the same schema and key, and what it
+    def left(self) -> Flat | None:
+        """What the step left, where it need not be done again: the same schema and key, and what it
         wrote as it was left.
 
-        A record that was begun counts when all is there: each gets its name in one step.
+        A step that was begun counts when all is there: each file gets its name in one step.
         """
-        record = self.read(step.name)
-        if record is None or self.why_again(step, step.key() if key is None else key):
+        manifest = _step_manifest(self)
+        if manifest is None or self._other(manifest):
             return None
-        seen = step.look()
-        return seen if record["outputs"] in (None, seen) else None
+        seen = self.step.look()
+        return seen if manifest.get(guard.FILES, seen) == seen else None
 
-    def has_finished(self) -> bool:
-        """Whether something is kept that need not be done again."""
-        records = [self.read(path.stem) or {} for path in self.folder.glob("*.json")]
-        return any(record.get("outputs") is not None for record in records)
+    def do(
+        self,
+        say: Say = silent,
+        again: bool = False,
+        rank: int = 0,
+        from_first: Callable[[Flat | None], Flat | None] = lambda value: value,
+    ) -> bool:
+        """Do the step if it was not done, or where it is asked for `again`; whether it was done
+        now. Of several processes the first decides that and writes: `from_first` waits for all, and
+        gives what the first one has."""
+        left = None
+        if rank == 0 and not again:
+            left = self.left()
+        left = from_first(left)  # a disk that is shared may show another process less
+        if left is not None:
+            if rank == 0 and self._is_half_done():
+                self.step.tidy()
+                self._write_manifest(left, {})
+            say(f"{self.step.name}: done before, skipped{self._hint()}")
+            return False
+        with self.claimed(again, rank, say=say):
+            if rank == 0 or self.step.everyone:
+                self.step.make()
+        from_first(None)
+        return True
 
-    def other_versions(self, name: str) -> str:
-        """Libraries that changed since; said, not silently a reason to do a step again."""
-        now = self.versions
-        then = (self.read(name) or {}).get("versions", {})
-        pairs = {name: (then.get(name), now.get(name)) for name in {**now, **then}}
-        return ", ".join(
-            f"{name} {old or 'absent'}, now {new or 'absent'}"
-            for name, (old, new) in pairs.items()
-            if old != new
-        )
+    def _hint(self) -> str:
+        """Which libraries changed since; said, not silently a reason to do a step again."""
+        then = (_step_manifest(self) or {}).get(VERSIONS, {})
+        now = self.about[VERSIONS]
+        other = list[str]()
+        for name in differences(then, now):
+            before = then.get(name) or "absent"
+            other.append(f"{name} {before}, now {now.get(name) or 'absent'}")
+        if not other:
+            return ""
+        return f" ({', '.join(other)}; --from {self.step.name} does it again)"
 
+    def _is_half_done(self) -> bool:
+        """Whether this very step was begun, and not finished."""
+        manifest = _step_manifest(self)
+        return manifest is not None and guard.FILES not in manifest and not self._other(manifest)
 
-def once(
-    ledger: Ledger,
-    step: Step,
-    say: Say = silent,
-    again: bool = False,
-    rank: int = 0,
-    from_first: Callable[[Flat | None], Flat | None] = lambda value: value,
-) -> bool:
-    """Do a step that was not done with this key, or where it is asked for `again`; whether it was
-    done now. Of several processes the first decides that and writes: `from_first` waits for all,
-    and gives what the first one has."""
-    key = step.key()
-    record = ledger.read(step.name)
-    left = None if again or rank != 0 else ledger.left(step, key)
-    is_begun = record is not None and record["outputs"] is None
-    left = from_first(left)  # a disk that is shared may show another process less
-    if left is not None:
-        if is_begun and rank == 0:
-            step.tidy()
-            ledger.write(step, key, left)
-        other = ledger.other_versions(step.name)
-        hint = f" ({other}; --from {step.name} does it again)" if other else ""
-        say(f"{step.name}: done before, skipped{hint}")
-        return False
-    if rank == 0:
-        changed = ledger.why_again(step, key)
-        if is_begun and not changed and not again:
-            say(f"{step.name}: resumes where it was interrupted")
+    def _held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _begin(self, force: bool | None, say: Say) -> None:
+        name = self.step.name
+        if self._is_half_done() and not force:
+            say(f"{name}: resumes where it was interrupted")
         else:
-            why = "as asked" if again else "what it wrote is gone or was edited"
-            why = f"again ({changed})" if changed and not again else f"again, {why}"
-            say(f"{step.name}: {'begins' if record is None else why}")
-            step.clear()
-        ledger.write(step, key, None)
-    if rank == 0 or step.everyone:
-        step.make()
-    if rank == 0:
-        ledger.write(step, key, step.look())
-    from_first(None)
-    return True
+            say(f"{name}: {self._why(force)}")
+            self.step.clear()
+        self._write_manifest(None, {})
+
+    def _why(self, is_asked: bool | None) -> str:
+        """Why it does not go on from what is there."""
+        manifest = _step_manifest(self)
+        if manifest is None:
+            return "begins"
+        if is_asked:
+            return "again, as asked"
+        if names := self._other(manifest):
+            return f"again ({_unlike(names, 'changed: ')})"
+        return "again, what it wrote is gone or was edited"
+
+    def _give_up(self) -> None:
+        """What is there is gone on with."""
+
+    def _finish(self, say: Say) -> None:
+        self._write_manifest(self.step.look(), {})
+
+
+def _step_folder(run: Path, name: str) -> Path:
+    return run / STEPS / name
+
+
+def _command_of(step: str) -> str:
+    """What a step's manifest says is done there."""
+    return f"{step} of a run"
+
+
+def _step_manifest(place: Workdir) -> Flat | None:
+    """None where there is none, or one that cannot be read: then the step is done again."""
+    try:
+        manifest = _sealed(place.folder)
+    except InputError:
+        return None
+    return manifest if manifest and manifest["command"] == place.command else None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What is known of a step of a run."""
+
+    inputs: Flat  # its key
+    outputs: Flat | None  # what it left; None where it was begun alone
+
+
+def step_record(run: Path, name: str) -> StepRecord | None:
+    """What is known of a step of a run, by its name; None where it was never begun."""
+    place = Workdir(_step_folder(run, name), _command_of(name), {})
+    manifest = _step_manifest(place)
+    if manifest is None:
+        return None
+    inputs = {key: value for key, value in manifest["decides"].items() if key != SCHEMA}
+    return StepRecord(inputs, manifest.get(guard.FILES))
+
+
+def has_finished_step(run: Path) -> bool:
+    """Whether something is kept that need not be done again."""
+    for folder in (run / STEPS).glob("*"):
+        record = step_record(run, folder.name)
+        if record is not None and record.outputs is not None:
+            return True
+    return False

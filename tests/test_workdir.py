@@ -13,7 +13,14 @@ import ropext
 from ropext import workdir
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.results import rundir
-from ropext.workdir import Ledger, Step, Workdir, once
+from ropext.workdir import (
+    Step,
+    StepDir,
+    StepRecord,
+    Workdir,
+    has_finished_step,
+    step_record,
+)
 
 COMMANDS = ("eval", "fit", "finetune", "run")
 KEPT = "readings/base/short/0a.npy"  # a name that a training gives
@@ -312,12 +319,16 @@ def step(place, schema=1, kind=Written, **key):
     return kind(place, schema, key)
 
 
+RECORD = "stages/extend/run.json"  # where a run keeps what became of the step
+
+
 def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp_path):
-    ledger, said = Ledger(tmp_path / "records", {"torch": "2"}), []
+    said = []
 
     def done(**more):
         asked = more.pop("again", False)
-        made = once(ledger, step(tmp_path, **more), said.append, asked)
+        versions = {"torch": more.pop("torch", "2")}
+        made = StepDir.of(step(tmp_path, **more), tmp_path, versions).do(said.append, asked)
         return said[-1] if made else None
 
     assert done(base="a", sizes=(1, 2)) == "extend: begins"
@@ -328,41 +339,55 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
     assert done(base="b", more=None, schema=2).endswith("(this ropext does it in another way)")
     (tmp_path / "made").write_text("edited")
     assert done(base="b", more=None, schema=2).endswith("what it wrote is gone or was edited")
-    ledger.versions = {"torch": "3"}
-    assert done(base="b", more=None, schema=2) is None
+    assert done(base="b", more=None, schema=2, torch="3") is None
     assert said[-1].endswith("skipped (torch 2, now 3; --from extend does it again)")
 
 
 def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
-    ledger, stale = Ledger(tmp_path / "records"), Ledger(tmp_path / "not-seen-yet")
+    unseen = tmp_path / "not-seen-yet"
     sent, taken = [], []
     shared = step(tmp_path, kind=Shared, base="a")
     shared.taken = taken
     first = lambda left: sent.append(left) or left  # noqa: E731
-    assert once(ledger, step(tmp_path, base="a"), from_first=first)
+    assert StepDir.of(step(tmp_path, base="a"), tmp_path).do(from_first=first)
     assert sent == [None, None]
-    assert not once(ledger, shared, from_first=first)
+    assert not StepDir.of(shared, tmp_path).do(from_first=first)
     # Another process does as the first says, whatever it sees itself.
-    assert not once(stale, shared, rank=1, from_first=lambda left: sent[-1])
-    assert once(ledger, shared, rank=1, from_first=lambda left: None)
+    assert not StepDir.of(shared, unseen).do(rank=1, from_first=lambda left: sent[-1])
+    assert StepDir.of(shared, tmp_path).do(rank=1, from_first=lambda left: None)
     assert taken == ["part"]
+    assert not unseen.exists()
 
 
 def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
-    ledger, killed = Ledger(tmp_path / "records"), step(tmp_path, base="a")
+    own = StepDir.of(step(tmp_path, base="a"), tmp_path)
     with pytest.raises(ZeroDivisionError):
-        once(ledger, step(tmp_path, kind=Killed, base="a"))
-    assert (ledger.read("extend")["outputs"], ledger.has_finished()) == (None, False)
+        StepDir.of(step(tmp_path, kind=Killed, base="a"), tmp_path).do()
+    assert step_record(tmp_path, "extend") == StepRecord({"base": "a"}, None)
+    assert not has_finished_step(tmp_path)
+    begun = (tmp_path / RECORD).read_bytes()
     said = []
-    assert once(ledger, killed, said.append)
+    assert own.do(said.append)
     assert said == ["extend: resumes where it was interrupted"]
-    finished = ledger.read("extend")
-    ledger.write(killed, {"base": "a"}, None)  # killed when all was written
-    assert not once(ledger, killed)
-    assert ledger.read("extend") == finished
-    for torn in ("{", "[]", '{"schema": 1}'):
-        (tmp_path / "records/extend.json").write_text(torn)
-        assert ledger.read("extend") is None
+    assert step_record(tmp_path, "extend").outputs == {"made": '{"base": "a"}'}
+    assert has_finished_step(tmp_path)
+    finished = (tmp_path / RECORD).read_bytes()
+    (tmp_path / RECORD).write_bytes(begun)  # killed when all was written
+    assert not own.do()
+    assert (tmp_path / RECORD).read_bytes() == finished
+    edited = finished.decode().replace('"a"', '"b"')
+    for torn in ("{", "[]", '{"schema": 1}', edited):
+        (tmp_path / RECORD).write_text(torn)
+        assert step_record(tmp_path, "extend") is None
+        assert own.left() is None
+
+
+def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):
+    """They hold what the run wrote, and no work of hours."""
+    own = place(tmp_path, "run")
+    with suppress(ZeroDivisionError), own.claimed(False):
+        StepDir.of(step(tmp_path, kind=Killed, base="a"), own.folder).do()
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- by the commands themselves ---

@@ -29,7 +29,7 @@ from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
 from ropext.results.overlap import NO_DOCUMENTS, trained
 from ropext.results.rules import Standing, because
-from ropext.workdir import Flat, Ledger, Step, Workdir, once, remove
+from ropext.workdir import Flat, Step, StepDir, Workdir, remove, step_record
 
 # Closed forms from which a fit is tried.
 STARTS = 3
@@ -49,7 +49,7 @@ def check(recipe: Recipe, output: Path, call: Call) -> None:
     check_data(recipe)
     place = Workdir(output, "run", {})
     place.check(call.force)
-    if Ledger(place.folder / "stages").read(ChoiceStep.name) is None:
+    if step_record(place.folder, ChoiceStep.name) is None:
         check_output(output, force=call.force, inputs=[])
 
 
@@ -66,13 +66,13 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     words = {"words": list(provenance.clean_command(call.command))} if call.command else {}
     place = Workdir(output, "run", {}, words)
     folder = place.folder / "choice"
-    ledger = Ledger(place.folder / "stages", provenance.versions())
     hashes = Hashes(told_of_files(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
-    if ledger.left(step) is None:
+    own = StepDir.of(step, place.folder, provenance.versions())
+    if own.left() is None:
         step.beforehand = prospect(recipe, call)
         with place.claimed(call.force):
-            once(ledger, step)
+            own.do()
     else:
         hooks.say("choose: done before, skipped")
     return recipe.chosen(read_json(step.path))

@@ -29,7 +29,7 @@ from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
 from ropext.table import Table, verdict_first, with_rows
-from ropext.workdir import Flat, beside
+from ropext.workdir import STEPS, Flat, beside, step_record
 
 SECTION = "run"  # of ropext.json
 PLOTS = {
@@ -132,7 +132,7 @@ def check_free(work: Work) -> None:
     """An output that is there may be replaced with --force, or when this run wrote it."""
     if not os.path.lexists(work.output):
         return
-    note = work.ledger.folder / OWNED
+    note = work.folder / STEPS / OWNED
     owned = read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
         return
@@ -146,7 +146,7 @@ def check_free(work: Work) -> None:
 
 def owner(output: Path) -> Path | None:
     """The note of the run that left an output as it is now."""
-    note = beside(output) / "stages" / OWNED
+    note = beside(output) / STEPS / OWNED
     is_owned = note.is_file() and Hashes().of_tree(output) in read_json(note)
     return note if is_owned else None
 
@@ -190,7 +190,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
         # Known before it has its name: after a kill in between it is still known as ours.
         before = work.hashes.of_tree(work.output)
         owned = [content for content in (before, work.hashes.of_tree(stage.directory)) if content]
-        write_json(work.ledger.folder / OWNED, owned)
+        write_json(work.folder / STEPS / OWNED, owned)
 
 
 def _carry(source: Path, target: Path) -> dict[str, str]:
@@ -218,9 +218,9 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
     for name in work.job.stages:
-        record = work.ledger.read(name)
+        record = step_record(work.folder, name)
         if record is not None and name != REPORT:
-            stages[name] = {key: record[key] for key in ("inputs", "outputs")}
+            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
     content = {
         "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
         "resolved": work.job.resolved(),

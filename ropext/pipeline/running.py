@@ -3,7 +3,7 @@ it would take, by its options alone (no weight and no document is read for that)
 
 OUT/              the finished checkpoint
 OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
-  stages/         a record of each stage
+  stages/         the folder of each stage
   extended/ …     the checkpoints, weights hard-linked to one another
   evaluation/     as `ropext eval -o` writes it
   report.html, report.md
@@ -12,6 +12,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.pipeline.steps import Stage, stages_of
 from ropext.pipeline.work import LABELS, Work
-from ropext.workdir import Ledger, Workdir, beside, once
+from ropext.workdir import Workdir, beside, has_finished_step
 
 RECIPE = "recipe.yaml"
 DONE = "done"
@@ -67,7 +68,7 @@ def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = 
     job.check_places(recipe, place)
     folder = beside(place)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
-    with kept_after_interrupt(remains, Ledger(folder / "stages").has_finished):
+    with kept_after_interrupt(remains, partial(has_finished_step, folder)):
         if recipe.is_auto:
             from ropext.pipeline import choosing
 
@@ -136,7 +137,7 @@ class WholeRun:
         done: dict[str, str] = {}
         for step in self.steps():
             again = self.does_again(step.name)
-            made = once(work.ledger, step, work.say, again, self.rank, from_first)
+            made = work.place_of(step).do(work.say, again, self.rank, from_first)
             done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
         evidence = outcome.evidence_of(work) if measured else Evidence(None, ())
@@ -159,7 +160,9 @@ class WholeRun:
         for step in stages:
             if only in (None, step.name):
                 yield step
-            elif STAGES.index(step.name) < STAGES.index(only) and work.ledger.left(step) is None:
+            elif (
+                STAGES.index(step.name) < STAGES.index(only) and work.place_of(step).left() is None
+            ):
                 raise UsageError(
                     f"--only {only} needs {step.name}, which is not done with this recipe; run "
                     f"without --only, or --only {step.name} first"
@@ -192,7 +195,7 @@ def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
         again = run.does_again(step.name) or starts_anew
-        is_kept = not again and run.work.ledger.left(step) is not None
+        is_kept = not again and run.work.place_of(step).left() is not None
         coming.append((step, is_kept))
         changed = changed or (step.name in LABELS and not is_kept)
     return coming

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import (
-    scrub,
-    versions,
-)
+from ropext.checkpoint.provenance import scrub, versions
 from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
@@ -29,7 +26,7 @@ from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
-from ropext.workdir import MANIFEST, Flat, Ledger
+from ropext.workdir import MANIFEST, Flat, Step, StepDir
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
@@ -86,9 +83,9 @@ class Work:
         made.require_help()
         return made
 
-    @cached_property
-    def ledger(self) -> Ledger:
-        return Ledger(self.folder / "stages", versions())
+    def place_of(self, step: Step) -> StepDir:
+        """The folder of a stage, as it is to be done now."""
+        return StepDir.of(step, self.folder, versions())
 
     def checkpoint(self, stage: str) -> Path:
         """Where a stage writes its checkpoint: under the name of the finished one, so that its

@@ -199,8 +199,8 @@ def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
     (place / "adapter_model.safetensors").write_bytes(b"")
     if kind == "run":  # the manifest is their own, a record is not
         (place / "run.json").write_bytes((tmp_path / "secret.json").read_bytes())
-    name = {"adapter": "adapter_config.json", "run": "stages/plan.json"}.get(kind, "a.txt")
-    (place / name).parent.mkdir(exist_ok=True)
+    name = {"adapter": "adapter_config.json", "run": "stages/plan/run.json"}.get(kind, "a.txt")
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
     (place / "own.txt").write_text("a text")
     target = place / "own.txt" if kind == "inside" else tmp_path / f"secret{Path(name).suffix}"
     (place / name).symlink_to(target)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import run
+from marked import manifest
 
 import ropext
 from benchmarks import counting_model
@@ -303,8 +304,10 @@ def test_an_interrupted_choice_reads_nothing_twice(made, tmp_path, monkeypatch, 
     choice = tmp_path / "out.run/choice"
     whole = (choice / "choice.json").read_bytes()
     (choice / "choice.json").unlink()
-    record = json.loads((step := tmp_path / "out.run/stages/choose.json").read_text())
-    step.write_text(json.dumps(record | {"outputs": None}))  # begun, as a kill leaves it
+    step = tmp_path / "out.run/stages/choose"
+    record = json.loads((step / "run.json").read_text())
+    begun = {key: record[key] for key in ("versions",)}  # as a kill leaves it
+    manifest(step, record["command"], record["decides"], **begun)
     last = sorted((choice / "readings").iterdir())[-1]
     shutil.rmtree(last)
     kept = {p: p.stat().st_mtime_ns for p in (choice / "readings").rglob("*") if p.is_file()}

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from marked import at_work, checkpoint
+from marked import at_work, checkpoint, manifest
 
 import ropext
 from ropext.bundled import MODELS
@@ -15,7 +15,7 @@ from ropext.narration import Call, Hooks
 from ropext.pipeline import hashes, steps
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.results.gates import Outcome
-from ropext.workdir import Ledger, once
+from ropext.workdir import StepDir, has_finished_step
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -188,10 +188,10 @@ def test_from_and_only(tmp_path):
 
 def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
     go()
-    path = tmp_path / "out.run/stages/extend.json"
+    path = tmp_path / "out.run/stages/extend/run.json"
     record = json.loads(path.read_text())
     record["versions"]["transformers"] = "4.0.0"
-    path.write_text(json.dumps(record))
+    write_manifest(path, record)
     done, said = go()
     assert done.stages["extend"] == "skipped"
     assert any("transformers 4.0.0, now" in line and "--from extend" in line for line in said)
@@ -202,22 +202,27 @@ def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(steps.ExtendStage, "schema", 99)
     _, said = go()
     assert "extend: again (this ropext does it in another way)" in said
-    (tmp_path / "out.run/stages/extend.json").write_text('{"schema": 99')
+    (tmp_path / "out.run/stages/extend/run.json").write_text('{"decides": 99')
     done, _ = go()
     assert done.stages["extend"] == "done"
 
 
+def write_manifest(path, content):
+    """A manifest as ropext would have written it."""
+    rest = {key: value for key, value in content.items() if key != "ropext"}
+    manifest(path.parent, rest.pop("command"), rest.pop("decides"), **rest)
+
+
 def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path):
     go()
-    path = tmp_path / "out.run/stages/extend.json"
+    path = tmp_path / "out.run/stages/extend/run.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"outputs": None}))
+    begun = {key: value for key, value in record.items() if key != "files"}
+    write_manifest(path, begun)
     done, said = go()  # killed after its output got its name
     assert done.stages["extend"] == "skipped"
     assert json.loads(path.read_text()) == record
-    import shutil
-
-    path.write_text(json.dumps(record | {"outputs": None}))
+    write_manifest(path, begun)
     shutil.rmtree(tmp_path / "out.run/extended")
     done, said = go()
     assert "extend: resumes where it was interrupted" in said
@@ -410,14 +415,16 @@ def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
     work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
     step = steps.EvaluateStage(work)
     work.evaluation.mkdir(parents=True)
-    for name in ("results.json", "report.html"):
-        (work.evaluation / name).write_text("of the key before")
-    work.ledger.write(step, {"before": True}, step.look())
+    monkeypatch.setattr(step, "key", lambda: {"before": True})
+    with work.place_of(step).claimed(False):
+        for name in ("results.json", "report.html"):
+            (work.evaluation / name).write_text("of the key before")
+    assert work.place_of(step).left() is not None
     monkeypatch.setattr(step, "key", lambda: {"now": True})
     monkeypatch.setattr(step, "do", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        once(work.ledger, step)
-    assert work.ledger.left(step) is None
+        work.place_of(step).do()
+    assert work.place_of(step).left() is None
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
@@ -504,12 +511,14 @@ def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
     from ropext.pipeline import job
     from ropext.pipeline.work import Work
 
-    ledger = Ledger(tmp_path)
     step = steps.PlanStage(Work(job.read(SMALL), tmp_path / "out", tmp_path))
-    ledger.write(step, {}, None)
-    assert not ledger.has_finished()
-    ledger.write(step, {}, {"plan": "x"})
-    assert ledger.has_finished()
+    with pytest.raises(ZeroDivisionError), StepDir.of(step, tmp_path).claimed(False):
+        raise ZeroDivisionError
+    assert (tmp_path / "stages/plan/run.json").is_file()
+    assert not has_finished_step(tmp_path)
+    with StepDir.of(step, tmp_path).claimed(False):
+        (tmp_path / "plan.json").write_text("{}")
+    assert has_finished_step(tmp_path)
 
 
 def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monkeypatch):
