@@ -81,25 +81,14 @@ def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
     """Show what each stage of a run would take."""
-    from ropext.inputs import from_home
-    from ropext.options.recipe import STAGES
-    from ropext.pipeline import choosing, job, running
-    from ropext.pipeline.prospect import prospect
+    from ropext.jobs import counted
+    from ropext.pipeline.running import NOT_DONE, RunRequest
     from ropext.table import columns
 
-    if place := output or recipe.output:
-        job.check_places(recipe, Path(place))
-    if recipe.is_auto:
-        if stages is not None:
-            stages.check(STAGES)
-        if place:
-            choosing.check(recipe, from_home(place), call)
-        counts = prospect(recipe, call).to_json()
-        rows = [*counts["stages"].items()]
-    else:
-        counts = running.count(recipe, output, call, stages or running.NOT_DONE)
-        rows = [(name, stage["what"]) for name, stage in counts["stages"].items()]
-    out.result(columns(("stage", "what it takes"), rows), counts)
+    request = RunRequest(recipe, stages or NOT_DONE)
+    place = request.place(output)
+    counts = counted(request.prepared(place, call), place, call)
+    out.result(columns(("stage", "what it takes"), counts.rows()), counts)
 
 
 def do(

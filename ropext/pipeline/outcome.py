@@ -59,7 +59,7 @@ def evidence_of(work: Work) -> Evidence:
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
-    choice = work.job.source.choice
+    choice = work.recipe.source.choice
     reached = None
     if choice:
         reached = verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
@@ -101,9 +101,9 @@ class ReportStage(Stage):
         results = work.evaluation / "results.json"
         contents = {f"checkpoint.{label}": content for label, content in work.contents().items()}
         return {
-            "recipe": digest(work.job.source.text),
-            "resolved": digest(work.job.resolved()),
-            "gates": list(work.job.evaluate.fail_if) if work.job.evaluate else [],
+            "recipe": digest(work.recipe.source.text),
+            "resolved": digest(work.recipe.resolved()),
+            "gates": list(work.recipe.evaluate.fail_if) if work.recipe.evaluate else [],
             "output": work.output.name,
             **contents,
             "results": work.hashes.of(results) if results.is_file() else None,
@@ -124,7 +124,7 @@ class ReportStage(Stage):
     def clear(self) -> None:
         self.page.unlink(missing_ok=True)
 
-    def takes(self) -> JsonObject:
+    def counts(self) -> JsonObject:
         return {"what": "the report, and the weights once more by hard link"}
 
 
@@ -217,18 +217,18 @@ def _carry(source: Path, target: Path) -> dict[str, str]:
 def section(work: Work, evidence: Evidence) -> dict[str, Any]:
     """What ropext.json says of the run: no time, no path but those that the recipe names."""
     stages = {}
-    for name in work.job.stages:
+    for name in work.recipe.stages:
         record = step_record(work.folder, name)
         if record is not None and name != REPORT:
             stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
     content = {
-        "recipe": work.job.source.text and provenance.scrub(work.job.source.text),
-        "resolved": work.job.resolved(),
+        "recipe": work.recipe.source.text and provenance.scrub(work.recipe.source.text),
+        "resolved": work.recipe.resolved(),
         "stages": stages,
         "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
         "gates": [vars(gate) for gate in evidence.gates],
     }
-    if (choice := work.job.source.choice) is not None:
+    if (choice := work.recipe.source.choice) is not None:
         tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
         content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
     return content
@@ -262,7 +262,7 @@ def write_report(work: Work, evidence: Evidence) -> None:
     title = f"ropext run: {work.output.name}"
     subtitle = (
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
-        f"{plan.method}; stages: {', '.join(work.job.stages)}"
+        f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
     )
     details = json.dumps(
         section(work, evidence) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False

@@ -80,19 +80,23 @@ class Prospect:
         with self.recipe.told(EVALUATE):
             Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
-    def to_json(self) -> JsonObject:
-        """What --dry-run tells."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Each stage with what it would take, in a sentence."""
         forms = [*self.plans, *(variant.label for variant in self.beside)]
         judges = "evaluate.data"
         if self.to_judge:
             judges = f"{len(self.to_judge)} documents that take no part in choosing"
-        stages = {
-            "choose": f"{', '.join(forms)}: {self.tokens:,} tokens, on {self.documents} documents",
-            FIT: "from the closed form that is taken, if it can be written",
-            EVALUATE: f"about {self.verdict_tokens:,} tokens, on {judges}",
-        }
+        choice = f"{', '.join(forms)}: {self.tokens:,} tokens, on {self.documents} documents"
+        return [
+            ("choose", choice),
+            (FIT, "from the closed form that is taken, if it can be written"),
+            (EVALUATE, f"about {self.verdict_tokens:,} tokens, on {judges}"),
+        ]
+
+    def to_json(self) -> JsonObject:
+        """What --dry-run tells."""
         return {
-            "stages": stages,
+            "stages": dict(self.rows()),
             "left_out": self.left_out,
             "forward_tokens": self.tokens + self.verdict_tokens,
         }

@@ -10,11 +10,12 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from ropext import guard
 from ropext.atomic import write_text
@@ -22,6 +23,8 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
 from ropext.inputs import from_home
+from ropext.jobs import Job
+from ropext.jsontext import JsonObject
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
 from ropext.narration import Call, kept_after_interrupt
 from ropext.options.fields import EVALUATE, FIT
@@ -29,8 +32,11 @@ from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Evidence, Ran
 from ropext.pipeline.steps import Stage, stages_of
-from ropext.pipeline.work import LABELS, Work
+from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
 from ropext.workdir import Workdir, beside, has_finished_step
+
+if TYPE_CHECKING:
+    from ropext.pipeline.prospect import Prospect
 
 RECIPE = "recipe.yaml"
 DONE = "done"
@@ -61,20 +67,138 @@ NOT_DONE = Stages()
 
 def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE) -> Ran:
     """Do what a recipe says; a stage whose inputs did not change is skipped."""
-    given = output or recipe.output
-    if given is None:
+    wait_for_everyone()  # so that one that is refused is noticed by the others
+    request = RunRequest(recipe, stages)
+    place = request.place(output)
+    if place is None:
         raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
-    place = from_home(given)
-    job.check_places(recipe, place)
-    folder = beside(place)
-    remains = f"finished stages are kept in {folder}; run the same command to resume"
-    with kept_after_interrupt(remains, partial(has_finished_step, folder)):
-        if recipe.is_auto:
-            from ropext.pipeline import choosing
+    return request.prepared(place, call).make(place, call)
 
-            stages.check(STAGES)  # before a choice of hours
-            recipe = choosing.choose(recipe, place, call)
-        return WholeRun(Work(recipe, place, folder, call), stages).go()
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A recipe that is to be run."""
+
+    recipe: Recipe
+    stages: Stages = NOT_DONE
+
+    def place(self, output: str | Path | None) -> Path | None:
+        """Where the finished checkpoint is to be."""
+        given = output or self.recipe.output
+        return None if given is None else from_home(given)
+
+    def prepared(self, output: Path | None, call: Call) -> Job["Forecast", Ran]:
+        """Open the model and plan; of `--method auto` that comes after the choice. To write over,
+        into or around what is read is refused."""
+        recipe = self.recipe
+        if output is not None:
+            job.check_places(recipe, output)
+        if recipe.is_auto:
+            self.stages.check(STAGES)  # before a choice of hours
+            job.check_data(recipe)
+            return AutoJob(self, call)
+        self.stages.check(recipe.stages)
+        job.check_data(recipe)
+        return RunJob(plan_run(recipe), self.stages, output, call)
+
+
+class Forecast(Protocol):
+    """What a dry run tells of a run."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Each stage with what it would take, in a sentence."""
+
+    def to_json(self) -> JsonObject: ...
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What each stage of a run that is asked for would take."""
+
+    model: str
+    stages: Mapping[str, JsonObject]  # a sentence under `what`, the numbers behind it
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Each stage with its sentence."""
+        return [(name, stage["what"]) for name, stage in self.stages.items()]
+
+    def to_json(self) -> JsonObject:
+        return {"model": self.model, "stages": self.stages}
+
+
+@dataclass(frozen=True)
+class AutoJob:
+    """A run whose method is chosen first, by measurement."""
+
+    request: RunRequest
+    call: Call  # who hears what counting finds
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output, or a folder of the run, that holds something else."""
+        from ropext.pipeline import choosing
+
+        choosing.check(output, call)
+
+    def counts(self) -> "Prospect":
+        """Read the config and the documents, and count what would be tried on them."""
+        from ropext.pipeline.prospect import prospect
+
+        return prospect(self.request.recipe, self.call)
+
+    def make(self, output: Path, call: Call) -> Ran:
+        """Choose, unless that was done before, and run what was chosen."""
+        from ropext.pipeline import choosing
+
+        with _resumable(output):
+            self.check(output, call)
+            recipe = choosing.choose(self.request.recipe, output, call)
+            chosen = RunRequest(recipe, self.request.stages)
+            return chosen.prepared(output, call).make(output, call)
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A run that is planned."""
+
+    planned: PlannedRun
+    stages: Stages
+    place: Path | None  # where counting looks for what is done
+    call: Call  # who hears what counting finds
+
+    def work(self, output: Path, call: Call) -> Work:
+        """Set it to work."""
+        planned = self.planned
+        return Work(planned.recipe, planned.base, planned.plan, output, call)
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output, or a folder of the run, that holds something else."""
+        WholeRun(self.work(output, call), self.stages).check()
+
+    def counts(self) -> RunCounts:
+        """Count every stage that would be done, by its options: no weight and no document is
+        read."""
+        with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
+            place = self.place or Path(nothing_is_done, "OUT")
+            run = WholeRun(self.work(place, self.call), self.stages)
+            counts = dict[str, JsonObject]()
+            for stage, is_kept in _coming(run):
+                if is_kept:
+                    counts[stage.name] = {"what": "done before, skipped", "skipped": True}
+                else:
+                    counts[stage.name] = stage.counts()
+        return RunCounts(self.planned.recipe.model, counts)
+
+    def make(self, output: Path, call: Call) -> Ran:
+        """Do all stages that are asked for and were not done."""
+        with _resumable(output):
+            return WholeRun(self.work(output, call), self.stages).go()
+
+
+def _resumable(output: Path) -> AbstractContextManager[None]:
+    """Say of an interrupt where finished stages are kept."""
+    folder = beside(output)
+    remains = f"finished stages are kept in {folder}; run the same command to resume"
+    return kept_after_interrupt(remains, partial(has_finished_step, folder))
 
 
 class WholeRun:
@@ -84,26 +208,24 @@ class WholeRun:
         self.work = work
         self.begin = stages.begin
         self.only = stages.only
-        stages.check(work.job.stages)
         self.rank, self.world = rank_and_count()
         command = work.call.command
         about = {
-            "recipe": work.job.source.name,
-            "resolved": work.job.resolved(),
+            "recipe": work.recipe.source.name,
+            "resolved": work.recipe.resolved(),
             "words": list(provenance.clean_command(command)) if command else [],
             "versions": provenance.versions(),
         }
-        # What decides the numbers says the record of each stage.
+        # What decides the numbers says the folder of each stage.
         self.workdir = Workdir(work.output, "run", {}, about)
         self.recipe = work.folder / RECIPE
 
     def go(self) -> Ran:
         """Do all stages."""
-        wait_for_everyone()  # so that one that is refused is noticed by the others
         work = self.work
         self.check()
         with self.workdir.claimed(work.call.force, self.rank, self.world):
-            text = work.job.source.text
+            text = work.recipe.source.text
             if self.rank == 0:
                 self.recipe.unlink(missing_ok=True)
                 if text is not None:  # the file as it is, beside the manifest
@@ -117,10 +239,8 @@ class WholeRun:
                     work.note("end")
 
     def check(self) -> None:
-        """Refuse all that can be before anything is written, which a dry run refuses too."""
+        """Refuse an output, or a folder of the run, that holds something else."""
         work = self.work
-        job.check_data(work.job)
-        _ = work.base
         if self.rank == 0:
             self.workdir.check(work.call.force)
             if self.recipe.is_file():
@@ -128,10 +248,8 @@ class WholeRun:
                 if guard.signed(text) != text:
                     raise OutputExists(f"{self.recipe} is not as ropext wrote it; {guard.MOVE}")
         check_place(work.output)
-        _ = work.plan
         if self.rank == 0:
             outcome.check_free(work)
-        work.check_gates()
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
@@ -167,25 +285,6 @@ class WholeRun:
                     f"--only {only} needs {step.name}, which is not done with this recipe; run "
                     f"without --only, or --only {step.name} first"
                 )
-
-
-def count(
-    recipe: Recipe, output: Path | None, call: Call, stages: Stages = NOT_DONE
-) -> dict[str, Any]:
-    """Every stage that would be done: a sentence under `what`, the numbers behind it. What a run
-    refuses at once is refused."""
-    with tempfile.TemporaryDirectory(prefix="ropext-count-") as room:
-        place = Path(output or recipe.output or Path(room, "OUT"))
-        work = Work(recipe, place, beside(place), call)
-        run = WholeRun(work, stages)
-        run.check()
-        counts = dict[str, Any]()
-        for stage, is_kept in _coming(run):
-            if is_kept:
-                counts[stage.name] = {"what": "done before, skipped", "skipped": True}
-            else:
-                counts[stage.name] = stage.takes()
-    return {"model": recipe.model, "stages": counts}
 
 
 def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:

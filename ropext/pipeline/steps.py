@@ -58,8 +58,8 @@ class Stage(Step):
         self.work = work
 
     @abstractmethod
-    def takes(self) -> JsonObject:
-        """Say what it takes, by the options alone: a sentence under `what`, the numbers behind
+    def counts(self) -> JsonObject:
+        """Count what it takes, by the options alone: a sentence under `what`, the numbers behind
         it."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Stage(Step):
 
     def section(self) -> Flat:
         """What the section of this name decides."""
-        return section_key(self.name, getattr(self.work.job, self.name), self.work.hashes)
+        return section_key(self.name, getattr(self.work.recipe, self.name), self.work.hashes)
 
 
 class PlanStage(Stage):
@@ -89,7 +89,7 @@ class PlanStage(Stage):
         return self.work.folder / "plan.json"
 
     def key(self) -> Flat:
-        wish = Extend(**self.work.job.request).model_dump(exclude_none=True)
+        wish = Extend(**self.work.recipe.request).model_dump(exclude_none=True)
         values = {f"extend.{name}": value for name, value in wish.items()}
         if is_function(str(wish.get("method"))):  # what it computes now
             spectra = [site.wanted.digest() for site in self.work.plan.sites]
@@ -106,7 +106,7 @@ class PlanStage(Stage):
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
 
-    def takes(self) -> JsonObject:
+    def counts(self) -> JsonObject:
         plan = self.work.plan
         warned(plan, self.work.call.hooks.say)
         what = f"{plan.method}: {plan.context:,} to {plan.target:,} tokens (factor {plan.factor:g})"
@@ -135,7 +135,7 @@ class CheckpointStage(Stage):
     @property
     def used(self) -> Any:
         """Which documents a choice used."""
-        choice = self.work.job.source.choice
+        choice = self.work.recipe.source.choice
         return choice and choice[USED]
 
     def key(self) -> Flat:
@@ -170,7 +170,7 @@ class ExtendStage(CheckpointStage):
 
     def content(self) -> Flat:
         work = self.work
-        writing = work.job.extend
+        writing = work.recipe.extend
         return {
             "base": work.hashes.of_model(work.whole_base),
             "config": digest(work.plan.config),
@@ -183,15 +183,15 @@ class ExtendStage(CheckpointStage):
     def write(self) -> None:
         work = self.work
         write_extension(
-            work.whole_base, work.plan, self.place, work.job.extend, work.call_of_stages
+            work.whole_base, work.plan, self.place, work.recipe.extend, work.call_of_stages
         )
 
-    def takes(self) -> JsonObject:
+    def counts(self) -> JsonObject:
         base = self.work.base
         total = sum(base.files[file] for file in base.weight_files)
         if not total:
             return {"what": "the weights, fetched from the hub first"}
-        writing = self.work.job.extend
+        writing = self.work.recipe.extend
         how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[writing.link]
         proof = "not proved" if writing.no_verify else "proved by stock transformers"
         return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
@@ -207,7 +207,7 @@ class FitStage(CheckpointStage):
     @property
     def options(self) -> Fit:
         """With what the extension says of it."""
-        return Fit(**self.work.job.fitting)
+        return Fit(**self.work.recipe.fitting)
 
     def content(self) -> Flat:
         work = self.work
@@ -220,15 +220,15 @@ class FitStage(CheckpointStage):
 
         base = self.work.base
         revision = base.commit if base.is_on_hub else None
-        data = str(self.work.job.options(FIT)["data"])
+        data = str(self.work.recipe.options(FIT)["data"])
         call = self.work.call_of_stages
         request = FitRequest(base.name, data, self.options, revision)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)
 
-    def takes(self) -> JsonObject:
-        assert self.work.job.fit is not None
-        return _training_takes(self.work.job.fit)
+    def counts(self) -> JsonObject:
+        assert self.work.recipe.fit is not None
+        return _training_takes(self.work.recipe.fit)
 
 
 class FinetuneStage(CheckpointStage):
@@ -240,7 +240,7 @@ class FinetuneStage(CheckpointStage):
     @property
     def source(self) -> str:
         """The stage whose checkpoint is trained."""
-        return FIT if FIT in self.work.job.stages else EXTEND
+        return FIT if FIT in self.work.recipe.stages else EXTEND
 
     def content(self) -> Flat:
         return self.section() | (self.work.left(self.source) or {})
@@ -248,15 +248,15 @@ class FinetuneStage(CheckpointStage):
     def write(self) -> None:
         from ropext.training.request import FinetuneRequest
 
-        data = str(self.work.job.options(FINETUNE)["data"])
+        data = str(self.work.recipe.options(FINETUNE)["data"])
         call = self.work.call_of_stages
-        options = Finetune(**self.work.job.finetuning)
+        options = Finetune(**self.work.recipe.finetuning)
         request = FinetuneRequest(str(self.work.checkpoint(self.source)), data, options)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)
 
-    def takes(self) -> JsonObject:
-        options = self.work.job.finetune
+    def counts(self) -> JsonObject:
+        options = self.work.recipe.finetune
         assert options is not None
         return _training_takes(options, options.epochs)
 
@@ -310,7 +310,7 @@ class EvaluateStage(Stage):
 
         work = self.work
         call = work.call_of_stages
-        options = Evaluate(**work.job.evaluation)
+        options = Evaluate(**work.recipe.evaluation)
         evaluation = prepare(options, work.lineup(), call.trust_remote_code, work.gates)
         evaluation.tell_warnings(work.say)
         EvaluationJob(evaluation, work.gates).make(work.evaluation, call)
@@ -322,9 +322,9 @@ class EvaluateStage(Stage):
     def tidy(self) -> None:
         release(self.work.evaluation, self.work.evaluation)
 
-    def takes(self) -> JsonObject:
+    def counts(self) -> JsonObject:
         work = self.work
-        options = work.job.evaluate
+        options = work.recipe.evaluate
         assert options is not None
         lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
         what = [f"at most {options.max_docs} documents"] if options.data else []
@@ -338,4 +338,4 @@ STAGE_KINDS = (PlanStage, ExtendStage, FitStage, FinetuneStage, EvaluateStage)
 
 def stages_of(work: Work) -> list[Stage]:
     """Return all stages of a run but the report, in their order."""
-    return [stage(work) for stage in STAGE_KINDS if stage.name in work.job.stages]
+    return [stage(work) for stage in STAGE_KINDS if stage.name in work.recipe.stages]

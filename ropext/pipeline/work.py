@@ -1,4 +1,4 @@
-"""A run at work: where it keeps what, and what it has found out."""
+"""A run, planned and at work: where it keeps what, and what it has found out."""
 
 import time
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
-from ropext.workdir import MANIFEST, Flat, Step, StepDir
+from ropext.workdir import MANIFEST, Flat, Step, StepDir, beside
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
@@ -37,22 +37,82 @@ READ_ALWAYS = (BASE, UNTOUCHED)
 USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
 
 
-@dataclass
-class Work:
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of which nothing is done yet: its recipe, the model, and the plan of its extension."""
+
+    recipe: Recipe
+    base: Snapshot
+    plan: Plan
+
+    @property
+    def stage_labels(self) -> tuple[str, ...]:
+        """Labels of the checkpoints, in the order in which they are made."""
+        return tuple(LABELS[name] for name in self.recipe.stages if name in LABELS)
+
+    @property
+    def final(self) -> str:
+        """The label of the checkpoint that becomes the output."""
+        return self.stage_labels[-1]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Who is evaluated."""
+        if self.has_control:
+            return (*READ_ALWAYS, CONTROL, *self.stage_labels)
+        return READ_ALWAYS + self.stage_labels
+
+    @property
+    def has_control(self) -> bool:
+        return self.recipe.finetune is not None and self.recipe.finetune.control
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """The recipe's gates, each with whom it is about (the finished checkpoint where it says
+        nothing); the path of another run as it lies from here."""
+        gates = []
+        for gate in gates_of(self.recipe):
+            other = gate.run
+            if other is not None and other not in self.labels:
+                other = str(self.recipe.source.entries[EVALUATE, "fail_if"].folder / other)
+            gates.append(replace(gate, variant=gate.variant or self.final, run=other))
+        return tuple(gates)
+
+    def check_gates(self) -> None:
+        """A gate about what will not be measured is told before hours of other work. Of lengths
+        that are not given, documents that are too short may leave some out: that is told later."""
+        if self.recipe.evaluate is None:
+            return
+        options = Evaluate(**self.recipe.evaluation)
+        grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
+        with self.recipe.told(EVALUATE):
+            Metrics(options, self.labels, grid).check(self.gates)
+
+
+def plan_run(recipe: Recipe) -> PlannedRun:
+    """Open the model of a recipe and plan; one whose weights should lie here and do not is
+    refused, and a gate about what will not be measured."""
+    base = open_snapshot(recipe.model, revision=recipe.revision)
+    if not base.is_on_hub:
+        base.require_weights()
+    plan = plan_of(base, Extend(**recipe.request), base.name)
+    plan.require_help()
+    planned = PlannedRun(recipe, base, plan)
+    planned.check_gates()
+    return planned
+
+
+@dataclass(frozen=True)
+class Work(PlannedRun):
     """A run at work: where it keeps what, and what it has found out."""
 
-    job: Recipe
     output: Path  # the finished checkpoint
-    folder: Path  # everything else
     call: Call = NOBODY
 
-    @cached_property
-    def base(self) -> Snapshot:
-        """The model; one whose weights should lie here and do not is refused."""
-        snapshot = open_snapshot(self.job.model, revision=self.job.revision)
-        if not snapshot.is_on_hub:
-            snapshot.require_weights()
-        return snapshot
+    @property
+    def folder(self) -> Path:
+        """Where everything else is."""
+        return beside(self.output)
 
     @cached_property
     def hashes(self) -> Hashes:
@@ -76,13 +136,6 @@ class Work:
             with (self.folder / LOG).open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {scrub(sentence)}\n")
 
-    @cached_property
-    def plan(self) -> Plan:
-        """What the extension does; made anew every time, from the config alone."""
-        made = plan_of(self.base, Extend(**self.job.request), self.base.name)
-        made.require_help()
-        return made
-
     def place_of(self, step: Step) -> StepDir:
         """The folder of a stage, as it is to be done now."""
         return StepDir.of(step, self.folder, versions())
@@ -95,50 +148,12 @@ class Work:
     @property
     def checkpoints(self) -> dict[str, Path]:
         """Label to directory, in the order in which they are made."""
-        made = [name for name in self.job.stages if name in LABELS]
-        return {LABELS[name]: self.checkpoint(name) for name in made}
-
-    @property
-    def final(self) -> str:
-        """The label of the checkpoint that becomes the output."""
-        return list(self.checkpoints)[-1]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Who is evaluated."""
-        control = (CONTROL,) if self.has_control else ()
-        return (*READ_ALWAYS, *control, *self.checkpoints)
-
-    @property
-    def has_control(self) -> bool:
-        return self.job.finetune is not None and self.job.finetune.control
+        return {label: self.folder / label / self.output.name for label in self.stage_labels}
 
     @property
     def control(self) -> Path:
         """The adapter of the control, inside of the tuned checkpoint."""
         return self.checkpoint(FINETUNE) / CONTROL
-
-    @property
-    def gates(self) -> tuple[Gate, ...]:
-        """The recipe's gates, each with whom it is about (the finished checkpoint where it says
-        nothing); the path of another run as it lies from here."""
-        gates = []
-        for gate in gates_of(self.job):
-            other = gate.run
-            if other is not None and other not in self.labels:
-                other = str(self.job.source.entries[EVALUATE, "fail_if"].folder / other)
-            gates.append(replace(gate, variant=gate.variant or self.final, run=other))
-        return tuple(gates)
-
-    def check_gates(self) -> None:
-        """A gate about what will not be measured is told before hours of other work. Of lengths
-        that are not given, documents that are too short may leave some out: that is told later."""
-        if self.job.evaluate is None:
-            return
-        options = Evaluate(**self.job.evaluation)
-        grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
-        with self.job.told(EVALUATE):
-            Metrics(options, self.labels, grid).check(self.gates)
 
     @property
     def evaluation(self) -> Path:

@@ -15,7 +15,8 @@ from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, UsageError
 from ropext.narration import NOBODY
 from ropext.pipeline import job
-from ropext.pipeline.choosing import AutoChoice, ChoiceStep
+from ropext.pipeline.choice import AutoChoice
+from ropext.pipeline.choosing import ChoiceStep
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import prospect
 from ropext.results.model_index import figures

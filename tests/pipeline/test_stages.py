@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from marked import at_work, checkpoint, manifest
@@ -11,11 +12,13 @@ import ropext
 from ropext.bundled import MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
-from ropext.narration import Call, Hooks
-from ropext.pipeline import hashes, steps
+from ropext.jobs import counted
+from ropext.narration import NOBODY, Call, Hooks
+from ropext.pipeline import hashes, job, steps
 from ropext.pipeline.outcome import Evidence, Ran
+from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
 from ropext.results.gates import Outcome
-from ropext.workdir import StepDir, has_finished_step
+from ropext.workdir import has_finished_step
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -29,6 +32,18 @@ def go(wish=SMALL, output="out", **more):
     said = []
     done = ropext.run(wish, output, say=said.append, **more)
     return done, said
+
+
+def counts_of(output, wish=SMALL, words=(), stages=NOT_DONE, say=print):
+    """What a dry run tells."""
+    call = Call(Hooks(say))
+    request = RunRequest(job.read(wish, words), stages)
+    return counted(request.prepared(output, call), output, call).to_json()
+
+
+def work_of(wish):
+    """The run of a recipe that writes `out`, before it has begun."""
+    return RunRequest(job.read(wish)).prepared(None, NOBODY).work(Path("out"), NOBODY)
 
 
 def bytes_of(directory):
@@ -241,10 +256,8 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
-    from ropext.pipeline import job, running
-
     (tmp_path / "OUT").mkdir()  # nobody's: no output was named
-    found = running.count(job.read(SMALL), None, Call(Hooks(print)))
+    found = counts_of(None)
     (tmp_path / "OUT").rmdir()
     told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
@@ -253,14 +266,10 @@ def test_the_dry_run_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def counted(tmp_path, wish=SMALL, **choice):
+def kept_by_count(tmp_path, wish=SMALL, **choice):
     """What a dry run says of each stage; that it wrote nothing."""
-    from ropext.pipeline import job, running
-
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
-    found = running.count(
-        job.read(wish), tmp_path / "out", Call(Hooks(print)), running.Stages(**choice)
-    )
+    found = counts_of(tmp_path / "out", wish, stages=Stages(**choice))
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     told = found["stages"]
     return {name: own["what"].startswith("done before") for name, own in told.items()}
@@ -268,16 +277,16 @@ def counted(tmp_path, wish=SMALL, **choice):
 
 def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path):
     with pytest.raises(UsageError, match="--only report needs plan, which is not done"):
-        counted(tmp_path, only="report")
+        kept_by_count(tmp_path, only="report")
     with pytest.raises(UsageError, match="no such stage"):
-        counted(tmp_path, begin="bake")
-    assert counted(tmp_path, only="plan") == {"plan": False}
+        kept_by_count(tmp_path, begin="bake")
+    assert kept_by_count(tmp_path, only="plan") == {"plan": False}
     go()
     done = {"plan": True, "extend": True, "report": True}
-    assert counted(tmp_path) == done
-    assert counted(tmp_path, begin="extend") == done | {"extend": False, "report": False}
-    assert counted(tmp_path, only="report") == {"report": False}
-    again = counted(tmp_path, SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
+    assert kept_by_count(tmp_path) == done
+    assert kept_by_count(tmp_path, begin="extend") == done | {"extend": False, "report": False}
+    assert kept_by_count(tmp_path, only="report") == {"report": False}
+    again = kept_by_count(tmp_path, SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
     assert again == done | {"extend": False, "report": False}
     # As the run itself then does.
     ran, _ = go(SMALL | {"extend": SMALL["extend"] | {"link": "hard"}})
@@ -292,8 +301,6 @@ def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
 
 
 def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
-    from ropext.pipeline import job, running
-
     wish = {
         "model": "ropext://demo",
         "extend": {"method": "yarn", "factor": 2},
@@ -301,7 +308,7 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "finetune": {"data": "ropext://tuning", "batch_tokens": 1024, "control": True},
         "evaluate": {"data": "ropext://held-out", "max_docs": 8, "tasks": ["passkey"]},
     }
-    found = running.count(job.read(wish), tmp_path / "out", Call(Hooks(print)))["stages"]
+    found = counts_of(tmp_path / "out", wish)["stages"]
     said = {name: own["what"] for name, own in found.items()}
     assert said["fit"] == "2 steps, 8,192 tokens a step"
     assert said["finetune"] == "at most 400 steps, 1,024 tokens a step"
@@ -309,20 +316,16 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
         "at most 8 documents, 4 questions of passkey at each depth; at 64, 128, 256, 512; by base, "
         "untouched, control, extended, fitted, tuned"
     )
-    found = running.count(
-        job.read(wish, ["finetune.epochs=2"]), tmp_path / "out", Call(Hooks(print))
-    )
+    found = counts_of(tmp_path / "out", wish, ["finetune.epochs=2"])
     assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens a step"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
-    from ropext.pipeline import job, running
-
     ropext.extend("ropext://demo", "long", method="yarn", factor=2, no_verify=True)
     said = []
     wish = {"model": "long", "extend": {"factor": 2, "even_so": True}}
-    running.count(job.read(wish), tmp_path / "out", Call(Hooks(said.append)))
+    counts_of(tmp_path / "out", wish, say=said.append)
     assert any("this scales the model again, after yarn" in sentence for sentence in said)
     assert [path.name for path in tmp_path.iterdir()] == ["long"]
 
@@ -331,19 +334,19 @@ def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
     with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
-        counted(tmp_path)
+        kept_by_count(tmp_path)
     (tmp_path / "out/mine.txt").unlink()
     (tmp_path / "out").rmdir()
     (tmp_path / "out.run").write_text("mine")
     with pytest.raises(OutputExists, match="holds something else"):
-        counted(tmp_path)
+        kept_by_count(tmp_path)
     (tmp_path / "out.run").unlink()
     judged = {"evaluate": {"data": "ropext://held-out", "fail_if": ["tail@4k > 9"]}}
     with pytest.raises(UsageError, match="4k is none of the lengths"):
-        counted(tmp_path, SMALL | judged)
+        kept_by_count(tmp_path, SMALL | judged)
     nowhere = {"evaluate": {"data": "nowhere.jsonl"}}
     with pytest.raises(InputError, match="there is no such file"):
-        counted(tmp_path, SMALL | nowhere)
+        kept_by_count(tmp_path, SMALL | nowhere)
 
 
 @pytest.mark.parametrize("factor", [2, 4])
@@ -408,11 +411,8 @@ def test_killed_in_a_stage_whose_inputs_changed_the_old_output_is_not_taken(tmp_
 def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
     tmp_path, monkeypatch
 ):
-    from ropext.pipeline import job
-    from ropext.pipeline.work import Work
-
     wish = SMALL | {"evaluate": {"data": "ropext://held-out"}}
-    work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
+    work = work_of(wish)
     step = steps.EvaluateStage(work)
     work.evaluation.mkdir(parents=True)
     monkeypatch.setattr(step, "key", lambda: {"before": True})
@@ -428,12 +428,9 @@ def test_killed_before_it_claims_its_folder_an_evaluation_leaves_no_old_results(
 
 
 def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
-    from ropext.pipeline import job
-    from ropext.pipeline.work import Work
-
     def inputs(**evaluate):
         wish = SMALL | {"evaluate": {"data": "ropext://held-out"} | evaluate}
-        work = Work(job.read(wish), tmp_path / "out", tmp_path / "out.run")
+        work = work_of(wish)
         return steps.EvaluateStage(work).key()
 
     assert inputs(device="cpu", chunk=64) == inputs()
@@ -508,17 +505,15 @@ def test_a_token_in_a_recipe_is_not_copied(tmp_path):
 
 
 def test_a_run_that_was_only_begun_is_nothing_to_keep(tmp_path):
-    from ropext.pipeline import job
-    from ropext.pipeline.work import Work
-
-    step = steps.PlanStage(Work(job.read(SMALL), tmp_path / "out", tmp_path))
-    with pytest.raises(ZeroDivisionError), StepDir.of(step, tmp_path).claimed(False):
+    work = work_of(SMALL)
+    own = work.place_of(steps.PlanStage(work))
+    with pytest.raises(ZeroDivisionError), own.claimed(False):
         raise ZeroDivisionError
-    assert (tmp_path / "stages/plan/run.json").is_file()
-    assert not has_finished_step(tmp_path)
-    with StepDir.of(step, tmp_path).claimed(False):
-        (tmp_path / "plan.json").write_text("{}")
-    assert has_finished_step(tmp_path)
+    assert (tmp_path / "out.run/stages/plan/run.json").is_file()
+    assert not has_finished_step(work.folder)
+    with own.claimed(False):
+        (tmp_path / "out.run/plan.json").write_text("{}")
+    assert has_finished_step(work.folder)
 
 
 def test_an_interrupt_says_what_is_kept_where_a_stage_is_finished(tmp_path, monkeypatch):

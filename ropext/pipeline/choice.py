@@ -1,0 +1,147 @@
+"""A choice of the method at work: the forms are read, and what follows is put into the recipe."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropext.errors import RopextError
+from ropext.evaluation.contenders import preference
+from ropext.jsontext import JsonObject
+from ropext.narration import Call
+from ropext.options.fields import EVALUATE, EXTEND, FIT
+from ropext.options.recipe import SECTIONS
+from ropext.pipeline.dividing import write_documents
+from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect
+from ropext.pipeline.trying import choosing_file, read_forms
+from ropext.pipeline.work import USED
+from ropext.results import UNTOUCHED
+from ropext.results.overlap import NO_DOCUMENTS, trained
+from ropext.results.rules import Standing, because
+
+# Closed forms from which a fit is tried.
+STARTS = 3
+
+
+@dataclass(frozen=True)
+class FitKeys:
+    """The keys of a fit in the recipe that was chosen; none, with the reason, where there is no
+    fit."""
+
+    keys: JsonObject
+    why_not: str = ""
+
+
+class AutoChoice:
+    """A choice at work."""
+
+    def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
+        self.prospect = prospect
+        self.folder = folder
+        self.call = call
+        self._verdict_file = folder / "verdict.jsonl"
+
+    def made(self) -> JsonObject:
+        """Measure, and tell what came of it."""
+        prospect = self.prospect
+        say = self.call.hooks.say
+        write_documents(choosing_file(self.folder), prospect.to_choose)
+        write_documents(self._verdict_file, prospect.to_judge)
+        tried = read_forms(prospect, self.folder, self.call)
+        method = tried.order.take(tried.order.alike, [UNTOUCHED, *preference(prospect.plans)])
+        why = because(tried.order, method)
+        fit = self.fit_of(method, tried.order)
+        recipe = {f"{EXTEND}.method": method, **fit.keys, **self._judging()}
+        if method == UNTOUCHED:
+            stays = prospect.plans[UNTOUCHED].recipe
+            recipe |= {f"{EXTEND}.{key}": getattr(stays, key) for key in STAYS}
+        left_out = {**prospect.left_out, **tried.not_finite}
+        if fit.why_not:
+            left_out[FIT] = fit.why_not
+        say(f"choose: {method}: {why}")
+        for sentence in tried.in_memory:
+            say(f"choose: {sentence}")
+        for name, reason in left_out.items():
+            say(f"left out: {name}: {reason}")
+        judged = trained(
+            document.cut(prospect.target).known_by[1:] for document in prospect.to_judge
+        )
+        return {
+            "taken": method,
+            "because": why,
+            "target": prospect.target,
+            "documents": prospect.able,
+            "verdict_documents": len(prospect.to_judge),
+            USED: replace(NO_DOCUMENTS, chose=tried.chose, judged=judged).to_json(),
+            "in_memory": list(tried.in_memory),
+            "standing": tried.order.to_json(),
+            "fits": not fit.why_not,
+            "left_out": left_out,
+            "forward_tokens": tried.tokens,
+            "recipe": recipe,
+        }
+
+    def fit_of(self, method: str, order: Standing) -> FitKeys:
+        """A fit that starts from the closed forms with the lowest loss, or from the one that was
+        taken where it cannot start from all of them."""
+        prospect = self.prospect
+        if method == UNTOUCHED:
+            return FitKeys({}, "the model untouched is as good as the best closed form")
+        lowest = [label for label in order.behind if label not in (method, UNTOUCHED)]
+        starts = [",".join([method, *lowest[: STARTS - 1]]), method]
+        if prospect.recipe.fit and prospect.recipe.fit.start:
+            starts = [",".join(prospect.recipe.fit.start)]
+        why_not = ""
+        for start in dict.fromkeys(starts):
+            keys = self._keys_of_a_fit(start)
+            try:
+                few_documents = self._lacks(method, keys)
+            except RopextError as error:
+                why_not = str(error)
+                continue
+            return FitKeys({}, few_documents) if few_documents else FitKeys(keys)
+        return FitKeys({}, why_not)
+
+    def _keys_of_a_fit(self, start: str) -> JsonObject:
+        """What the recipe says of a fit that begins at a closed form, or at the best of several."""
+        keys = dict[str, Any]()
+        for key, value in SECTIONS[FIT].unstored().items():
+            keys[f"{FIT}.{key}"] = value
+        keys[f"{FIT}.data"] = str(choosing_file(self.folder))
+        keys[f"{FIT}.start"] = start
+        if self.prospect.recipe.extend.within:
+            keys[f"{FIT}.within"] = self.prospect.recipe.extend.within
+        return keys
+
+    def _lacks(self, method: str, keys: JsonObject) -> str:
+        """Why so few documents give a fit no interval, "" where they do; a fit that cannot be done
+        is refused as the fit itself would."""
+        from ropext.options.training import Fit
+        from ropext.training import judge
+        from ropext.training.request import FitRequest
+
+        prospect = self.prospect
+        recipe = {f"{EXTEND}.method": method, **keys, **self._judging()}
+        chosen = prospect.recipe.chosen({"recipe": recipe, "fits": True})
+        request = FitRequest(
+            model=prospect.snapshot.name,
+            data=str(keys[f"{FIT}.data"]),
+            options=Fit(**chosen.fitting),
+            revision=prospect.recipe.revision,
+        )
+        with request.prepared(None, self.call) as job:
+            judged = job.counts().judge
+        assert judged is not None  # a fit is always judged
+        return judge.few(judged.documents) or ""
+
+    def _judging(self) -> JsonObject:
+        """The keys of the evaluation on documents that took no part."""
+        prospect = self.prospect
+        keys = dict[str, Any]()
+        if prospect.to_judge:
+            keys |= {"data": str(self._verdict_file)} | prospect.reading.unstored()
+        given = prospect.recipe.evaluation
+        if not given.get("lengths"):
+            keys["lengths"] = (prospect.target,)
+        if "tasks" not in given:
+            keys |= {"tasks": (TASK,), "depths": PLACES}
+        return {f"{EVALUATE}.{key}": value for key, value in keys.items()}
