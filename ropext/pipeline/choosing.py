@@ -19,7 +19,7 @@ from ropext.options.recipe import Recipe
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import Prospect, prospect
-from ropext.pipeline.steps import section_key
+from ropext.pipeline.stage import section_key
 from ropext.workdir import Flat, Step, StepDir, Workdir, remove, step_record
 
 

@@ -20,7 +20,7 @@ from ropext.errors import GateFailed, OutputExists
 from ropext.jsontext import JsonObject, read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.steps import Stage
+from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import EVALUATION, USED, Work
 from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table

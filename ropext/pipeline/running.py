@@ -31,7 +31,8 @@ from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.outcome import Evidence, Ran
-from ropext.pipeline.steps import Stage, stages_of
+from ropext.pipeline.stage import Stage
+from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
 from ropext.workdir import Workdir, beside, has_finished_step
 

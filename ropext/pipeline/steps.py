@@ -1,80 +1,24 @@
-"""The stages of a run: what decides each, what it leaves, how it is done, and what it takes."""
+"""The stages of a run, in their order: what decides each, what it leaves, how it is done, and what
+it takes."""
 
-import time
-from abc import abstractmethod
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ropext.atomic import write_bytes
-from ropext.checkpoint.provenance import (
-    TRAINED_ON,
-    digest,
-    read_record,
-    rewrite,
-)
-from ropext.checkpoint.staging import recover, remove_output
+from ropext.checkpoint.provenance import digest
 from ropext.jsontext import JsonObject, dump
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
-from ropext.options.fields import (
-    CONTENT,
-    EVALUATE,
-    EXTEND,
-    FILES,
-    FINETUNE,
-    FIT,
-    NUMBERS,
-    Options,
-)
+from ropext.options.fields import EVALUATE, EXTEND
 from ropext.options.recipe import PLAN
-from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.pipeline.extending import warned, write_extension
-from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.work import USED, Work
+from ropext.pipeline.stage import CheckpointStage, Stage
+from ropext.pipeline.training_stages import FinetuneStage, FitStage
+from ropext.pipeline.work import Work
 from ropext.report.text import size
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
-from ropext.results.overlap import both, from_json, trained_in
 from ropext.scaling import is_function
-from ropext.workdir import Flat, Step, beside, release, remove
-
-
-def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
-    """What a section decides (if not said otherwise numbers and files), by dotted key; of what it
-    names the content."""
-    if options is None:
-        return {}
-    how: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
-    key = options.deciding(*words or (NUMBERS, FILES), **how)
-    key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
-    return {f"{name}.{k}": value for k, value in key.items() if value != []}
-
-
-class Stage(Step):
-    """A stage of a run."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    @abstractmethod
-    def counts(self) -> JsonObject:
-        """Count what it takes, by the options alone: a sentence under `what`, the numbers behind
-        it."""
-
-    @abstractmethod
-    def do(self) -> None:
-        """Do it, and leave what `look` finds."""
-
-    def make(self) -> None:
-        """Do it, and log how long it took."""
-        begun = time.monotonic()
-        self.do()
-        self.work.note(f"{self.name}: took {time.monotonic() - begun:.1f} s")
-
-    def section(self) -> Flat:
-        """What the section of this name decides."""
-        return section_key(self.name, getattr(self.work.recipe, self.name), self.work.hashes)
+from ropext.workdir import Flat, release
 
 
 class PlanStage(Stage):
@@ -113,56 +57,6 @@ class PlanStage(Stage):
         return {"what": what, "context": plan.context, "target": plan.target, "method": plan.method}
 
 
-class CheckpointStage(Stage):
-    """A stage that makes a checkpoint. After a choice of the method its record holds which
-    documents chose, and which will give the verdict."""
-
-    schema = 1
-
-    @property
-    def place(self) -> Path:
-        """Where its checkpoint is."""
-        return self.work.checkpoint(self.name)
-
-    @abstractmethod
-    def content(self) -> Flat:
-        """What decides the checkpoint."""
-
-    @abstractmethod
-    def write(self) -> None:
-        """Make it."""
-
-    @property
-    def used(self) -> Any:
-        """Which documents a choice used."""
-        choice = self.work.recipe.source.choice
-        return choice and choice[USED]
-
-    def key(self) -> Flat:
-        if self.used:
-            return self.content() | {USED: digest(self.used)}
-        return self.content()
-
-    def look(self) -> Flat | None:
-        return self.work.left(self.name)
-
-    def do(self) -> None:
-        self.write()
-        if self.used and (record := read_record(self.place)) is not None:
-            known = both(trained_in(record), from_json(self.used))
-            more = dict(record.more) | {TRAINED_ON: known and known.to_json()}
-            rewrite(replace(record, more=more), self.place)
-
-    def clear(self) -> None:
-        remove(beside(self.place))  # a training's own checkpoints, of other weights or settings
-        remove_output(self.place)
-
-    def tidy(self) -> None:
-        remove(beside(self.place))
-        release(beside(self.place), self.place)
-        recover(self.place)
-
-
 class ExtendStage(CheckpointStage):
     """The extended checkpoint."""
 
@@ -195,88 +89,6 @@ class ExtendStage(CheckpointStage):
         how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[writing.link]
         proof = "not proved" if writing.no_verify else "proved by stock transformers"
         return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
-
-
-class FitStage(CheckpointStage):
-    """The checkpoint with a fitted spectrum."""
-
-    name = FIT
-    schema = 2  # from one start, at one rate
-    everyone = True
-
-    @property
-    def options(self) -> Fit:
-        """With what the extension says of it."""
-        return Fit(**self.work.recipe.fitting)
-
-    def content(self) -> Flat:
-        work = self.work
-        base = {"base": work.hashes.of_model(work.whole_base)}
-        base |= section_key(FIT, self.options, work.hashes)
-        return self.section() | base | {"config": digest(work.base.config)}
-
-    def write(self) -> None:
-        from ropext.training.request import FitRequest
-
-        base = self.work.base
-        revision = base.commit if base.is_on_hub else None
-        data = str(self.work.recipe.options(FIT)["data"])
-        call = self.work.call_of_stages
-        request = FitRequest(base.name, data, self.options, revision)
-        with request.prepared(self.place, call) as training:
-            training.make(self.place, call)
-
-    def counts(self) -> JsonObject:
-        assert self.work.recipe.fit is not None
-        return _training_takes(self.work.recipe.fit)
-
-
-class FinetuneStage(CheckpointStage):
-    """The tuned checkpoint."""
-
-    name = FINETUNE
-    everyone = True
-
-    @property
-    def source(self) -> str:
-        """The stage whose checkpoint is trained."""
-        return FIT if FIT in self.work.recipe.stages else EXTEND
-
-    def content(self) -> Flat:
-        return self.section() | (self.work.left(self.source) or {})
-
-    def write(self) -> None:
-        from ropext.training.request import FinetuneRequest
-
-        data = str(self.work.recipe.options(FINETUNE)["data"])
-        call = self.work.call_of_stages
-        options = Finetune(**self.work.recipe.finetuning)
-        request = FinetuneRequest(str(self.work.checkpoint(self.source)), data, options)
-        with request.prepared(self.place, call) as training:
-            training.make(self.place, call)
-
-    def counts(self) -> JsonObject:
-        options = self.work.recipe.finetune
-        assert options is not None
-        return _training_takes(options, options.epochs)
-
-
-def _training_takes(options: TrainingOptions, epochs: float | None = None) -> JsonObject:
-    """Say what a training takes."""
-    from ropext.training.defaults import MOST_STEPS
-
-    steps = options.steps
-    batch = options.batch_tokens
-    what = f"{steps} steps"
-    if steps is None:
-        what = f"at most {MOST_STEPS} steps"
-    if epochs is not None:
-        what = f"{epochs:g} passes over the data"
-    if batch is None:
-        what += ", as many tokens a step as suit the model"
-    else:
-        what += f", {batch:,} tokens a step"
-    return {"what": what, "steps": steps, "batch_tokens": batch}
 
 
 class EvaluateStage(Stage):

@@ -1,0 +1,90 @@
+"""The stages of a run that train: a fit of the spectrum, and a LoRA."""
+
+from ropext.checkpoint.provenance import digest
+from ropext.jsontext import JsonObject
+from ropext.options.fields import EXTEND, FINETUNE, FIT
+from ropext.options.training import Finetune, Fit, TrainingOptions
+from ropext.pipeline.stage import CheckpointStage, section_key
+from ropext.workdir import Flat
+
+
+class FitStage(CheckpointStage):
+    """The checkpoint with a fitted spectrum."""
+
+    name = FIT
+    schema = 2  # from one start, at one rate
+    everyone = True
+
+    @property
+    def options(self) -> Fit:
+        """With what the extension says of it."""
+        return Fit(**self.work.recipe.fitting)
+
+    def content(self) -> Flat:
+        work = self.work
+        base = {"base": work.hashes.of_model(work.whole_base)}
+        base |= section_key(FIT, self.options, work.hashes)
+        return self.section() | base | {"config": digest(work.base.config)}
+
+    def write(self) -> None:
+        from ropext.training.request import FitRequest
+
+        base = self.work.base
+        revision = base.commit if base.is_on_hub else None
+        data = str(self.work.recipe.options(FIT)["data"])
+        call = self.work.call_of_stages
+        request = FitRequest(base.name, data, self.options, revision)
+        with request.prepared(self.place, call) as training:
+            training.make(self.place, call)
+
+    def counts(self) -> JsonObject:
+        assert self.work.recipe.fit is not None
+        return _training_counts(self.work.recipe.fit)
+
+
+class FinetuneStage(CheckpointStage):
+    """The tuned checkpoint."""
+
+    name = FINETUNE
+    everyone = True
+
+    @property
+    def source(self) -> str:
+        """The stage whose checkpoint is trained."""
+        return FIT if FIT in self.work.recipe.stages else EXTEND
+
+    def content(self) -> Flat:
+        return self.section() | (self.work.left(self.source) or {})
+
+    def write(self) -> None:
+        from ropext.training.request import FinetuneRequest
+
+        data = str(self.work.recipe.options(FINETUNE)["data"])
+        call = self.work.call_of_stages
+        options = Finetune(**self.work.recipe.finetuning)
+        request = FinetuneRequest(str(self.work.checkpoint(self.source)), data, options)
+        with request.prepared(self.place, call) as training:
+            training.make(self.place, call)
+
+    def counts(self) -> JsonObject:
+        options = self.work.recipe.finetune
+        assert options is not None
+        return _training_counts(options, options.epochs)
+
+
+def _training_counts(options: TrainingOptions, epochs: float | None = None) -> JsonObject:
+    """Count what a training takes, by its options alone."""
+    from ropext.training.defaults import MOST_STEPS
+
+    steps = options.steps
+    batch = options.batch_tokens
+    what = f"{steps} steps"
+    if steps is None:
+        what = f"at most {MOST_STEPS} steps"
+    if epochs is not None:
+        what = f"{epochs:g} passes over the data"
+    if batch is None:
+        what += ", as many tokens a step as suit the model"
+    else:
+        what += f", {batch:,} tokens a step"
+    return {"what": what, "steps": steps, "batch_tokens": batch}
