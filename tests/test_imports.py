@@ -62,10 +62,10 @@ QUICK = {
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 83,
     "verify out": 82,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 131,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 133,
     "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 152,
     f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 155,
-    "run recipe.yaml -o ran": 144,
+    "run recipe.yaml -o ran": 146,
 }
 RECIPE = """\
 model: ropext://demo

@@ -434,7 +434,8 @@ def test_a_measured_plan_reads_it_as_it_was_asked_for():
     snapshot = open_snapshot("ropext://demo")
     (asked,) = rivals(snapshot, recipe, FoldOptions(64, 3, literal=True))
     assert asked.label == "self-extend-literal-w64-g3"
-    assert (asked.fold.window, asked.fold.group, asked.fold.literal) == (64, 3, True)
+    fold = asked.beside.fold
+    assert (fold.window, fold.group, fold.literal) == (64, 3, True)
     (plain,) = rivals(snapshot, recipe)
     assert plain.label == "self-extend"
     with pytest.raises(UsageError, match="window=256 must be from 1 to 255"):

@@ -86,7 +86,7 @@ def rivals(snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = Non
         if folding is not None:
             raise
         return []
-    return [Variant(options.name, EXTENDED, snapshot, made.config, fold=made.fold)]
+    return [Variant(options.name, EXTENDED, snapshot, made.config, made.in_memory)]
 
 
 def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:

@@ -28,12 +28,11 @@ from ropext.inspecting import plan_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
-from ropext.planning import ExtensionPlan
+from ropext.planning import ExtensionPlan, InMemory
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.overlap import Overlap, overlap
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
-from ropext.schemes.plan import growth_of
 
 LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
@@ -209,8 +208,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
             EXTENDED,
             snapshot,
             config=plan.config,
-            growth=plan.growth,
-            fold=plan.fold,
+            beside=plan.in_memory,
             target=plan.target,
             info=info | (plan.knobs if plan.fold is not None else {}),
         )
@@ -258,14 +256,16 @@ def _base(
         )
         return None, context, warning
     untrained = _untrained(snapshot, record)
-    growth = None
+    rows = None
     if untrained is not None and has_table(untrained):
-        growth = growth_of(untrained, record).undone()
-        untrained = None if growth is None else untrained
+        from ropext.schemes.plan import growth_of  # late: no rotary model needs it
+
+        rows = growth_of(untrained, record).undone()
+        untrained = None if rows is None else untrained
     if untrained is not None:
         config = record.base["config"]
         info = _turning(config)
-        return Variant(BASE, BASE, untrained, config, growth, info=info), context, ""
+        return Variant(BASE, BASE, untrained, config, InMemory(rows), info=info), context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None

@@ -18,12 +18,11 @@ from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.jsontext import read_object
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
+from ropext.planning import CONFIG_ALONE, InMemory
 from ropext.results import EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import RopeSite
-from ropext.scaling.self_extend import Fold
-from ropext.scaling.tables import Growth
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class Variant:
     kind: str  # "base", "control", "untouched", "extended"
     snapshot: Snapshot
     config: Mapping[str, Any] | None = None  # applied in memory
-    growth: Growth | None = None  # what becomes of a position table then
-    fold: Fold | None = None  # of Self-Extend, in memory too
+    beside: InMemory = CONFIG_ALONE  # and what no config says
     adapter: str | None = None
     cache: StoredCache | None = None  # keys and values are rounded as it stores them
     unrounded: str = ""  # the label of the same variant without that
@@ -149,7 +147,7 @@ def applied(model: Any, variant: Variant) -> Iterator[Any]:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
             stack.enter_context(model.disable_adapter())
         if variant.config is not None:
-            apply_config(model, variant.config, variant.growth, variant.fold)
+            apply_config(model, variant.config, variant.beside)
             stack.callback(unpatch, model)
         if variant.cache is not None:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model

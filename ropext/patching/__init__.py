@@ -29,10 +29,10 @@ from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import Link
-from ropext.planning import ExtensionPlan
+from ropext.patching.schemes import set_rows, set_slopes, tables_of
+from ropext.planning import CONFIG_ALONE, ExtensionPlan, InMemory
 from ropext.rope import CONFIG
-from ropext.scaling.self_extend import Fold, FoldOptions
-from ropext.scaling.tables import Growth
+from ropext.scaling.self_extend import FoldOptions
 
 Model = TypeVar("Model")
 
@@ -41,11 +41,6 @@ RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_versio
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
-ROWS = "_ropext_rows"  # attribute of an embedding whose rows were patched: its weight before
-SLOPES = "_ropext_slopes"  # attribute of a model whose ALiBi slopes were patched: its hooks
-SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that are handed ALiBi's bias
-STORED = {"torch.float64": "F64", "torch.float32": "F32"}
-STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 def base_model(model: Any) -> Any:
@@ -128,70 +123,6 @@ def _renew_buffers(live: Any, old: Any, new: Any) -> None:
             live.register_buffer(key, made.to(live._buffers[key].device), persistent=False)
 
 
-def _tables(live: Any, growth: Growth | None) -> dict[str, Any]:
-    """The position tables that were given other rows, or will be: modules by their names."""
-    return {
-        name: module
-        for name, module in live.named_modules()
-        if ROWS in vars(module)
-        or (growth is not None and growth.positions.is_table(f"{name}.weight"))
-    }
-
-
-def _set_rows(table: Any, growth: Growth | None) -> None:
-    """Give a table other rows, made of those before any patch; without a growth, those."""
-    import torch
-
-    from ropext.schemes.growing import grown  # late: no rotary model needs it
-
-    old = vars(table).pop(ROWS, table.weight)
-    table.weight = old
-    if growth is None:
-        return
-    if len(old) != growth.positions.rows:
-        raise InputError(
-            f"the position table in memory has {len(old)} rows, not the {growth.positions.rows} "
-            "that its config says"
-        )
-    data = old.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    made = bytearray(grown(data, STORED[str(old.dtype)], growth))
-    rows = torch.frombuffer(made, dtype=old.dtype).view(-1, old.shape[1]).to(old.device)
-    vars(table)[ROWS] = old
-    table.weight = torch.nn.Parameter(rows, requires_grad=old.requires_grad)
-
-
-def _set_slopes(live: Any, growth: Growth | None) -> None:
-    """Scale the slopes in the bias that each layer is handed; without a growth, as stock."""
-    import torch
-
-    for hook in vars(live).pop(SLOPES, ()):
-        hook.remove()
-    if growth is None or growth.slopes is None:
-        return
-    factor = growth.target / growth.positions.context
-    factors = torch.tensor(growth.slopes(live.config.num_attention_heads, factor))
-
-    def scale(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        name = "position_bias" if "position_bias" in kwargs else "alibi"
-        bias = kwargs[name]
-        by_head = bias.reshape(-1, len(factors), bias.shape[-1])
-        slopes = (by_head.amax(2) - by_head.amin(2)).amax(0)  # of the row with most tokens
-        steepest = slopes.argsort(descending=True)
-        ratios = torch.empty_like(slopes)
-        ratios[steepest] = factors.to(ratios)
-        ratios = ratios.repeat(1 if bias.dim() == 4 else len(bias) // len(factors))[:, None, None]
-        changed = {name: bias * ratios}
-        if bias.dim() == 4:  # Falcon holds it in its mask as well
-            mask = kwargs["attention_mask"]
-            hidden = mask == torch.finfo(mask.dtype).min
-            changed["attention_mask"] = torch.where(hidden, mask, mask * ratios)
-        return args, kwargs | changed
-
-    layers = (module for module in live.modules() if type(module).__name__ in SLOPED)
-    hooks = [layer.register_forward_pre_hook(scale, with_kwargs=True) for layer in layers]
-    setattr(live, SLOPES, hooks)
-
-
 def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
     others = {f"{name}.weight" for name in tables}
     before, after = (
@@ -206,7 +137,7 @@ def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
         )
 
 
-def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | None = None) -> None:
+def _apply(model: Any, config: Any, beside: InMemory) -> None:
     from ropext.patching.self_extend import apply_fold, remove_fold
 
     live = base_model(model)
@@ -214,11 +145,12 @@ def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | N
     remove_fold(live)
     old = _skeleton(live, live.config)
     new = _skeleton(live, config)
-    tables = _tables(live, growth)
+    growth = beside.growth
+    tables = tables_of(live, growth)
     _check_same_weights(old, new, tables)
     for table in tables.values():
-        _set_rows(table, growth)
-    _set_slopes(live, growth)
+        set_rows(table, growth)
+    set_slopes(live, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before = dict(old.named_modules())
@@ -236,20 +168,19 @@ def _apply(model: Any, config: Any, growth: Growth | None = None, fold: Fold | N
         else:
             _update_attributes(module, before[name], after[name])
             _renew_buffers(module, before[name], after[name])
-    if fold is not None:
-        apply_fold(live, fold)
+    if beside.fold is not None:
+        apply_fold(live, beside.fold)
 
 
 def apply_config(
     model: Model,
     config: Mapping[str, Any],
-    growth: Growth | None = None,
-    fold: Fold | None = None,
+    beside: InMemory = CONFIG_ALONE,
 ) -> Model:
     """Make a loaded model compute as if it had been loaded with this config dict; returns it.
 
-    Again with another config, and it computes as that one says: nothing adds up. `growth` is what
-    becomes of a learned position table, whose weight alone changes; `fold` is Self-Extend's.
+    Again with another config, and it computes as that one says: nothing adds up. Of all weights
+    that of a learned position table alone changes, where `beside` says so.
     """
     live = base_model(model)
     kind = config.get("model_type")
@@ -258,20 +189,20 @@ def apply_config(
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), growth, fold)
+    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), beside)
     return model
 
 
 def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
     """Make a loaded model compute as a plan says; returns it."""
-    return apply_config(model, plan.config, plan.growth, plan.fold)
+    return apply_config(model, plan.config, plan.in_memory)
 
 
 def unpatch(model: Model) -> Model:
     """Back to what the model computed before the first patch."""
     original = getattr(base_model(model), ORIGINAL, None)
     if original is not None:
-        _apply(model, original)
+        _apply(model, original, CONFIG_ALONE)
     return model
 
 

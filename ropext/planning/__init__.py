@@ -4,12 +4,14 @@ named, computed without touching a file.
 The plan is the prediction; the proof compares it with what stock transformers builds.
 """
 
-from ropext.planning.plan import ExtensionPlan, Plan
+from ropext.planning.plan import CONFIG_ALONE, ExtensionPlan, InMemory, Plan
 from ropext.planning.rotary import make_folded_plan, make_plan
 from ropext.planning.warnings import reached
 
 __all__ = [
+    "CONFIG_ALONE",
     "ExtensionPlan",
+    "InMemory",
     "Plan",
     "make_folded_plan",
     "make_plan",

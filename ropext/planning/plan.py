@@ -61,6 +61,17 @@ class Recommendation:
     reason: str
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """What becomes of a loaded model that its config does not say."""
+
+    growth: Growth | None = None  # of position tables, or of ALiBi's slopes
+    fold: Fold | None = None  # of Self-Extend
+
+
+CONFIG_ALONE = InMemory()  # the config says all
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExtensionPlan:
     """What `extend` does, whatever the model's position scheme: the new config, and why."""
@@ -109,6 +120,11 @@ class ExtensionPlan:
     def growth(self) -> Growth | None:
         """What becomes of position tables; None where no tensor changes."""
         return None
+
+    @property
+    def in_memory(self) -> InMemory:
+        """What becomes of a loaded model beside its config."""
+        return InMemory(self.growth, self.fold)
 
     @property
     def weights(self) -> str:

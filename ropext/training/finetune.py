@@ -24,6 +24,7 @@ from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Show
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune
+from ropext.planning import InMemory
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
 from ropext.results.overlap import kept_out_of
 from ropext.training import data, defaults, models, report, trainer, tuned_report, writing
@@ -127,9 +128,9 @@ class AdapterObjective(Objective[Finetuned]):
         if label not in (BASE, CONTROL):
             return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
         table = self.origin.table
-        growth = table.undone() if table else None
+        rows = table.undone() if table else None
         config = self.origin.base_config()
-        return Variant(label, label, self.snapshot, config, growth, adapter=adapter)
+        return Variant(label, label, self.snapshot, config, InMemory(rows), adapter=adapter)
 
     def measure(self, pause: Show) -> None:
         """Read the base through its short window, and the extended model as it is."""

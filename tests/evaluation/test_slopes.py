@@ -12,6 +12,7 @@ import ropext
 from ropext import schemes
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.patching import apply_config, unpatch
+from ropext.planning import InMemory
 from ropext.scaling.tables import growth
 
 CONTEXT, FACTOR = 64, 4
@@ -135,7 +136,7 @@ def test_a_factor_of_one_and_taking_it_back_are_stock(kind):
     stock, config = logits(model, CONTEXT), model.config.to_dict()
     found = schemes.read_positions(config)
     for method in ("interpolated", "ntk-alibi"):
-        apply_config(model, config, growth(found, method, found.context))
+        apply_config(model, config, InMemory(growth(found, method, found.context)))
         assert torch.equal(logits(model, CONTEXT), stock)
     ropext.patch(model, method="interpolated", factor=FACTOR)
     assert not torch.equal(logits(model, CONTEXT), stock)
