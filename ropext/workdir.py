@@ -120,10 +120,14 @@ class Workdir:
             )
         elif (names := self._other(manifest)) and not force and has_work(folder):
             anew = "" if force is None else ", or --force to start over"
+            if SCHEMA in names:
+                raise OutputExists(
+                    f"{folder} holds a run of another version of ropext {self.command}, which does "
+                    f"this in another way; give another -o{anew}"
+                )
             raise OutputExists(
-                f"{folder} holds another run of ropext {self.command} "
-                f"({_unlike(names, 'it differs in ')}); repeat that command to resume it, give "
-                f"another -o{anew}"
+                f"{folder} holds another run of ropext {self.command} (it differs in "
+                f"{_named(names)}); repeat that command to resume it, give another -o{anew}"
             )
         if not force and (names := self._edited()):
             anew = "" if force is None else "; --force makes them anew"
@@ -312,12 +316,9 @@ def _plain(value: Mapping[str, Any]) -> Flat:
     return plain
 
 
-def _unlike(names: list[str], head: str) -> str:
-    """Why a manifest is not of this very work, by the names under which the two differ."""
-    if SCHEMA in names:
-        return "this ropext does it in another way"
+def _named(names: list[str]) -> str:
     more = " …" if len(names) > 5 else ""
-    return f"{head}{', '.join(names[:5])}{more}"
+    return ", ".join(names[:5]) + more
 
 
 class Step(ABC):
@@ -435,8 +436,11 @@ class StepDir(Workdir):
             return "begins"
         if is_asked:
             return "again, as asked"
-        if names := self._other(manifest):
-            return f"again ({_unlike(names, 'changed: ')})"
+        names = self._other(manifest)
+        if SCHEMA in names:
+            return "again (this ropext does it in another way)"
+        if names:
+            return f"again (changed: {_named(names)})"
         return "again, what it wrote is gone or was edited"
 
     def _give_up(self) -> None:

@@ -83,6 +83,17 @@ def test_the_same_run_goes_on_and_another_one_begins_anew_when_asked(tmp_path, c
     assert other.folder.exists() == (command in ("eval", "run"))
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_another_version_does_otherwise_is_not_gone_on_with(tmp_path, command):
+    """Its values are the same, and what they give is not."""
+    work(place(tmp_path, command, schema=1, seed=1))
+    newer = place(tmp_path, command, schema=2, seed=1)
+    with pytest.raises(OutputExists, match=r"which does this in another way; give .*--force to"):
+        newer.check(False)
+    with newer.claimed(True):
+        assert not (newer.folder / KEPT).exists()
+
+
 def test_a_run_that_failed_before_it_kept_anything_leaves_no_folder(tmp_path):
     own = place(tmp_path, "finetune", rank=9)
     with suppress(InputError), own.claimed(False):

@@ -126,6 +126,8 @@ class Measuring(DocumentOptions):
     """What is measured, by `ropext eval` and by a run: a new option of eval belongs here if a run
     can have it too."""
 
+    key_schema = 2
+
     data: Served[Content[Documents | None]] = wanted(
         None,
         "documents: txt, jsonl, parquet, a folder, or a datasets id (ID or ID:CONFIG)",

@@ -10,6 +10,7 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    ClassVar,
     Literal,
     NamedTuple,
     Self,
@@ -329,6 +330,9 @@ class Options(BaseModel):
         alias_generator=spelled,
         validate_by_name=True,
     )
+    # In the key of all that these options decide. It goes up when the same key gives something
+    # else: when a default changes, which is in no key, or what is done with a value.
+    key_schema: ClassVar[int] = 1
 
     if not TYPE_CHECKING:
 
@@ -353,7 +357,7 @@ class Options(BaseModel):
     def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
         """Return the values that decide so and are not the default, as `model_dump` writes them: an
         option that is added leaves the keys of what was done before as they are. A default that
-        changes must raise the schemas of what it decides."""
+        changes must raise the `key_schema`."""
         names = set[str]()
         for name, info in type(self).model_fields.items():
             if decision_of(info) in decisions:

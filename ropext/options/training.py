@@ -259,6 +259,8 @@ class Finetune(TrainingOptions):
 class FitSettings(TrainingOptions):
     """How a spectrum is fitted; how far, and for whom, a recipe says under `extend`."""
 
+    key_schema = 2  # from one start, at one rate
+
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None,
         "what may change: longrope (every pair and the attention factor), yarn (the ramp's ends "

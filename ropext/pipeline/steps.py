@@ -95,7 +95,7 @@ class EvaluateStage(Stage):
     """The evaluation of all checkpoints."""
 
     name = EVALUATE
-    schema = 2
+    schema = Evaluate.key_schema
     everyone = True
 
     @property

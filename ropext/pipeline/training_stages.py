@@ -12,7 +12,7 @@ class FitStage(CheckpointStage):
     """The checkpoint with a fitted spectrum."""
 
     name = FIT
-    schema = 2  # from one start, at one rate
+    schema = Fit.key_schema
     everyone = True
 
     @property
@@ -46,6 +46,7 @@ class FinetuneStage(CheckpointStage):
     """The tuned checkpoint."""
 
     name = FINETUNE
+    schema = Finetune.key_schema
     everyone = True
 
     @property

@@ -44,7 +44,7 @@ from ropext.training.place import (
 from ropext.training.rows import Row
 from ropext.training.trainer import History, Optimisation
 from ropext.training.training import Training
-from ropext.workdir import USED, Workdir, has_work
+from ropext.workdir import SCHEMA, USED, Workdir, has_work
 
 # Adds to what will be the output: its path, how the fit was called, and the directory where it lies
 # finished but without its name.
@@ -95,6 +95,7 @@ class Objective(ABC, Generic[Done]):
         shown."""
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
         return {
+            SCHEMA: self.training.options.key_schema,
             "config": digest(self.snapshot.config),
             "weights": weights_digest(self.snapshot, Digests(show)),
             "data": self.training.data.digest(),
