@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ropext import guard
-from ropext.atomic import HALF_WRITTEN
+from ropext.atomic import HALF_WRITTEN, os_errors
 from ropext.errors import InputError, OutputExists
 from ropext.inputs import check_links
 from ropext.jsontext import read_json, write_json
@@ -181,7 +181,8 @@ class Workdir:
             yield
             return
         with self._held():
-            self._begin(force, say)
+            with os_errors(self.folder):
+                self._begin(force, say)
             try:
                 yield
             except BaseException:
@@ -219,10 +220,13 @@ class Workdir:
     def _finish(self, say: Say) -> None:
         """Clear away what is of no more use, and list what was written."""
         if self.command in PASSING:
-            self._say_left(remove(self.folder), say)
+            with os_errors(self.folder):
+                left = remove(self.folder)
+            self._say_left(left, say)
             return
-        for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
-            (self.folder / name).unlink()
+        with os_errors(self.folder):
+            for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
+                (self.folder / name).unlink()
         if self._lists:
             written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
             self._write_manifest(written, {})
@@ -390,7 +394,8 @@ class StepDir(Workdir):
         left = from_first(left)  # a disk that is shared may show another process less
         if left is not None:
             if rank == 0 and self._is_half_done():
-                self.step.tidy()
+                with os_errors(self.folder):
+                    self.step.tidy()
                 self._write_manifest(left, {})
             say(f"{self.step.name}: done before, skipped{self._hint()}")
             return False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ropext import guard
-from ropext.atomic import write_text
+from ropext.atomic import os_errors, write_text
 from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place
 from ropext.errors import OutputExists, UsageError
@@ -228,7 +228,8 @@ class WholeRun:
         with self.workdir.claimed(work.call.force, self.rank, self.world):
             text = work.recipe.source.text
             if self.rank == 0:
-                self.recipe.unlink(missing_ok=True)
+                with os_errors(self.recipe):
+                    self.recipe.unlink(missing_ok=True)
                 if text is not None:  # the file as it is, beside the manifest
                     write_text(self.recipe, guard.signed(provenance.scrub(text)))
             wait_for_everyone()

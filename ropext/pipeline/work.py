@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ropext.atomic import os_errors
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import scrub, versions
 from ropext.inspecting import plan_of
@@ -133,7 +134,8 @@ class Work(PlannedRun):
         """Write to the log alone, the one place that holds times; a dry run has none."""
         if is_main() and (self.folder / MANIFEST).is_file():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            log = self.folder / LOG
+            with os_errors(log), log.open("a", encoding="utf-8") as stream:
                 stream.write(f"{stamp} {scrub(sentence)}\n")
 
     def place_of(self, step: Step) -> StepDir:

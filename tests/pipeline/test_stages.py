@@ -243,6 +243,29 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
     assert "extend: resumes where it was interrupted" in said
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "plan.json", "report.html"])
+def test_a_file_that_cannot_be_replaced_is_told_in_a_sentence(tmp_path, monkeypatch, name):
+    go()
+    unlink = Path.unlink
+
+    def refused(path, missing_ok=False):
+        if path.name == name:
+            raise OSError(30, "Read-only file system", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(InputError, match=rf"cannot be written: Read-only .*{name}\)$"):
+        go(begin="plan")
+
+
+def test_a_log_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
+    go()
+    (tmp_path / "out.run/log.txt").unlink()
+    (tmp_path / "out.run/log.txt").mkdir()
+    with pytest.raises(InputError, match=r"log\.txt cannot be written"):
+        go()
+
+
 def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
     with pytest.raises(
