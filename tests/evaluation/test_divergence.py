@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import in_two_processes
+from json_schema import check_file
 from small_models import CONTEXT, tiny
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -132,6 +133,7 @@ def test_the_untouched_model_is_the_base_inside_its_window(whole):
 
 
 def test_the_cost_of_rounding_is_paired(whole):
+    check_file(whole.path / "results.json")
     rounded = whole.values("yarn-4x+kv-q4_0")
     plain = whole.values("yarn-4x")
     difference = rounded["tail_nll@256"].value - plain["tail_nll@256"].value

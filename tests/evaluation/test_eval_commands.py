@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import run
+from json_schema import check
 from marked import manifest
 from pyarrow import parquet
 from tiny_checkpoints import write_checkpoint, write_documents
@@ -78,6 +79,7 @@ def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, cap
 def test_json_is_one_document_and_what_the_file_holds(runs, capsys):
     code, said = evaluated(runs, "--json", "--quiet", capsys=capsys)
     data = json.loads(said.out)
+    check(data, "results")
     assert (code, said.err) == (0, "")
     assert data.pop("gates") == []
     assert data == json.loads((runs / "one" / "results.json").read_text())

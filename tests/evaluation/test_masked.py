@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from command_line import run
+from json_schema import check
 from prepared import costs_of
 from small_tokenizer import wrapping_tokenizer
 from tiny_checkpoints import write_documents
@@ -101,6 +102,7 @@ def test_both_are_what_stock_reads_from_the_base_and_from_the_output(place, name
     base, grown = load(place / name), load(place / f"{name}-{method}")
     saved = evaluate(str(place / f"{name}-{method}"), **asked(place))
     memory = evaluate(str(place / name), **asked(place, method=method, factor="4"))
+    check(saved.results, "results")
     assert list(saved.results["variants"]) == ["base", "extended"]
     assert list(memory.results["variants"]) == ["base", f"{method}-4x"]
     for length in LENGTHS:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import run
+from json_schema import check
 from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
@@ -223,6 +224,7 @@ def test_the_command_says_which_one_and_how_to_extend_with_it(place, found, caps
     assert "forward tokens" in said.err
     code, said = run(*asked, "--json", "--quiet", capsys=capsys)
     data = json.loads(said.out)
+    check(data, "plan")
     assert data["method"] == taken
     assert data["measured"]["taken"] == taken
     assert len(data["measured"]["ranking"]) == len(COMPETING)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Forked, in_two_processes, run
+from json_schema import check
 
 import ropext
 
@@ -54,6 +55,7 @@ def straight(tmp_path_factory):
 
 def test_the_output_is_tuned_measured_and_stock(straight):
     record = json.loads((straight / "out/ropext.json").read_text())
+    check(record, "ropext")
     variants = record["run"]["evaluation"]["variants"]
     assert list(variants) == ["base", "untouched", "extended", "tuned"]
     tails = {label: own["metrics"]["tail_nll@512"]["value"] for label, own in variants.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 from fake_server import Fake, looked_up, serving, words
+from json_schema import check_file
 
 from ropext.results.rundir import read_run
 
@@ -190,6 +191,7 @@ def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
         options = (*LENGTHS, "-o", out)
         evaluated(capsys, url, *options)
         every = sorted(out.glob("variants/port-*/*.json"))
+        check_file(out / "results.json")
         before = (out / "results.json").read_bytes()
         for path in every[:7]:
             path.unlink()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from json_schema import complaints
 
 from ropext import bundled, inspecting
 from ropext.cli.app import build
@@ -99,7 +100,7 @@ def _commands(text):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_as_the_schema_says(path):
-    assert check(yaml.safe_load(path.read_text("utf-8")), schema())
+    assert complaints(yaml.safe_load(path.read_text("utf-8")), schema()) == []
 
 
 @pytest.mark.parametrize(
@@ -115,45 +116,9 @@ def test_a_recipe_is_as_the_schema_says(path):
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(bad):
-    assert not check(bad, schema())
+    assert complaints(bad, schema())
     with pytest.raises(UsageError):
         read_recipe(bad)
-
-
-KINDS = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
-
-
-def check(value, wanted, whole=None):
-    """Whether a value is as the part of JSON Schema that ours uses says, literally."""
-    whole = whole or wanted
-    if "$ref" in wanted:
-        return check(value, whole["$defs"][wanted["$ref"].rpartition("/")[2]], whole)
-    if "anyOf" in wanted:
-        return any(check(value, part, whole) for part in wanted["anyOf"])
-    kinds = wanted["type"] if isinstance(wanted["type"], list) else [wanted["type"]]
-    fits = [
-        kind
-        for kind in kinds
-        if isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
-    ]
-    if isinstance(value, dict):
-        known = wanted.get("properties", {})
-        return (
-            set(wanted.get("required", ())) <= set(value) <= set(known)
-            and fits
-            and all(check(item, known[key], whole) for key, item in value.items())
-        )
-    if isinstance(value, list):
-        return fits and all(check(item, wanted["items"], whole) for item in value)
-    return fits and value in wanted.get("enum", [value])
 
 
 @pytest.mark.slow

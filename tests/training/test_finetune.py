@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import Forked
+from json_schema import check
 from safetensors.torch import load_file
 from trained import count_training, train
 
@@ -274,6 +275,7 @@ def test_the_merged_checkpoint_is_stock_verifies_and_keeps_config_ties_and_types
 def test_record_and_card_tell_the_run(tuned, extended):
     done, output, _ = tuned
     record = json.loads((output / "ropext.json").read_text())
+    check(record, "ropext")
     before = json.loads((extended / "ropext.json").read_text())
     assert record["sites"] == before["sites"]
     assert record["finetune"]["steps"] == 8

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import Forked, in_two_processes
+from json_schema import check
 from safetensors.torch import load_file, save_file
 from trained import count_training, train
 
@@ -160,6 +161,7 @@ def test_the_numbers_are_those_of_stock_transformers_on_what_is_written(fitted):
 def test_what_it_leaves_tells_the_fit(fitted):
     done, output, told, _ = fitted
     record = json.loads((output / "ropext.json").read_text())
+    check(record, "ropext")
     assert record["method"] == "longrope"
     assert record["command"] == ["ropext", "fit"]
     section = record["fit"]
