@@ -80,6 +80,7 @@ class Call:
     command: tuple[str, ...] = ()  # the words of the command line; none from Python
     force: bool = False  # what ropext wrote may be replaced
     trust_remote_code: bool = False  # a model's own code may run
+    keep_previous: bool = False  # of a run: what it replaces is kept beside it
 
 
 NOBODY = Call()  # nobody listens, and nothing is replaced

@@ -6,7 +6,7 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.fit import NO_OUTPUT
+from ropext.cli.fit import NO_OUTPUT, told_before
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
 from ropext.jobs import counted
@@ -54,6 +54,8 @@ def command(
             out.result(report.plan_text(planned), planned)
         return
     with request.prepared(output, call) as job:
+        if told_before(out, job, output, call, wanted):
+            return
         done = job.make(output, call)
     if done is not None and processes.is_main():
         push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)

@@ -1,6 +1,7 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,7 +10,11 @@ from ropext.cli import push
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
 from ropext.jobs import counted
+from ropext.narration import Call
 from ropext.options.training import Fit
+
+if TYPE_CHECKING:
+    from ropext.training.objective import Objective
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
 DryRun = Annotated[
@@ -20,6 +25,24 @@ DryRun = Annotated[
         rich_help_panel=shared.BASIC_OUTPUT,
     ),
 ]
+
+
+def told_before(
+    out: Out, job: "Objective[Any]", output: Path, call: Call, wanted: push.Push | None
+) -> bool:
+    """Whether this very training was done before; then it says so, and pushes what is there."""
+    if call.force:
+        return False
+    record = job.done_before(output, call)
+    if record is None:
+        return False
+    from ropext.models.processes import is_main
+
+    if is_main():
+        text = f"{output}: {job.command} was done before, skipped (--force does it again)"
+        data = {"output": str(output), "done_before": True, job.command: record.more[job.command]}
+        push.result(out, text, data, output, wanted)
+    return True
 
 
 @shared.takes("given", Fit, after=4)
@@ -52,6 +75,8 @@ def command(
             out.result(report.plan_text(planned), planned)
         return
     with request.prepared(output, call) as job:
+        if told_before(out, job, output, call, wanted):
+            return
         done = job.make(output, call)
     if done is not None and processes.is_main():
         push.result(out, fit_report.fit_result(done), done, done.output, wanted)

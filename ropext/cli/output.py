@@ -162,11 +162,12 @@ def call_of(
     *,
     force: bool = False,
     trust_remote_code: bool = False,
+    keep_previous: bool = False,
     stop: Callable[[], bool] = SILENT.stop,
 ) -> Call:
     """How this command was called: its words, heard by `out`."""
     hooks = Hooks(out.say, Bar(out).show, stop)
-    return Call(hooks, tuple(sys.argv), force, trust_remote_code)
+    return Call(hooks, tuple(sys.argv), force, trust_remote_code, keep_previous)
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:

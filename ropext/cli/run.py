@@ -45,6 +45,10 @@ From = Annotated[
 ]
 Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="do this stage alone")]
 Force = Annotated[bool, typer.Option("--force", help="replace OUT where this run did not write it")]
+KeepPrevious = Annotated[
+    bool,
+    typer.Option("--keep-previous", help="keep the output that is replaced, as OUT.previous"),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show the plan and what each stage takes; write nothing")
 ]
@@ -58,6 +62,7 @@ def command(
     begin: From = None,
     only: Only = None,
     force: Force = False,
+    keep_previous: KeepPrevious = False,
     dry_run: DryRun = False,
     trust_remote_code: options.TrustRemoteCode = False,
     push_to_hub: PushToHub = None,
@@ -69,7 +74,9 @@ def command(
 
     chosen = job.read(recipe, words or ())
     push = asked_push(push_to_hub, public)
-    call = call_of(out, force=force, trust_remote_code=trust_remote_code)
+    call = call_of(
+        out, force=force, trust_remote_code=trust_remote_code, keep_previous=keep_previous
+    )
     stages = Stages(begin, only)
     if dry_run:
         forecast(out, chosen, output, call, stages)

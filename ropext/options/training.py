@@ -225,6 +225,11 @@ class Finetune(TrainingOptions):
         "also train the unextended base on the same tokens, at its own context",
         panel=Panel.TRAINING,
     )
+    slim: Files[bool] = wanted(
+        False,
+        "leave the merged checkpoint alone, without copies of base and adapter",
+        panel=Panel.OUTPUT,
+    )
     evaluate: Content[Documents | None] = wanted(
         None,
         "data to evaluate on [documents held out of DATA]",
@@ -248,6 +253,15 @@ class Finetune(TrainingOptions):
         "steps between checkpoints [a tenth of the steps]",
         panel=Panel.TRAINING,
     )
+
+    @model_validator(mode="after")
+    def _control(self) -> Self:
+        if self.slim and self.control:
+            raise UsageError(
+                "--control leaves an adapter for the base beside the result, and --slim leaves "
+                "neither; give one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _length(self) -> Self:

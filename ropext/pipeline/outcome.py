@@ -128,10 +128,26 @@ class ReportStage(Stage):
         return {"what": "the report, and the weights once more by hard link"}
 
 
+def previous(output: Path) -> Path:
+    """OUT.previous: the output that the last run replaced, where that was asked for."""
+    return output.with_name(f"{output.name}.previous")
+
+
+def _keep_previous(output: Path) -> None:
+    """Keep an output under its other name, weights by link, in place of the one before it."""
+    with staged(previous(output), force=True, inputs=[output]) as stage, os_errors(output):
+        _carry(output, stage.directory)
+        for name in (card.README, provenance.NAME):
+            copy_file(output / name, stage.directory / name)
+
+
 def check_free(work: Work) -> None:
-    """An output that is there may be replaced with --force, or when this run wrote it."""
+    """An output that is there may be replaced with --force, or when this run wrote it; so may the
+    one before it."""
     if not os.path.lexists(work.output):
         return
+    if work.call.keep_previous:
+        check_output(previous(work.output), force=True)
     note = work.folder / STEPS / OWNED
     owned = read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
@@ -162,6 +178,8 @@ def write_output(work: Work, evidence: Evidence) -> None:
     recover(work.output)
     check_free(work)  # again: hours may have passed
     force = os.path.lexists(work.output)
+    if force and work.call.keep_previous:
+        _keep_previous(work.output)
     with staged(work.output, force=force, inputs=[source]) as stage:
         with os_errors(work.output):
             digests = _carry(source, stage.directory)

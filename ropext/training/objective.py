@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from ropext import guard
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, versions, weights_digest
+from ropext.checkpoint.provenance import Record, digest, read_record, versions, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.variants import Computing, Variant
@@ -31,7 +32,7 @@ from ropext.narration import (
     told_of_files,
     unseen,
 )
-from ropext.options.fields import NUMBERS
+from ropext.options.fields import FILES, NUMBERS
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
 from ropext.training import loss, trainer
@@ -113,6 +114,25 @@ class Objective(ABC, Generic[Done]):
         """Count on a model without weights; what cannot be trained is refused."""
         self.needs = count_needs(self.training, self.moving)
         return self
+
+    def key(self, show: Show = unseen) -> str:
+        """Digest all that decides what is written, the number of files too."""
+        files = self.training.options.deciding(FILES)
+        return digest(self.manifest(show) | {"files": files})
+
+    def done_before(self, output: Path, call: Call) -> Record | None:
+        """Return the record of an output that this very training left, where all of its files are
+        as they were written."""
+        listed = guard.files_in(output)
+        if listed is None or not set(listed) <= {*guard.unchanged(output, listed), guard.RECORD}:
+            return None
+        record = read_record(output)
+        if record is None:
+            return None
+        section = record.more.get(self.command) or {}
+        if section.get("key") != self.key(told_of_files(call.hooks.say)):
+            return None
+        return record
 
     def to_json(self) -> dict[str, Any]:
         """What `--dry-run --json` shows."""

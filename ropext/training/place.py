@@ -43,6 +43,8 @@ def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
     copies = 0
     if isinstance(options, Finetune):
         copies += 1
+        if options.slim:
+            return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
     if options.link == "copy":
         copies += 1
     return copies * sum(snapshot.files[name] for name in snapshot.weight_files)

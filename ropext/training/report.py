@@ -123,6 +123,7 @@ def section_of(
     section["numbers"] = done.numbers
     for name in facts:
         section[name] = getattr(done, name)
+    section["key"] = done.objective.key()
     written: dict[str, Any] = values_json(section)
     for name in options:
         written[name] = getattr(training.options, name)

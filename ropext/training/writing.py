@@ -5,6 +5,7 @@ OUT/                    merged, in stock format; config.json is the extended bas
 OUT/base/               the extended, untuned checkpoint
 OUT/adapter/            the LoRA; its adapter_config.json names ../base
 OUT/control/            with --control: the control's LoRA, of the model before its extension
+                        (--slim leaves out base and adapter)
 OUT/training/           settings, losses and evaluations, loss.png, used.log
 
 A fit:
@@ -39,6 +40,7 @@ from ropext.models.load import Loading, auto_class, load_model
 from ropext.models.masked import is_masked
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
+from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL
 from ropext.results.overlap import HASHES
 from ropext.training.origin import Origin
@@ -122,6 +124,7 @@ def write_tuned(
     snapshot = origin.snapshot
     output = done.output
     options = done.training.options
+    is_slim = isinstance(options, Finetune) and options.slim
     check_space(output, room_for(snapshot, options))
     with staged(output, force=done.objective.call.force, inputs=[snapshot.directory]) as stage:
         directory = stage.directory
@@ -133,12 +136,9 @@ def write_tuned(
         with os_errors(output):
             beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
             digests = _carry(snapshot, beside, directory)
-            ours = [name for name in (NAME, README) if snapshot.path(name).is_file()]
-            carried = _carry(
-                snapshot, [*snapshot.files, *ours], directory / BASE, options.link, show
-            )
-            digests |= {f"{BASE}/{name}": digest for name, digest in carried.items()}
-            _write_adapter(origin, adapter, directory / ADAPTER, story)
+            if not is_slim:
+                digests |= _carry_base(snapshot, directory, options.link, show)
+                _write_adapter(origin, adapter, directory / ADAPTER, story)
             if control is not None:
                 base = origin.record.base
                 name = str(base.get("hub_id") or base.get("name"))
@@ -147,6 +147,8 @@ def write_tuned(
         record = _record(origin, directory, story, rows)
         with os_errors(output):
             what = KINDS[getattr(options, "train", None) or "lora"]
+            if not is_slim:
+                what += "; where it was made, `adapter` has it alone"
             _write_card(origin, directory, story, output.name, what)
             provenance.write(record, directory, digests)
 
@@ -216,6 +218,16 @@ def _carry(
             digests |= {} if digest is None else {name: digest}
         else:
             digests[name] = copy_file(source, target)
+    return digests
+
+
+def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> dict[str, str]:
+    """Put the untuned checkpoint into the output; the SHA-256 of its files where it is known."""
+    ours = [name for name in (NAME, README) if snapshot.path(name).is_file()]
+    digests = dict[str, str]()
+    carried = _carry(snapshot, [*snapshot.files, *ours], directory / BASE, link, show)
+    for name, digest in carried.items():
+        digests[f"{BASE}/{name}"] = digest
     return digests
 
 
@@ -301,7 +313,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
                 ("method", record.method),
                 ("context", record.context),
                 ("target", record.target),
-                ("trained", f"{what}; where it was made, `adapter` has it alone"),
+                ("trained", what),
             ]
         ),
         numbers=story.numbers,

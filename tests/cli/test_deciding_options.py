@@ -32,7 +32,7 @@ BEGUN = {
 # Of this very call, or what a run is of; the latter is told by the digest of what is read.
 OF_THE_CALL = {
     *("output", "force", "dry_run", "out", "push_to_hub", "public", "fail_if"),
-    *("full", "losses"),
+    *("full", "losses", "table_format"),
     *("directory", "model", "data", "revision", "trust_remote_code"),
 }
 # Another value of each option, with what it needs beside it.
@@ -121,6 +121,7 @@ DOES_NOT = {
         "device": "cpu",
         "max_document_mib": "65",
         "link": "hard",
+        "slim": "",
     },
     "fit": {
         "micro_rows": "1",
