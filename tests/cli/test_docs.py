@@ -27,7 +27,7 @@ WITH_COMMANDS = (
         "docs/trainers.md",
     ),
     *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
-    "docs/ports.md",
+    *("docs/ports.md", "docs/operations.md"),
 )
 
 
@@ -131,6 +131,16 @@ def test_the_job_on_a_page_is_a_workflow_whose_commands_parse():
     assert kept == f"{words[-1]}.run/report.html"
 
 
+def test_the_job_of_a_cluster_parses():
+    text = (ROOT / "docs/operations.md").read_text("utf-8")
+    (block,) = re.findall(r"^```yml\n(.*?)^```", text, re.M | re.S)
+    spec = yaml.safe_load(block)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    check_parsed([container["args"]])  # each one a string, or it is no argument
+    mounted = {volume["name"] for volume in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
 @pytest.mark.slow
 def test_the_gates_over_several_methods_hold_and_can_fail(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -199,7 +209,9 @@ def is_cheap(words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "least"), [("README.md", 3), ("docs/pipeline.md", 2)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("README.md", 3), ("docs/pipeline.md", 2), ("docs/operations.md", 6)]
+)
 def test_what_is_cheap_on_a_page_runs(ropext, tmp_path, monkeypatch, page, least):
     make_llama(tmp_path / "model")
     monkeypatch.chdir(tmp_path)

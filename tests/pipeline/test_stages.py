@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_line import run
 from marked import at_work, checkpoint, manifest
 
 import ropext
@@ -155,6 +156,24 @@ def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
     with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
         go()
     assert (tmp_path / "out/README.md").read_text() == "mine"
+
+
+def test_what_a_run_replaces_is_kept_beside_it_where_that_is_asked_for(tmp_path, capsys):
+    recipe = "model: ropext://demo\nextend: {{method: {}, factor: 2, no_verify: true}}\n"
+    outputs = []
+    for method in ("yarn", "pi", "ntk"):
+        (tmp_path / "r.yaml").write_text(recipe.format(method))
+        words = ("run", "r.yaml", "-o", "out", "--keep-previous")
+        assert run(*words, capsys=capsys)[0] == 0
+        outputs.append(bytes_of(tmp_path / "out"))
+        if len(outputs) > 1:
+            assert bytes_of(tmp_path / "out.previous") == outputs[-2]
+    (tmp_path / "out.previous/notes.txt").write_text("mine")
+    (tmp_path / "r.yaml").write_text(recipe.format("yarn"))
+    code, said = run(*words, capsys=capsys)
+    assert code == 2
+    assert "out.previous" in said.err
+    assert bytes_of(tmp_path / "out") == outputs[-1]
 
 
 def test_a_run_directory_that_holds_something_else_is_refused(tmp_path):

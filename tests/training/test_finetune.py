@@ -23,14 +23,18 @@ from trained import count_training, train
 
 import ropext
 from ropext import verifying
+from ropext.cli.fit import told_before
+from ropext.cli.output import Out
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.jsontext import values_json
 from ropext.narration import Call, Hooks, Pace
+from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
 from ropext.training import fit_report, report, trainer, tuned_report
+from ropext.training.request import FinetuneRequest
 
 pytestmark = pytest.mark.slow
 
@@ -270,6 +274,43 @@ def test_the_merged_checkpoint_is_stock_verifies_and_keeps_config_ties_and_types
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     }
+
+
+def test_the_same_training_into_its_output_was_done_before(
+    tuned, extended, stories, tmp_path, capsys
+):
+    output = shutil.copytree(tuned[1], tmp_path / "out", symlinks=True)
+
+    def asked(**options):
+        request = FinetuneRequest(
+            str(extended), str(stories), Finetune(**RUN | {"control": True} | options)
+        )
+        with request.prepared(output, Call()) as job:
+            return told_before(Out(as_json=True), job, output, Call(), None)
+
+    assert asked()
+    assert json.loads(capsys.readouterr().out)["done_before"]
+    assert not asked(rank=8)
+    assert not asked(control=False)  # other files
+    (output / "training/losses.json").write_text("{}")
+    assert not asked()
+
+
+def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, tmp_path):
+    whole = tuned[1]
+    train("finetune", extended, str(stories), tmp_path / "out", slim=True, **RUN)
+    left_out = ("base/", "adapter/", "control/")
+    expected = set()
+    for path in whole.rglob("*"):
+        name = path.relative_to(whole).as_posix()
+        if path.is_file() and not name.startswith(left_out):
+            expected.add(name)
+    written = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*.*")}
+    assert written == expected
+    same = "model.safetensors"
+    assert (tmp_path / "out" / same).read_bytes() == (whole / same).read_bytes()
+    assert "`adapter` has it alone" not in (tmp_path / "out/README.md").read_text("utf-8")
+    assert verifying.check_directory(tmp_path / "out").passed
 
 
 def test_record_and_card_tell_the_run(tuned, extended):
