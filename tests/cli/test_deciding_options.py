@@ -314,7 +314,7 @@ OF_THE_RUN = {
 }
 # A run takes a checkpoint's training as one piece: these begin it anew, where `finetune` and `fit`
 # would go on with it.
-LIKE_OTHERS = {"micro_rows", "control", "save_every", "link"}
+LIKE_OTHERS = {"micro_rows", "control", "save_every", "link", "slim"}
 
 
 def trainings():

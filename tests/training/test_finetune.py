@@ -310,7 +310,7 @@ def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, 
     same = "model.safetensors"
     assert (tmp_path / "out" / same).read_bytes() == (whole / same).read_bytes()
     assert "`adapter` has it alone" not in (tmp_path / "out/README.md").read_text("utf-8")
-    assert verifying.check_directory(tmp_path / "out").passed
+    assert verifying.verify(tmp_path / "out").passed
 
 
 def test_record_and_card_tell_the_run(tuned, extended):
