@@ -92,7 +92,9 @@ def main() -> None:
             seconds["import of torch, transformers, accelerate"] = processor_seconds(
                 python, "-P", "-c", IMPORTS
             )
-            (built,) = proof.build([out], text_paths=[()], forwards=[(asked, promise)])
+            request = proof.BuildRequest(out, forward=(asked, promise))
+            (built,) = proof.build([request])
+            assert built["forward"] is not None
             seconds["the proof's forward pass, with its two small models"] = built["forward"][
                 "cost"
             ]["cpu_seconds"]

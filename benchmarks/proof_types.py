@@ -22,6 +22,7 @@ from ropext.errors import ProofFailed, RopextError
 from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import Plan, make_plan
+from ropext.proof.answers import Built
 
 METHODS = ("yarn", "ntk", "pi")  # the first that the family can carry
 
@@ -35,7 +36,7 @@ def planned(config: dict[str, Any]) -> Plan | None:
     return None
 
 
-def outcome(built: dict[str, Any], plan: Plan) -> tuple[str, str]:
+def outcome(built: Built, plan: Plan) -> tuple[str, str]:
     if built["error"]:
         return "not built by stock", built["error"]
     try:
@@ -55,20 +56,21 @@ def main() -> None:
     }
     plans = {name: plan for name, config in bases.items() if (plan := planned(config))}
     with tempfile.TemporaryDirectory() as root:
-        directories, forwards = [], []
+        requests = []
         for name, plan in plans.items():
-            directories.append(Path(root, name))
-            directories[-1].mkdir()
-            (directories[-1] / "config.json").write_text(json.dumps(plan.config))
+            place = Path(root, name)
+            place.mkdir()
+            (place / "config.json").write_text(json.dumps(plan.config))
             asked = proof.Forward(plan.context, plan.target, bases[name])
-            forwards.append((asked, proof.Promise(plan.sites, plan.factor)))
-        paths = [plan.model.path for plan in plans.values()]
-        found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
+            forward = (asked, proof.Promise(plan.sites, plan.factor))
+            requests.append(proof.BuildRequest(place, plan.model.path, forward=forward))
+        found = proof.build(requests, tensors=False)
     rows: dict[str, list[tuple[str, str]]] = {}
     for (name, plan), built in zip(plans.items(), found, strict=True):
         kind, said = outcome(built, plan)
-        rows.setdefault(kind, []).append((name, said.replace(directories[0].parent.name, "")))
-    report(rows, [built["forward"]["cost"]["cpu_seconds"] for built in found if not built["error"]])
+        rows.setdefault(kind, []).append((name, said.replace(Path(root).name, "")))
+    passes = [built["forward"] for built in found if not built["error"]]
+    report(rows, [run["cost"]["cpu_seconds"] for run in passes if run is not None])
 
 
 def report(rows: dict[str, list[tuple[str, str]]], seconds: list[float]) -> None:

@@ -205,7 +205,8 @@ def built(tmp_path_factory) -> dict[str, dict]:
         shutil.copytree(root / base, root / name)
         edit(root / name, change)
     names = [*RIGHT, *WRONG]
-    return dict(zip(names, proof.build([root / name for name in names]), strict=True))
+    requests = [proof.BuildRequest(root / name) for name in names]
+    return dict(zip(names, proof.build(requests), strict=True))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -392,7 +393,7 @@ def test_a_crash_and_a_timeout_are_told(tmp_path: Path, monkeypatch) -> None:
         child.write_text(code)
         monkeypatch.setattr(stock, "CHILD", child)
         with pytest.raises(ProofFailed, match=said):
-            proof.build([tmp_path], timeout=2)
+            proof.build([proof.BuildRequest(tmp_path)], timeout=2)
 
 
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "patch_size": 1}
@@ -406,7 +407,7 @@ def test_what_a_tower_states_is_built_within_limits(tmp_path: Path) -> None:
     for size, error in ((40_000, "MemoryError: it takes more memory"), (8, None)):
         tower = TOWER | {"image_size": size}
         (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": tower}))
-        (built,) = proof.build([tmp_path], tensors=False)
+        (built,) = proof.build([proof.BuildRequest(tmp_path)], tensors=False)
         assert (built["error"] or "").startswith(error or "")
         assert bool(built["error"]) is bool(error)
 

@@ -179,21 +179,21 @@ def built(tmp_path_factory):
     jobs += [(name, typed(name), {"factor": 4}, None) for name in NOT_RUN]
     jobs += [(name, config, {"method": "pi", "factor": 4}, None) for name, config in KNOWN.items()]
     jobs += [("no base", SMALL | {"model_type": "llama"}, {"factor": 4}, None)]
-    directories, paths, forwards = [], [], []
+    requests = []
     for name, config, options, damage in jobs:
         plan = make_plan(config, Extend(**options, even_so=True))
         if damage:
             damage(plan.config)
-        directories.append(root / name.replace(" ", "-"))
-        directories[-1].mkdir()
-        (directories[-1] / "config.json").write_text(json.dumps(plan.config))
-        paths.append(plan.model.path)
+        place = root / name.replace(" ", "-")
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(plan.config))
         base = None if name == "no base" else config
         sites = proof.Promise(plan.sites, plan.factor)
-        forwards.append((proof.Forward(plan.context, plan.target, base), sites))
-    found = proof.build(directories, text_paths=paths, forwards=forwards, tensors=False)
-    sites = [asked for _, asked in forwards]
-    reads = [asked.read for asked, _ in forwards]
+        forward = (proof.Forward(plan.context, plan.target, base), sites)
+        requests.append(proof.BuildRequest(place, plan.model.path, forward=forward))
+    found = proof.build(requests, tensors=False)
+    sites = [request.forward[1] for request in requests]
+    reads = [request.forward[0].read for request in requests]
     entries = zip(found, sites, reads, strict=True)
     return dict(zip([job[0] for job in jobs], entries, strict=True))
 
@@ -378,7 +378,8 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps(plan.config))
     sites = proof.Promise(plan.sites, plan.factor)
     asked = proof.Forward(plan.context, plan.target, KIMI_K2)
-    (found,) = proof.build([tmp_path], forwards=[(asked, sites)], tensors=False)
+    request = proof.BuildRequest(tmp_path, forward=(asked, sites))
+    (found,) = proof.build([request], tensors=False)
     made = proof.compare(found, sites, tensors=False, read=proof.promised(asked.read))
     assert made.attention_modules == 61
     assert "modules are as its config was read" in made.base

@@ -8,19 +8,20 @@ is its small model, server.py asks a running server.
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from ropext import families, stock
 from ropext.checkpoint.provenance import Record
 from ropext.errors import ProofFailed, listed
 from ropext.families import Model
 from ropext.families.config import Dict, locate, parts
-from ropext.jsontext import dump, read_object
+from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.planning import ExtensionPlan
+from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 from ropext.proof.comparing import (
     LISTED,
     Promise,
@@ -46,7 +47,7 @@ class Forward:
 
     context: int
     target: int
-    base: Mapping[str, Any] | None  # the config before; None where it is not at hand
+    base: JsonObject | None  # the config before; None where it is not at hand
 
     @cached_property
     def read(self) -> Model | None:
@@ -66,48 +67,67 @@ def recorded(record: Record) -> Promise:
     return Promise(record.sites, record.target / record.context)
 
 
-def build(
-    directories: Sequence[Path],
-    *,
-    text_paths: Sequence[Sequence[str]] | None = None,
-    forwards: Sequence[tuple[Forward, Promise] | None] = (),
-    bases: Sequence[Mapping[str, Any] | None] = (),
-    last: int = 0,
-    listen: bool = False,
-    tensors: bool = True,
-    trust_remote_code: bool = False,
-    timeout: float | None = None,
-) -> list[dict[str, Any]]:
-    """Build each directory with stock transformers, in one process for all of them.
+@dataclass(frozen=True)
+class BuildRequest:
+    """A directory that stock is to build, and what is asked about it."""
 
-    An entry whose build failed holds `error`. With `last`, a model that rotates nothing is asked
-    to read so many tokens, and for no rotary module; with `listen`, what its attention is told of
-    their distances.
-    """
-    entries: list[dict[str, Any]] = [{"directory": os.path.abspath(path)} for path in directories]
-    for entry, path in zip(entries, text_paths or [()] * len(entries), strict=True):
-        entry |= {"text_path": list(path), "last": last, "listen": listen}
-    for entry, base in zip(entries, bases, strict=False):
-        entry["base"] = base
-    for entry, wanted in zip(entries, forwards, strict=False):
-        if wanted is not None:
-            asked, promise = wanted
-            entry["forward"] = {
+    directory: Path
+    text_path: Sequence[str] = ()  # to the part of the config that holds the rope dict
+    base: JsonObject | None = None  # the config before; that of `forward`, where it has one
+    forward: tuple[Forward, Promise] | None = None
+    last: int = 0  # a model that rotates nothing is asked to read so many tokens ...
+    listen: bool = False  # ... and what its attention is told of their distances
+
+    def to_child(self) -> DirectoryJob:
+        """The request, as the child reads it."""
+        job: DirectoryJob = {
+            "directory": os.path.abspath(self.directory),
+            "text_path": list(self.text_path),
+            "last": self.last,
+            "listen": self.listen,
+            "base": self.base,
+            "base_context": 0,
+            "forward": None,
+        }
+        if self.forward is not None:
+            asked, promise = self.forward
+            job["forward"] = {
                 "sites": _for_child(promise),
                 "context": asked.context,
                 "target": asked.target,
             }
             if asked.read is not None:
-                entry |= {"base": asked.base, "base_context": asked.read.context}
-    job = {"directories": entries, "tensors": tensors, "trust_remote_code": trust_remote_code}
-    job |= {"room": max(_room(path, last) for path in directories)}
-    longest = sum(_seconds(path) for path in directories)
-    return stock.ask_child(job, directories, longest if timeout is None else timeout, TASK)
+                job["base"] = asked.base
+                job["base_context"] = asked.read.context
+        return job
 
 
-def _for_child(promise: Promise) -> list[dict[str, Any]]:
+def build(
+    requests: Sequence[BuildRequest],
+    *,
+    tensors: bool = True,
+    trust_remote_code: bool = False,
+    timeout: float | None = None,
+) -> list[Built]:
+    """Build each directory with stock transformers, in one process for all of them.
+
+    An answer whose build failed holds `error`.
+    """
+    directories = [request.directory for request in requests]
+    job: ChildJob = {
+        "directories": [request.to_child() for request in requests],
+        "tensors": tensors,
+        "trust_remote_code": trust_remote_code,
+        "room": max(_room(request.directory, request.last) for request in requests),
+    }
+    if timeout is None:
+        timeout = sum(_seconds(path) for path in directories)
+    return cast("list[Built]", stock.ask_child(job, directories, timeout, TASK))
+
+
+def _for_child(promise: Promise) -> list[WantedNumbers]:
     """The numbers of each site, which the child's small models take in place of the base's."""
-    sites = []
+    sites = list[WantedNumbers]()
     for site in promise.sites:
         wanted = site.wanted
         sites.append(
@@ -149,12 +169,12 @@ def _room(directory: Path, last: int) -> int:
     return 3 * weights + min(built, here)
 
 
-def require_buildable(config: Mapping[str, Any]) -> None:
+def require_buildable(config: JsonObject) -> None:
     """Raise unless stock builds a model of a config, without weights, within the limits of a
     proof: before one that a stranger may have written is built without them."""
     with tempfile.TemporaryDirectory(prefix="ropext-plan-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))
-        (built,) = build([Path(folder)], tensors=False)
+        (built,) = build([BuildRequest(Path(folder))], tensors=False)
     check_built(built)
 
 
@@ -168,12 +188,11 @@ def prove(
 ) -> Proof:
     """Prove one directory: every module as the plan says, every tensor in its place, and one
     forward pass of a small model of its config."""
-    (built,) = build(
-        [directory],
-        text_paths=[text_path],
-        forwards=[None if forward is None else (forward, promise)],
-        trust_remote_code=trust_remote_code,
-    )
+    asked = None
+    if forward is not None:
+        asked = (forward, promise)
+    request = BuildRequest(directory, text_path, forward=asked)
+    (built,) = build([request], trust_remote_code=trust_remote_code)
     base = None
     known = None
     if forward is not None and forward.read is not None:
@@ -190,17 +209,19 @@ def prove_table(
     directory: Path,
     positions: Positions,
     *,
-    base: Mapping[str, Any] | None = None,
+    base: JsonObject | None = None,
     trust_remote_code: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Prove a directory that rotates nothing: every tensor in its place with its shape, and its
     first layers, with their weights, read an input up to the last position; relative distances are
     told apart where stock's formula has them with this key. With the config of its `base`,
     `changed` lists the keys that stock reads otherwise, or `base` says why it cannot build it."""
     listen = not positions.tensors
-    target = positions.context + 2 * listen  # so that the last distance has one behind it
-    how: dict[str, Any] = {"listen": listen, "trust_remote_code": trust_remote_code}
-    (built,) = build([directory], text_paths=[positions.path], bases=[base], last=target, **how)
+    target = positions.context
+    if listen:
+        target += 2  # so that the last distance has one behind it
+    request = BuildRequest(directory, positions.path, base, last=target, listen=listen)
+    (built,) = build([request], trust_remote_code=trust_remote_code)
     check_built(built)
     compared, packed = compare_tensors(built, str(directory))
     last = built["last"]
@@ -209,29 +230,30 @@ def prove_table(
             f"proof: {built['model_class']} in transformers {built['transformers']} cannot read"
             f" {target} tokens: {last['failed']}"
         )
-    more = {} if base is None else {"changed": built["base"]["changed"]}
-    if base is not None and built["base"]["error"]:
-        more["base"] = f"not checked: stock cannot read the base ({built['base']['error']})"
-    return (
-        more
-        | {
-            "transformers": built["transformers"],
-            "model_class": built["model_class"],
-            "tensors_compared": compared,
-            "tensors_not_compared": packed,
-            "forward": last["said"] + (compare_told(last, positions) if listen else ""),
-        }
-        | ({"untied": built["untied"]} if built["untied"] else {})
-    )
+    proved = dict[str, Json]()
+    if base is not None:
+        proved["changed"] = built["base"]["changed"]
+        if built["base"]["error"]:
+            proved["base"] = f"not checked: stock cannot read the base ({built['base']['error']})"
+    proved["transformers"] = built["transformers"]
+    proved["model_class"] = built["model_class"]
+    proved["tensors_compared"] = compared
+    proved["tensors_not_compared"] = packed
+    proved["forward"] = last["said"]
+    if listen:
+        proved["forward"] += compare_told(last, positions)
+    if built["untied"]:
+        proved["untied"] = built["untied"]
+    return proved
 
 
 def prove_plan(
     directory: Path,
     plan: ExtensionPlan,
-    base: Mapping[str, Any],
+    base: JsonObject,
     *,
     trust_remote_code: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Prove a directory that was written by a plan for the model of a config, as the record keeps
     it: what stock reads otherwise than the base's, too, is what an extension changes alone."""
     growth = plan.growth

@@ -2,8 +2,11 @@
 
 Run as a script, by path, in a fresh process: it imports nothing of ropext and refuses to let
 anything else do so. It reads a job from stdin and writes one JSON line per directory to the file
-named in its only argument, so that a crash keeps what was finished.
+named in its only argument, so that a crash keeps what was finished. Types of ropext's are named for
+the type checker alone.
 """
+
+from __future__ import annotations
 
 import copy
 import importlib.util
@@ -16,7 +19,47 @@ import sys
 import time
 from logging import StreamHandler, getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from types import ModuleType
+    from typing import Protocol, TypedDict
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ropext.jsontext import Json
+    from ropext.proof.answers import (
+        Built,
+        BuiltAttention,
+        BuiltBase,
+        BuiltNumbers,
+        BuiltRotary,
+        ChildJob,
+        ComparedTensors,
+        DirectoryJob,
+        PassAnswer,
+        TypeDescription,
+    )
+
+    NamedModules = Sequence[tuple[str, nn.Module]]
+
+    class StoredTensors(Protocol):
+        """A file of safetensors."""
+
+        def keys(self) -> Sequence[str]: ...
+
+        def get_tensor(self, name: str) -> Tensor: ...
+
+    class Fates(TypedDict):
+        """What from_pretrained says of the tensors that it was given."""
+
+        missing_keys: Collection[str]
+        unexpected_keys: Collection[str]
+        mismatched_keys: Collection[tuple[str, Sequence[int], Sequence[int]]]
+        unconverted: list[str]
+
 
 NOT_TEXT = re.compile(r"vision|visual|audio|image|video|speech|vae|token2wav")
 # What quantisers call the packed weight itself; everything else that they add is read as side data.
@@ -49,7 +92,7 @@ def block_ropext() -> None:
     raise SystemExit("the proof process could import ropext")
 
 
-def text_config(config: Any, path: list[str]) -> Any:
+def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
     """The config that holds the text model's rope dict; `path` leads to it, where known."""
     if not path:
         return config.get_text_config()
@@ -58,7 +101,9 @@ def text_config(config: Any, path: list[str]) -> Any:
     return config
 
 
-def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
+def model_class(
+    config: PreTrainedConfig, directory: str, trust_remote_code: bool
+) -> type[PreTrainedModel]:
     """The architecture that the config names, or the first auto class that knows its type."""
     import transformers
 
@@ -69,7 +114,8 @@ def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
         auto_map = getattr(config, "auto_map", None) or {}
         for auto, reference in auto_map.items():
             if auto.startswith("AutoModel") and reference.rpartition(".")[2] in names:
-                return get_class_from_dynamic_module(reference, directory)
+                custom: type[PreTrainedModel] = get_class_from_dynamic_module(reference, directory)
+                return custom
     for name in names:
         named = getattr(transformers, name, None)
         if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
@@ -78,35 +124,46 @@ def model_class(config: Any, directory: str, trust_remote_code: bool) -> Any:
         known = auto._model_mapping
         if type(config) in known:
             classes = known[type(config)]
-            return classes[0] if isinstance(classes, tuple) else classes
+            if isinstance(classes, tuple):
+                classes = classes[0]
+            chosen: type[PreTrainedModel] = classes
+            return chosen
     raise ValueError(f"no model class for {names or type(config).__name__}")
 
 
-def skeleton(cls: Any, config: Any) -> Any:
+def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """The model with real buffers, its inverse frequencies among them, and no parameters."""
     import torch
     from accelerate import init_empty_weights
     from torch.overrides import TorchFunctionMode
+
+    makers: tuple[Callable[..., object], ...] = (torch.empty, torch.zeros, torch.rand, torch.randn)
 
     class OnMeta(TorchFunctionMode):
         """Make a large tensor on the meta device at once: init_empty_weights moves it there only
         after it was allocated, and the experts of one layer of Kimi K2 take 45 GB."""
 
         def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+            self,
+            function: Callable[..., object],
+            types: Collection[type],
+            args: Sequence[object] = (),
+            kwargs: dict[str, object] | None = None,
+        ) -> object:
             kwargs = kwargs or {}
-            if function in (torch.empty, torch.zeros, torch.rand, torch.randn):
+            if function in makers:
                 made = function(*args, **kwargs | {"device": "meta"})
-                if made.numel() > LARGE:
+                if isinstance(made, torch.Tensor) and made.numel() > LARGE:
                     return made
             return function(*args, **kwargs)
 
     with OnMeta(), init_empty_weights(include_buffers=False):
-        return cls(copy.deepcopy(config)).eval()
+        model: PreTrainedModel = cls(copy.deepcopy(config))
+        model.eval()
+        return model
 
 
-def text_modules(model: Any, text: Any) -> list[tuple[str, Any]]:
+def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules:
     """Modules of the text model, with their paths."""
     paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
     typed = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
@@ -117,7 +174,7 @@ def text_modules(model: Any, text: Any) -> list[tuple[str, Any]]:
     return [(n, m) for n, m in paths if id(m) in keep or getattr(m, "config", None) is None]
 
 
-def pinned_attention(module: Any, label: str, last: int) -> float | None:
+def pinned_attention(module: nn.Module, label: str, last: int) -> float | None:
     """Run stock's own forward at positions 0 and `last`, which settles what depends on the length.
 
     Returns what it multiplies into cos, seen at position 0 where the cosine is 1: PhiMoE takes it
@@ -137,15 +194,15 @@ def pinned_attention(module: Any, label: str, last: int) -> float | None:
     return None
 
 
-def turns(module: Any) -> bool:
+def turns(module: nn.Module) -> bool:
     """Whether a module with inverse frequencies rotates (Voxtral's embedding of times adds)."""
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
-def rotary(modules: list[tuple[str, Any]], length: int | None = None) -> list[dict[str, Any]]:
+def rotary(modules: NamedModules, length: int | None = None) -> list[BuiltRotary]:
     """Every rotary embedding's inverse frequencies and attention factor at `length`, or at the
     config's full length."""
-    embeddings = []
+    embeddings: list[BuiltRotary] = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
             prefix = buffer.removesuffix("inv_freq")
@@ -173,7 +230,7 @@ def rotary(modules: list[tuple[str, Any]], length: int | None = None) -> list[di
     return embeddings
 
 
-def softmax_scales(modules: list[tuple[str, Any]]) -> dict[str, tuple[float, float | None]]:
+def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None]]:
     """Per attention module: what multiplies q·k, and 1/sqrt(head dim)."""
     scales = {}
     for name, module in modules:
@@ -186,7 +243,7 @@ def softmax_scales(modules: list[tuple[str, Any]]) -> dict[str, tuple[float, flo
     return scales
 
 
-def make_plain(config: Any, seen: set[int]) -> None:
+def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
     """Turn every rope dict of a text config to the default type, other keys kept."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
@@ -200,8 +257,8 @@ def make_plain(config: Any, seen: set[int]) -> None:
 
 
 def attention(
-    modules: list[tuple[str, Any]], cls: Any, config: Any, path: list[str]
-) -> list[dict[str, Any]]:
+    modules: NamedModules, cls: type[PreTrainedModel], config: PreTrainedConfig, path: list[str]
+) -> list[BuiltAttention]:
     """Every attention module's softmax factor: its scale over the one it has with plain RoPE.
 
     The plain scale is 1/sqrt(head dim) in most families; where it is not, the model is built a
@@ -222,8 +279,12 @@ def attention(
 
 
 def numbers(
-    model: Any, cls: Any, config: Any, path: list[str], length: int | None = None
-) -> dict[str, Any]:
+    model: PreTrainedModel,
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    path: list[str],
+    length: int | None = None,
+) -> BuiltNumbers:
     """What the rotary and attention modules of a model compute."""
     modules = text_modules(model, text_config(model.config, path))
     return {
@@ -232,7 +293,7 @@ def numbers(
     }
 
 
-def changes(one: Any, other: Any, path: str = "") -> list[str]:
+def changes(one: Json, other: Json, path: str = "") -> list[str]:
     """The dotted paths at which two JSON objects differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if type(one) is type(other) and one == other else [path]
@@ -244,25 +305,27 @@ def changes(one: Any, other: Any, path: str = "") -> list[str]:
     ]
 
 
-def read_base(entry: dict[str, Any], cls: Any, config: Any) -> tuple[dict[str, Any], Any, Any]:
+def read_base(
+    entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
+) -> tuple[BuiltBase, PreTrainedConfig | None, PreTrainedModel | None]:
     """What stock builds from the base's config, that config and its model; both are None where it
     cannot be built."""
-    if entry.get("base") is None:
+    if entry["base"] is None:
         return {"error": "its config is not at hand"}, None, None
-    out: dict[str, Any] = {"error": None, "changed": None}
+    out: BuiltBase = {"error": None, "changed": None}
     try:
-        base = plain_weights(type(config).from_dict(copy.deepcopy(entry["base"])))
+        base = plain_weights(type(config).from_dict(copy.deepcopy(dict(entry["base"]))))
         out["changed"] = changes(base.to_dict(), config.to_dict())
-        if entry.get("last"):
+        if entry["last"]:
             return out, base, None
         model = skeleton(cls, base)
-        return (
-            out | numbers(model, cls, base, entry["text_path"], entry["base_context"]),
-            base,
-            model,
-        )
+        read = numbers(model, cls, base, entry["text_path"], entry["base_context"])
+        out["rotary"] = read["rotary"]
+        out["attention"] = read["attention"]
+        return out, base, model
     except Exception as error:
-        return out | {"error": sentence_of(error)}, None, None
+        out["error"] = sentence_of(error)
+        return out, None, None
 
 
 def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
@@ -283,7 +346,9 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
-def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]:
+def loading_info(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
+) -> Fates:
     """What from_pretrained says of these tensors, and the names that it could not convert to.
 
     Those it tells in its logged report alone, before it raises.
@@ -295,7 +360,7 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
     report = StreamHandler(io.StringIO())
     logger.addHandler(report)
     try:
-        _, info = cls.from_pretrained(
+        loaded = cls.from_pretrained(
             None,
             config=copy.deepcopy(config),
             state_dict=state,
@@ -308,17 +373,24 @@ def loading_info(cls: Any, config: Any, state: dict[str, Any]) -> dict[str, Any]
         names = UNCONVERTED.findall(report.stream.getvalue())
         if not names:
             raise
-        none = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), ())
-        return none | {"unconverted": sorted(names)}
+        return {
+            "missing_keys": (),
+            "unexpected_keys": (),
+            "mismatched_keys": (),
+            "unconverted": sorted(names),
+        }
     finally:
         logger.removeHandler(report)
-    names_by_fate: dict[str, Any] = info | {"unconverted": []}
-    return names_by_fate
+    _, info = cast("tuple[object, Fates]", loaded)
+    return {**info, "unconverted": []}
 
 
 def tensors(
-    cls: Any, config: Any, table: dict[str, tuple[str, list[int]]], quantised: bool
-) -> dict[str, Any]:
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    table: dict[str, tuple[str, list[int]]],
+    quantised: bool,
+) -> ComparedTensors:
     """Load the headers' tensors, empty on the meta device, by stock's own from_pretrained.
 
     Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and
@@ -355,26 +427,29 @@ def tensors(
     }
 
 
-def untied(cls: Any, config: Any, directory: str) -> list[str]:
+def untied(cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str) -> list[str]:
     """The stored tensors that the config ties to another that is stored too, with other bytes."""
     from safetensors import safe_open
 
     ties = getattr(cls, "_tied_weights_keys", None)
     if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
         return []
-    files: list[Any] = [
-        safe_open(file, "pt") for file in sorted(Path(directory).glob("*.safetensors"))
-    ]
-    holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-    return [
-        f"{one} and {other}"
-        for one, other in dict(ties).items()
-        if one in holder and other in holder
-        if not holder[one].get_tensor(one).equal(holder[other].get_tensor(other))
-    ]
+    paths = sorted(Path(directory).glob("*.safetensors"))
+    files: list[StoredTensors] = [safe_open(path, "pt") for path in paths]
+    holder = {}
+    for file in files:
+        for name in file.keys():  # noqa: SIM118 (it is no dict)
+            holder[name] = file
+    pairs = []
+    for one, other in dict(ties).items():
+        if one in holder and other in holder:
+            stored = holder[one].get_tensor(one)
+            if not stored.equal(holder[other].get_tensor(other)):
+                pairs.append(f"{one} and {other}")
+    return pairs
 
 
-def plain_weights(config: Any) -> Any:
+def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config as this machine can build it: no attention of its own, no quantiser's loader,
     which would want its own packages or a GPU and changes nothing about positions."""
     config._attn_implementation = None
@@ -383,7 +458,7 @@ def plain_weights(config: Any) -> Any:
     return config
 
 
-def beside(name: str) -> Any:
+def beside(name: str) -> ModuleType:
     """The module in the file of that name beside this one."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -394,19 +469,21 @@ def beside(name: str) -> Any:
 
 
 def forward(
-    built: list[tuple[Any, Any]], entry: dict[str, Any], rotating: list[Any]
-) -> dict[str, Any]:
+    built: Sequence[tuple[PreTrainedConfig, PreTrainedModel]],
+    entry: DirectoryJob,
+    rotating: Sequence[BuiltRotary],
+) -> PassAnswer:
     """Run one pass of a small model; `built` has the written config and its model, and the base's
     where there is one."""
     mark = time.process_time()
     before = cost(mark)["peak_bytes"]
     child = sys.modules[__name__]
-    job = entry | entry["forward"]
-    answer: dict[str, Any] = beside("forward").forward(child, built, job, rotating)
-    return answer | {"cost": cost(mark) | {"peak_bytes_before": before}}
+    answer: PassAnswer = beside("forward").forward(child, built, entry, rotating)
+    answer["cost"] = cost(mark) | {"peak_bytes_before": before}
+    return answer
 
 
-def read_config(directory: str, trust: bool) -> Any:
+def read_config(directory: str, trust: bool) -> PreTrainedConfig:
     """The config as stock reads it; where the type has another name and no code is trusted, as the
     stock class that it names does."""
     import transformers
@@ -416,11 +493,15 @@ def read_config(directory: str, trust: bool) -> Any:
         for name in values.get("architectures") or []:
             if config_class := getattr(getattr(transformers, name, None), "config_class", None):
                 del values["model_type"]
-                return config_class.from_dict(values)
-    return transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust)
+                named: PreTrainedConfig = config_class.from_dict(values)
+                return named
+    config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
+        directory, trust_remote_code=trust
+    )
+    return config
 
 
-def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
+def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
     """Everything the parent compares, for one directory."""
     directory = entry["directory"]
     trust = job["trust_remote_code"]
@@ -429,26 +510,35 @@ def build(job: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
     config = plain_weights(config)
     cls = model_class(config, directory, trust)
     if entry.get("describe"):
-        described: dict[str, Any] = beside("describing").describe(
-            sys.modules[__name__], directory, config, cls
-        )
+        child = sys.modules[__name__]
+        described: TypeDescription = beside("describing").describe(child, directory, config, cls)
         return described
-    table = headers(directory) if job["tensors"] else {}
-    apart = untied(cls, config, directory) if table else []
+    table = {}
+    apart = list[str]()
+    if job["tensors"]:
+        table = headers(directory)
+    if table:
+        apart = untied(cls, config, directory)
     base, base_config, base_model = read_base(entry, cls, config)
-    answer = {"model_class": cls.__name__, "base": base, "untied": apart}
-    if entry.get("last"):
-        return answer | {
-            "tensors": tensors(cls, config, table, quantised),
-            "last": beside("forward").read_last(cls, config, directory, entry, trust),
-        }
+    answer: Built = {"model_class": cls.__name__, "base": base, "untied": apart}
+    if entry["last"]:
+        answer["tensors"] = tensors(cls, config, table, quantised)
+        answer["last"] = beside("forward").read_last(cls, config, entry, trust)
+        return answer
     model = skeleton(cls, config)
-    answer |= numbers(model, cls, config, entry["text_path"])
-    built = [(config, model)] + [(base_config, base_model)] * (base_model is not None)
-    return answer | {
-        "forward": forward(built, entry, answer["rotary"]) if entry.get("forward") else None,
-        "tensors": tensors(cls, config, table, quantised) if table else None,
-    }
+    computed = numbers(model, cls, config, entry["text_path"])
+    answer["rotary"] = computed["rotary"]
+    answer["attention"] = computed["attention"]
+    answer["forward"] = None
+    answer["tensors"] = None
+    if entry["forward"] is not None:
+        built = [(config, model)]
+        if base_config is not None and base_model is not None:
+            built.append((base_config, base_model))
+        answer["forward"] = forward(built, entry, computed["rotary"])
+    if table:
+        answer["tensors"] = tensors(cls, config, table, quantised)
+    return answer
 
 
 def limit_memory(room: int) -> None:
@@ -473,7 +563,7 @@ def sentence_of(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[-1].strip()}"
 
 
-def cost(since: float) -> dict[str, Any]:
+def cost(since: float) -> dict[str, float]:
     """CPU seconds since a mark, and this process's peak memory in bytes."""
     peak = 0
     if sys.platform != "win32":  # which keeps it another way
@@ -486,7 +576,7 @@ def cost(since: float) -> dict[str, Any]:
 
 def main() -> None:
     block_ropext()
-    job = json.load(sys.stdin)
+    job: ChildJob = json.load(sys.stdin)
     import torch
     import transformers
     from transformers.utils import logging
@@ -497,9 +587,11 @@ def main() -> None:
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         for entry in job["directories"]:
             mark = time.process_time()
-            answer = {"directory": entry["directory"], "transformers": transformers.__version__}
+            answer: dict[str, Json] = {"directory": entry["directory"]}
+            answer["transformers"] = transformers.__version__
             try:
-                answer |= build(job, entry) | {"error": None}
+                answer |= build(job, entry)
+                answer["error"] = None
             except Exception as error:
                 answer["error"] = sentence_of(error)
             answer["cost"] = cost(mark)

@@ -1,13 +1,14 @@
 """What a plan promises of a model, and what stock built held against it, with its bounds."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
-from typing import Any
 
 from ropext import forms
 from ropext.errors import ProofFailed
+from ropext.jsontext import Json, JsonObject
+from ropext.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
 from ropext.rope import Positions, Site
 from ropext.scaling.tables import starts
 
@@ -94,13 +95,13 @@ class Proof:
     changed: tuple[str, ...] | None = None
     untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """The section of ropext.json."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
         return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 
 
-def _differences(built: Mapping[str, Any], site: Site, bound: float) -> list[Difference]:
+def _differences(built: BuiltRotary, site: Site, bound: float) -> list[Difference]:
     """Every number of a rotary module beside that of a site."""
     module = built["module"]
     if site.label:
@@ -124,7 +125,7 @@ def _differences(built: Mapping[str, Any], site: Site, bound: float) -> list[Dif
     return out
 
 
-def _compare_rotary(built: Mapping[str, Any], promise: Promise) -> list[Difference]:
+def _compare_rotary(built: Built, promise: Promise) -> list[Difference]:
     """The worst number of every rotary module, each held against the site it comes nearest to."""
     sites = promise.sites
     worst = []
@@ -153,35 +154,37 @@ def _bad(difference: Difference) -> bool:
     return not difference.error <= difference.bound
 
 
-def _compare_softmax(built: Mapping[str, Any], promise: Promise) -> list[Difference]:
+def _compare_softmax(built: Built, promise: Promise) -> list[Difference]:
     worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
         raise ProofFailed("proof: no attention module shows a softmax scale to compare")
     return worst
 
 
-def compare_tensors(built: Mapping[str, Any], directory: str) -> tuple[int, int]:
+def compare_tensors(built: Built, directory: str) -> tuple[int, int]:
     """How many tensors were compared, and how many not; ProofFailed where one is not as stock
     wants it."""
     tensors = built["tensors"]
     if tensors is None:
         raise ProofFailed(f"proof: {directory} holds no safetensors weights")
-    for kind, what in (
-        ("unconverted", "holds too few or too many tensors to make up"),
-        ("missing", "lacks tensors that the model has"),
-        ("unexpected", "holds tensors that the model does not have"),
-        ("misshapen", "holds tensors of another shape than the model's"),
+    misshapen = list[str]()
+    for name, stored, wanted in tensors["misshapen"]:
+        misshapen.append(f"{name} ({stored}, not {wanted})")
+    for what, names in (
+        ("holds too few or too many tensors to make up", tensors["unconverted"]),
+        ("lacks tensors that the model has", tensors["missing"]),
+        ("holds tensors that the model does not have", tensors["unexpected"]),
+        ("holds tensors of another shape than the model's", misshapen),
     ):
-        names = [
-            f"{n[0]} ({n[1]}, not {n[2]})" if kind == "misshapen" else n for n in tensors[kind]
-        ]
         if names:
-            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            more = ""
+            if len(names) > LISTED:
+                more = f" and {len(names) - LISTED} more"
             raise ProofFailed(f"proof: {directory} {what}: {', '.join(names[:LISTED])}{more}")
     return tensors["compared"], tensors["not_compared"]
 
 
-def _compare_forward(built: Mapping[str, Any]) -> tuple[str, bool]:
+def _compare_forward(built: Built) -> tuple[str, bool]:
     """What the small models showed, and whether they agree; ProofFailed where only the written
     config's fails."""
     run = built.get("forward")
@@ -214,7 +217,7 @@ class _Match:
 
     difference: Difference
     site: Site
-    params: Mapping[str, Any]  # the rope dict that stock has for this module
+    params: JsonObject  # the rope dict that stock has for this module
 
     def __str__(self) -> str:
         params = self.site.params
@@ -226,7 +229,7 @@ class _Match:
         return "; ".join([*said, f"{where} is {numbers}"])
 
 
-def _nearest(module: Mapping[str, Any], promise: Promise) -> _Match:
+def _nearest(module: BuiltRotary, promise: Promise) -> _Match:
     """The site whose worst number of a rotary module is off by the least."""
     params = module.get("params", {})
     matches = []
@@ -236,7 +239,7 @@ def _nearest(module: Mapping[str, Any], promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def _nearest_factor(module: Mapping[str, Any], promise: Promise) -> _Match:
+def _nearest_factor(module: BuiltAttention, promise: Promise) -> _Match:
     """The site whose softmax factor an attention module comes nearest to."""
     name = module["module"]
     factor = module["softmax_factor"]
@@ -249,14 +252,14 @@ def _nearest_factor(module: Mapping[str, Any], promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def worst_of_base(built: Mapping[str, Any], promise: Promise, read: Promise) -> _Match:
+def worst_of_base(built: Built, promise: Promise, read: Promise) -> _Match:
     """The module of the base, as stock builds it, that differs most from what was read.
 
     A module is held against the site that it has in the written model; one that no layer uses (as
     beside Granite's list of thetas) may have any.
     """
     base = built["base"]
-    strict = list[tuple[_Match, Mapping[str, Any]]]()
+    strict = list[tuple[_Match, BuiltRotary]]()
     written = {(m["module"], m["label"]): m for m in built["rotary"]}
     for module in base["rotary"]:
         twin = written.get((module["module"], module["label"]), module)
@@ -273,7 +276,7 @@ def worst_of_base(built: Mapping[str, Any], promise: Promise, read: Promise) -> 
 
 
 def _compare_base(
-    built: Mapping[str, Any],
+    built: Built,
     promise: Promise,
     read: Promise,
     known: Promise,
@@ -296,7 +299,7 @@ def _compare_base(
     )
 
 
-def check_built(built: Mapping[str, Any]) -> None:
+def check_built(built: Built) -> None:
     """Raise where stock could not build a directory at all."""
     if built["error"]:
         raise ProofFailed(
@@ -306,7 +309,7 @@ def check_built(built: Mapping[str, Any]) -> None:
 
 
 def compare(
-    built: Mapping[str, Any],
+    built: Built,
     promise: Promise,
     *,
     tensors: bool = True,
@@ -345,7 +348,7 @@ def compare(
     )
 
 
-def compare_told(last: Mapping[str, Any], positions: Positions) -> str:
+def compare_told(last: ReadAnswer, positions: Positions) -> str:
     """Hold the distances at which stock's attention was told something new against the formula's.
     One more or less is float32's, where a border is a whole number."""
     formulas = [starts(positions, causal=causal) for causal in (False, True)]

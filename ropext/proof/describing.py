@@ -4,13 +4,25 @@ Nothing is taken from names alone: a key is changed, the type's rotary embedding
 what it then computes shows whether the key is read.
 """
 
+from __future__ import annotations
+
 import copy
 import inspect
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ropext.jsontext import Json, JsonObject
+    from ropext.proof.answers import BuiltNumbers, Turning, TypeDescription
 
 # What the geometry, the lengths and the costs are computed from.
 VALUES = (
@@ -61,14 +73,20 @@ SHORT = (
 OTHER_THETA = 777.0  # no class default
 
 
-def field_default(cls: type, key: str) -> Any:
+def config_of(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
+    """A config of a class from these keys, with the class's own values for all others."""
+    return cls(**values)
+
+
+def field_default(cls: type, key: str) -> int | float | str | None:
     """The value that a config without this key gets, before anything is derived from others."""
     field = getattr(cls, "__dataclass_fields__", {}).get(key)
-    value = None if field is None else field.default
-    return value if isinstance(value, int | float | str) else None
+    if field is None or not isinstance(field.default, int | float | str):
+        return None
+    return field.default
 
 
-def attribute(config: Any, key: str) -> Any:
+def attribute(config: PreTrainedConfig, key: str) -> Json:
     try:
         return getattr(config, key, None)
     except Exception:  # heterogeneous configs refuse to name one value for all layers
@@ -83,27 +101,27 @@ def period(layer_types: list[str]) -> list[str]:
     return layer_types
 
 
-def last_layer_type(cls: Any, run: list[str]) -> str | None:
+def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
     """The type that the last layer has whatever the run says (some classes force it)."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
     counts = range(2 * len(run) + 1, 2 * len(run) + 7)
     try:
-        made = [cls(**{name: layers}).layer_types[-1] for layers in counts]
+        made = [config_of(cls, **{name: layers}).layer_types[-1] for layers in counts]
     except Exception:  # classes that tie other lists to the number of layers
         return None
     by_run = [run[(layers - 1) % len(run)] for layers in counts]
     return made[0] if len(set(made)) == 1 and made != by_run else None
 
 
-def layers_by(cls: Any) -> dict[str, list[str]]:
+def layers_by(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
     """Which of those keys the class reads, and the types of the first two layers by each."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     read = {}
     for key, values in LAYERS_BY.items():
         try:
-            made = [cls(**{name: 4, key: value}) for value in values]
+            made = [config_of(cls, **{name: 4, key: value}) for value in values]
         except Exception:  # classes that tie other lists to the number of layers
             continue
         one, two = (attribute(m, "layer_types") or attribute(m, "layers_block_type") for m in made)
@@ -112,16 +130,16 @@ def layers_by(cls: Any) -> dict[str, list[str]]:
     return read
 
 
-def theta_when_scaled(cls: Any) -> tuple[Any, Any]:
+def theta_when_scaled(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
     """Theta and partial factor that a flat dict gets which names neither."""
     try:
-        made = cls(rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
+        made = config_of(cls, rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
     except Exception:  # types that accept other forms only
         made = cls().rope_parameters
     return made.get("rope_theta"), made.get("partial_rotary_factor")
 
 
-def followed(cls: Any) -> set[str]:
+def followed(cls: type[PreTrainedConfig]) -> set[str]:
     """Keys of the default dict that follow their top-level spelling, where a config has it."""
     keys = set()
     names = {
@@ -129,9 +147,12 @@ def followed(cls: Any) -> set[str]:
         "partial_rotary_factor": PARTIAL_KEYS,
     }
     for key, spellings in names.items():
+        value = OTHER_THETA
+        if "partial" in key:
+            value = 0.5
         for name in spellings:
             try:
-                rope = cls(**{name: 0.5 if "partial" in key else OTHER_THETA}).rope_parameters
+                rope = config_of(cls, **{name: value}).rope_parameters
             except Exception:  # a type that refuses this value
                 continue
             if rope.get(key) in (0.5, OTHER_THETA):
@@ -139,10 +160,10 @@ def followed(cls: Any) -> set[str]:
     return keys
 
 
-def defaults_of(cls: Any) -> dict[str, Any]:
+def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
     """What an absent key means to a config class."""
     config = cls()
-    out: dict[str, Any] = {}
+    out: dict[str, Json] = {}
     for key in VALUES:
         value = field_default(cls, key)
         if value is None:
@@ -174,14 +195,16 @@ def defaults_of(cls: Any) -> dict[str, Any]:
     return out
 
 
-def added_by(cls: Any, key: str, text_type: str, bare: Any) -> dict[str, Any]:
+def added_by(
+    cls: type[PreTrainedConfig], key: str, text_type: str, bare: type[PreTrainedConfig]
+) -> dict[str, Json]:
     """What a composite adds to a text config that is there but leaves keys out; `bare` is the
     class of that text config."""
     spec = getattr(cls, "sub_configs_defaults", {}).get(key)
     offered = getattr(spec, "init_kwargs", None) or {}
     if not offered:
         return {}
-    text = getattr(cls(**{key: {"model_type": text_type}}), key)
+    text = getattr(config_of(cls, **{key: {"model_type": text_type}}), key)
     theta = (attribute(text, "rope_parameters") or {}).get("rope_theta")
     out = {k: offered[k] for k in VALUES if k in offered and attribute(text, k) == offered[k]}
     out = {k: v for k, v in out.items() if field_default(bare, k) != v}
@@ -196,16 +219,22 @@ def added_by(cls: Any, key: str, text_type: str, bare: Any) -> dict[str, Any]:
 class Embedding:
     """The rotary embedding of a type, built anew from changed values of its text config."""
 
-    def __init__(self, child: Any, model: Any, text: Any, values: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        child: ModuleType,
+        model: PreTrainedModel,
+        text: PreTrainedConfig,
+        values: JsonObject,
+    ) -> None:
         self.child = child
         self.text = text
-        self.given = values
+        self.given = dict(values)
         head = attribute(text, "hidden_size"), attribute(text, "num_attention_heads")
         if "head_dim" in _fields(text) and attribute(text, "head_dim") is None and all(head):
             # Left at null, three stock forms fail; what ropext writes names it.
-            self.given = values | {"head_dim": head[0] // head[1]}
+            self.given = dict(values) | {"head_dim": head[0] // head[1]}
         self.values = {key: self.given[key] for key in self.given if key not in ROPE_KEYS}
-        self.modules: dict[str, Any] = {}
+        self.modules: dict[str, type[nn.Module]] = {}
         modules = child.text_modules(model, text)
         for _, module in modules:
             if any(name.endswith("inv_freq") for name in module._buffers) and child.turns(module):
@@ -214,26 +243,26 @@ class Embedding:
         self.labels = sorted({one["label"] for one in built}, key=_windows_first)
         self.rope = attribute(text, "rope_parameters") or {}
 
-    def of(self, values: dict[str, Any]) -> dict[str, list[float]]:
+    def of(self, values: JsonObject) -> dict[str, list[float]]:
         """The inverse frequencies by label; nothing where the class refuses the values."""
         try:
-            config = type(self.text).from_dict(copy.deepcopy(values))
+            config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
             return {one["label"]: one["inv_freq"] for one in self.child.rotary(built)}
         except Exception:  # any refusal: of a type, a size, or a key
             return {}
 
-    def with_rope(self, entry: dict[str, Any], labels: list[str]) -> dict[str, Any]:
+    def with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
         """The values with this rope dict, or with it for these labels and plain ones beside."""
-        plain = {"rope_type": "default", "rope_theta": 10000.0}
+        plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
-            return self.values | {"rope_parameters": plain | entry}
-        dicts: dict[str, Any] = {key: None for key in self.rope if self.rope[key] is None}
+            return self.values | {"rope_parameters": plain | dict(entry)}
+        dicts: dict[str, Json] = {key: None for key in self.rope if self.rope[key] is None}
         for label in self.labels:
-            dicts[label] = plain | entry if label in labels else dict(plain)
+            dicts[label] = plain | dict(entry) if label in labels else dict(plain)
         return self.values | {"rope_parameters": dicts}
 
-    def pairs(self, values: dict[str, Any]) -> dict[str, int]:
+    def pairs(self, values: JsonObject) -> dict[str, int]:
         """How many pairs turn, by label."""
         return {label: len(inv_freq) for label, inv_freq in self.of(values).items()}
 
@@ -275,7 +304,7 @@ def partial_names(embedding: Embedding) -> list[str]:
     return own_first or ["partial_rotary_factor"]
 
 
-def _fields(config: Any) -> list[str]:
+def _fields(config: PreTrainedConfig) -> list[str]:
     """The keys that a config class itself declares."""
     return list(getattr(type(config), "__dataclass_fields__", {}))
 
@@ -297,8 +326,8 @@ def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
     """The rope types that the class takes and that change what it computes."""
     plain = embedding.of(embedding.with_rope({}, labels))
     pairs = len(plain.get(labels[0], ())) if labels else 0
-    original: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
-    wished: dict[str, dict[str, Any]] = {
+    original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
+    wished: dict[str, dict[str, Json]] = {
         "linear": {"factor": 4.0},
         "yarn": original,
         "llama3": original | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -316,7 +345,7 @@ def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
     return taken
 
 
-def is_interleaved(code: Any) -> bool:
+def is_interleaved(code: ModuleType) -> bool:
     """Whether a pair is two neighbours, by the functions that rotate."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
@@ -326,14 +355,14 @@ def is_interleaved(code: Any) -> bool:
     return False
 
 
-def rotates_only_windows(text: Any, rotates: list[bool | None]) -> bool:
+def rotates_only_windows(text: PreTrainedConfig, rotates: Sequence[bool | None]) -> bool:
     """Whether of the layers with attention those that see windows turn, and no others."""
     kinds = attribute(text, "layer_types") or []
     seen = {(bool(WINDOWED.search(k)), turns) for k, turns in zip(kinds, rotates, strict=False)}
     return {(True, True), (False, False)} <= seen and (False, True) not in seen
 
 
-def row_of(embedding: Embedding, cls: Any) -> dict[str, Any]:
+def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
     """How the keys of a rotary type are read, as the fields of a family's row."""
     text = embedding.text
     code = sys.modules[cls.__module__]
@@ -342,7 +371,7 @@ def row_of(embedding: Embedding, cls: Any) -> dict[str, Any]:
     thetas = theta_names(embedding)
     partial = partial_names(embedding)
     scaled = [label for label in embedding.labels if not WINDOWED.search(label)]
-    row: dict[str, Any] = {
+    row: dict[str, Json] = {
         "forms": forms_of(embedding, scaled or embedding.labels),
         "softmax_mscale": "mscale_all_dim" in source,
         "interleaved": is_interleaved(code),
@@ -370,7 +399,7 @@ def row_of(embedding: Embedding, cls: Any) -> dict[str, Any]:
     return row | {"theta": thetas[""] or ["rope_theta"], "partial": partial, "dim": sizes[""]}
 
 
-def auto_class(config: Any) -> str:
+def auto_class(config: PreTrainedConfig) -> str:
     """The auto class by which a type is loaded; "" where none lists it."""
     import transformers
 
@@ -382,7 +411,7 @@ def auto_class(config: Any) -> str:
     return ""
 
 
-def path_to(config: Any, text: Any) -> list[str] | None:
+def path_to(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
     """Where the text part stands inside a config; None where it does not."""
     if config is text:
         return []
@@ -394,7 +423,9 @@ def path_to(config: Any, text: Any) -> list[str] | None:
     return None
 
 
-def describe(child: Any, directory: str, config: Any, cls: Any) -> dict[str, Any]:
+def describe(
+    child: ModuleType, directory: str, config: PreTrainedConfig, cls: type[PreTrainedModel]
+) -> TypeDescription:
     """What the types of a config are, how their keys are read, and what this config computes."""
     text = config.get_text_config()
     path = path_to(config, text)
@@ -405,11 +436,14 @@ def describe(child: Any, directory: str, config: Any, cls: Any) -> dict[str, Any
         values = values.get(key) or {}
     model = child.skeleton(cls, config)
     embedding = Embedding(child, model, text, values)
-    seen = child.beside("turning").turning(child, child.beside("forward"), model, text)
-    facts: dict[str, Any] = {"scheme": "none", "auto_class": auto_class(text)}
+    forward = child.beside("forward")
+    seen: Turning = child.beside("turning").turning(child, forward, model, text)
+    facts: dict[str, Json] = {"scheme": "none", "auto_class": auto_class(text)}
     if embedding.modules:
         owners = [m for m in model.modules() if type(getattr(m, "config", None)) is type(text)]
-        owner = type(owners[0]) if owners and path else cls
+        owner = cls
+        if owners and path:
+            owner = type(owners[0])
         row = row_of(embedding, owner)
         if seen["cancelled"]:
             row["temperature"] = "cancelled"
@@ -424,5 +458,5 @@ def describe(child: Any, directory: str, config: Any, cls: Any) -> dict[str, Any
             added = added_by(type(config), path[0], text.model_type, type(text))
         composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
         types[config.model_type] = composite | {"auto_class": auto_class(config)}
-    answer: dict[str, Any] = child.numbers(model, cls, config, path)
-    return answer | {"types": types}
+    computed: BuiltNumbers = child.numbers(model, cls, config, path)
+    return {**computed, "types": types}

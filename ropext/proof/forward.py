@@ -6,10 +6,34 @@ Where nothing rotates, an input as long as the table goes through the first laye
 and what its attention is told of the distances of two tokens is noted.
 """
 
+from __future__ import annotations
+
 import copy
 import inspect
 import re
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+    from types import ModuleType
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ropext.jsontext import Json
+    from ropext.proof.answers import (
+        BuiltAttention,
+        BuiltRotary,
+        DirectoryJob,
+        PassAnswer,
+        ReadAnswer,
+        SmallPass,
+        WantedNumbers,
+    )
+
+    NamedModules = Sequence[tuple[str, nn.Module]]
+    BuiltModel = tuple[PreTrainedConfig, PreTrainedModel]
 
 MOST_PARAMETERS = 50_000_000  # 200 MB in float32; a type that stays wider is not run
 NARROW = 64
@@ -33,7 +57,7 @@ class NotRun(Exception):
     """Why this type is not run."""
 
 
-def layers_of(model: Any, count: int) -> list[Any]:
+def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
     """The text model's stack of layers."""
     from torch import nn
 
@@ -43,9 +67,9 @@ def layers_of(model: Any, count: int) -> list[Any]:
     raise NotRun(f"no stack of {count} layers found")
 
 
-def kind(layer: Any) -> tuple[Any, ...]:
+def kind(layer: nn.Module) -> tuple[Hashable, ...]:
     """What tells a layer from those of another kind: its modules, their shapes and settings."""
-    parts: list[Any] = []
+    parts: list[Hashable] = []
     for name, module in layer.named_modules():
         settings = [
             (key, value)
@@ -57,40 +81,40 @@ def kind(layer: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def kinds(layers: list[Any], config: Any) -> list[Any]:
+def kinds(layers: Sequence[nn.Module], config: PreTrainedConfig) -> list[Hashable]:
     """The kind of each layer; lists of the config with an entry for each layer tell too."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
     return [(kind(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)]
 
 
-def first_of_each_kind(*models: list[Any]) -> int:
+def first_of_each_kind(*models: Sequence[Hashable]) -> int:
     """How many of the first layers hold one of each kind, of the written model and of the base."""
     pairs = list(zip(*models, strict=True))
     return max(map(pairs.index, pairs)) + 1
 
 
-def _heads(key: str, value: int, values: dict[str, Any], names: dict[str, str]) -> int:
+def _heads(key: str, value: int, values: Mapping[str, Json], names: Mapping[str, str]) -> int:
     if KEY_HEADS.search(key):
         queries = values.get(names.get("num_attention_heads", "num_attention_heads"))
         return 2 if value == queries else 1
     return min(value, 2)
 
 
-def _each(value: Any, change: Any) -> Any:
+def _each(value: Json, change: Callable[[int], int]) -> Json:
     """Change a number, or every number of a list."""
     if isinstance(value, list):
         return [_each(one, change) for one in value]
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def narrow(config: Any, layers: int, count: int, heads_too: bool) -> Any:
+def narrow(config: PreTrainedConfig, layers: int, count: int, heads_too: bool) -> PreTrainedConfig:
     """The same config with `count` layers, few tokens and experts, and narrow feed-forwards."""
     values = config.to_dict()
     names = dict(getattr(config, "attribute_map", {}))
     hidden_key = names.get("hidden_size", "hidden_size")
     heads_key = names.get("num_attention_heads", "num_attention_heads")
-    hidden = values.get(hidden_key)
-    heads = values.get(heads_key)
+    hidden: Json = values.get(hidden_key)
+    heads: Json = values.get(heads_key)
     wide = hidden
     if heads_too and isinstance(heads, int) and isinstance(hidden, int):
         size = values.get("head_dim") or hidden // heads
@@ -118,20 +142,21 @@ def narrow(config: Any, layers: int, count: int, heads_too: bool) -> Any:
         elif heads_too and STATE_HEADS.search(key):
             value = _each(value, lambda n: max(1, n * wide // hidden))
         elif heads_too and (KEY_HEADS.search(key) or QUERY_HEADS.search(key) or key == heads_key):
-            value = _each(value, lambda n, key=key: _heads(key, n, config.to_dict(), names))
+            kept = config.to_dict()
+            value = _each(value, partial(_heads, key, values=kept, names=names))
         values[key] = value
     if shared:
         values["num_kv_shared_layers"] = max(0, count - (layers - shared))
     return type(config).from_dict(values)
 
 
-def fill(model: Any, known: dict[str, Any]) -> dict[str, Any]:
+def fill(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Give every parameter its place in memory: random, or as `known` has it under its name."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    made: dict[int, Any] = {}
-    out: dict[str, Any] = {}
+    made = dict[int, torch.nn.Parameter]()
+    out = dict[str, torch.Tensor]()
     for prefix, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:
@@ -155,7 +180,7 @@ def positions(context: int, target: int) -> list[int]:
     return sorted(p for p in wanted if 0 <= p < max(context + 2, target))
 
 
-def owner(model: Any, text: Any) -> Any:
+def owner(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
     """The outermost module that is the text model by itself."""
     from transformers import PreTrainedModel
 
@@ -172,10 +197,10 @@ def near(number: float, wanted: float, bound: float) -> float:
     return number if same else wanted
 
 
-def site_of(label: str, inv_freq: list[float], sites: list[dict[str, Any]]) -> dict[str, Any]:
+def site_of(label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers]) -> WantedNumbers:
     """The planned site that a module comes nearest to, as the comparison of numbers has it."""
 
-    def off(site: dict[str, Any]) -> float:
+    def off(site: WantedNumbers) -> float:
         if len(site["inv_freq"]) != len(inv_freq):
             return float("inf")
         pairs = zip(inv_freq, site["inv_freq"], strict=True)
@@ -184,8 +209,13 @@ def site_of(label: str, inv_freq: list[float], sites: list[dict[str, Any]]) -> d
     return min((s for s in sites if label in ("", s["label"])), key=off)
 
 
+def _given(numbers: Tensor, factor: float, config: PreTrainedConfig) -> tuple[Tensor, float]:
+    """What a rotary module computes from its config, given in place of that."""
+    return numbers, factor
+
+
 def set_numbers(
-    base: list[tuple[str, Any]], after: dict[str, Any], sites: list[dict[str, Any]]
+    base: NamedModules, after: Mapping[str, nn.Module], sites: Sequence[WantedNumbers]
 ) -> None:
     """Write the plan's numbers into the rotary modules of the base's model."""
     import torch
@@ -209,19 +239,21 @@ def set_numbers(
             vars(module).pop(f"{prefix}long_inv_freq", None)
             if hasattr(module, f"{prefix}attention_scaling"):
                 setattr(module, f"{prefix}attention_scaling", factor)
+            attributes = vars(module)
             if hasattr(module, "rope_init_fn"):
-                module.rope_init_fn = lambda config, numbers=numbers, factor=factor: (
-                    numbers,
-                    factor,
-                )
-            if isinstance(getattr(module, "rope_type", None), dict):  # else it would recompute them
-                module.rope_type = module.rope_type | {label: "default"}
+                attributes["rope_init_fn"] = partial(_given, numbers, factor)
+            kinds_by_label = getattr(module, "rope_type", None)
+            if isinstance(kinds_by_label, dict):  # else it would recompute them
+                attributes["rope_type"] = kinds_by_label | {label: "default"}
             else:
-                module.rope_type = "default"
+                attributes["rope_type"] = "default"
 
 
 def set_softmax(
-    base: dict[str, Any], was: list[Any], now: list[Any], sites: list[dict[str, Any]]
+    base: Mapping[str, nn.Module],
+    was: Sequence[BuiltAttention],
+    now: Sequence[BuiltAttention],
+    sites: Sequence[WantedNumbers],
 ) -> None:
     """Write the plan's softmax factors into the attention modules of the base's model."""
     after = {entry["module"]: entry["softmax_factor"] for entry in now}
@@ -238,26 +270,35 @@ def set_softmax(
 class Small:
     """A small model, with what the child reads off it."""
 
-    def __init__(self, child: Any, cls: Any, config: Any) -> None:
+    child: ModuleType
+    modules: NamedModules
+
+    def __init__(
+        self, child: ModuleType, cls: type[PreTrainedModel], config: PreTrainedConfig
+    ) -> None:
         self.child = child
         self.cls = cls
         self.config = config
-        self.model = child.skeleton(cls, config)
+        self.model: PreTrainedModel = child.skeleton(cls, config)
         self.modules = child.text_modules(self.model, child.text_config(self.model.config, []))
 
-    def rotary(self) -> Any:
-        return self.child.rotary(self.modules)
+    def rotary(self) -> list[BuiltRotary]:
+        embeddings: list[BuiltRotary] = self.child.rotary(self.modules)
+        return embeddings
 
-    def attention(self) -> Any:
-        return self.child.attention(self.modules, self.cls, self.config, [])
+    def attention(self) -> list[BuiltAttention]:
+        factors: list[BuiltAttention] = self.child.attention(
+            self.modules, self.cls, self.config, []
+        )
+        return factors
 
-    def run(self, where: list[int]) -> Any:
+    def run(self, where: list[int]) -> Tensor:
         """The outputs at these positions; all tokens see those before them, as in one document."""
         import torch
 
         last = -1  # position that any rotary module was given
 
-        def see(module: Any, args: Any, kwargs: Any) -> None:
+        def see(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             nonlocal last
             for value in (*args, *kwargs.values()):
                 if isinstance(value, torch.Tensor) and not value.is_floating_point():
@@ -268,7 +309,7 @@ class Small:
                 module.register_forward_pre_hook(see, with_kwargs=True)
         row = torch.tensor([where])
         with torch.no_grad():
-            out = self.model(
+            out: torch.Tensor = self.model(
                 input_ids=torch.arange(len(where))[None] % NARROW,
                 attention_mask=torch.ones_like(row),
                 position_ids=row,
@@ -288,13 +329,13 @@ def sentence_of(error: Exception) -> str:
     return f"{name}{lines[-1].strip()}"
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(one: Tensor, other: Tensor) -> float:
     """The largest difference, over the largest output."""
     return float((one - other).abs().max() / one.abs().max())
 
 
 def compare(
-    base: Small, after: Small, sites: list[dict[str, Any]], where: list[int], have: Any
+    base: Small, after: Small, sites: Sequence[WantedNumbers], where: list[int], have: Tensor
 ) -> float:
     """The largest difference of the written model's outputs from those of the base with the plan's
     numbers."""
@@ -309,24 +350,29 @@ def compare(
 
 
 def attempt(
-    child: Any, cls: Any, texts: tuple[Any, Any], entry: dict[str, Any], full: list[Any]
-) -> dict[str, Any]:
-    """Run both small models; NotRun where the base cannot, `failed` where only the written one."""
-    base_text, text = texts
-    where = positions(entry["context"], entry["target"])
-    after = Small(child, cls, text)
-    answer: dict[str, Any] = {"last": where[-1], "difference": None, "note": None}
+    child: ModuleType,
+    cls: type[PreTrainedModel],
+    texts: Sequence[PreTrainedConfig],
+    asked: SmallPass,
+    full: Collection[BuiltRotary],
+) -> PassAnswer:
+    """Run the small models of the written config and of the base's, where that is given too; NotRun
+    where the base cannot, `failed` where only the written one."""
+    where = positions(asked["context"], asked["target"])
+    after = Small(child, cls, texts[0])
+    answer: PassAnswer = {"last": where[-1], "difference": None, "note": None}
     parameters = sum(p.numel() for p in after.model.parameters())
     if parameters > MOST_PARAMETERS:
         raise NotRun(f"its smallest form has {parameters} parameters")
     numbers = {tuple(one["inv_freq"]) for one in after.rotary()}
     if not numbers or not numbers <= {tuple(one["inv_freq"]) for one in full}:
         raise NotRun("a narrow copy of it rotates differently")
-    if base_text is None:
+    if len(texts) == 1:
         fill(after.model, {})
         after.run(where)
-        return answer | {"note": "finite; the base is not at hand to compare with"}
-    base = Small(child, cls, base_text)
+        answer["note"] = "finite; the base is not at hand to compare with"
+        return answer
+    base = Small(child, cls, texts[1])
     known = fill(base.model, {})
     try:
         old = base.run(where)
@@ -336,51 +382,59 @@ def attempt(
     try:
         new = after.run(where)
     except Exception as error:
-        return answer | {"failed": sentence_of(error)}
+        answer["failed"] = sentence_of(error)
+        return answer
     answer["moved"] = apart(old, new)
     if not answer["moved"]:
-        same = [[one["inv_freq"] for one in model.rotary()] for model in (base, after)]
+        frequencies = [one["inv_freq"] for one in base.rotary()]
         why = "not compared: no output depends on the rotation"
-        why = "equal to the base's, whose frequencies it has" if same[0] == same[1] else why
-        return answer | {"note": f"finite; {why}"}
+        if frequencies == [one["inv_freq"] for one in after.rotary()]:
+            why = "equal to the base's, whose frequencies it has"
+        answer["note"] = f"finite; {why}"
+        return answer
     try:
-        return answer | {"difference": compare(base, after, entry["sites"], where, new)}
+        answer["difference"] = compare(base, after, asked["sites"], where, new)
     except NotRun as reason:
-        return answer | {"note": f"finite; not compared: {reason}"}
+        answer["note"] = f"finite; not compared: {reason}"
+    return answer
 
 
 def forward(
-    child: Any, built: list[tuple[Any, Any]], entry: dict[str, Any], full: list[Any]
-) -> dict[str, Any]:
+    child: ModuleType, built: Sequence[BuiltModel], job: DirectoryJob, full: Collection[BuiltRotary]
+) -> PassAnswer:
     """What one pass shows: `reason` where it was not run, `failed` where the written config fails.
 
     A reason is never a failure: it says what of this type cannot be made small.
     """
-    path = entry["text_path"]
-    answer: dict[str, Any] = {"reason": None, "failed": None, "layers": 0}
+    path = job["text_path"]
+    asked = job["forward"]
+    assert asked is not None
+    answer: PassAnswer = {"reason": None, "failed": None, "layers": 0}
     try:
         texts = [child.text_config(config, path) for config, _ in built]
         parts = [owner(model, child.text_config(model.config, path)) for _, model in built]
-        text = texts[0]
-        base_text = texts[1] if len(texts) > 1 else None
-        part = parts[0]
-        count = text.num_hidden_layers
+        count = texts[0].num_hidden_layers
         stacks = [layers_of(one, count) for one in parts]
         chosen = first_of_each_kind(*map(kinds, stacks, texts))
         last: Exception | None = None
         for heads_too in (True, False):
-            both = [one and narrow(one, count, chosen, heads_too) for one in (base_text, text)]
+            narrowed = [narrow(text, count, chosen, heads_too) for text in texts]
             try:
-                done = attempt(child, type(part), (both[0], both[1]), entry, full)
-                return answer | {"layers": chosen, "of": count} | done
+                done = attempt(child, type(parts[0]), narrowed, asked, full)
             except Exception as error:
                 last = last or error
-        raise last  # type: ignore[misc]
+                continue
+            answer["layers"] = chosen
+            answer["of"] = count
+            return answer | done
+        assert last is not None
+        raise last
     except Exception as error:
-        return answer | {"reason": sentence_of(error)}
+        answer["reason"] = sentence_of(error)
+        return answer
 
 
-def shallow(config: Any, path: list[str]) -> Any:
+def shallow(config: PreTrainedConfig, path: Sequence[str]) -> PreTrainedConfig:
     """The config with one layer where its class can be built so."""
     cut = copy.deepcopy(config)
     part = cut
@@ -393,19 +447,25 @@ def shallow(config: Any, path: list[str]) -> Any:
 
 
 def load(
-    cls: Any, config: Any, directory: str, path: list[str], trust_remote_code: bool
-) -> tuple[Any, str]:
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    directory: str,
+    path: Sequence[str],
+    trust_remote_code: bool,
+) -> tuple[PreTrainedModel, str]:
     """The model with its weights: one layer of it, or all where it has settings for each layer."""
     import torch
 
-    def built(config: Any) -> Any:
-        return cls.from_pretrained(
+    def built(config: PreTrainedConfig) -> PreTrainedModel:
+        model: PreTrainedModel = cls.from_pretrained(
             directory,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-        ).eval()
+        )
+        model.eval()
+        return model
 
     try:
         return built(shallow(config, path)), "its first layer"
@@ -414,25 +474,28 @@ def load(
 
 
 def read_last(
-    cls: Any, config: Any, directory: str, entry: dict[str, Any], trust_remote_code: bool
-) -> dict[str, Any]:
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    job: DirectoryJob,
+    trust_remote_code: bool,
+) -> ReadAnswer:
     """Whether stock reads so many tokens, and all that it gives for them is finite."""
     import torch
 
-    length = entry["last"]
-    path = entry["text_path"]
+    length = job["last"]
+    path = job["text_path"]
     changes = dict[str, list[int]]()
-    length = min(length, SQUARE) if entry["listen"] else length
+    length = min(length, SQUARE) if job["listen"] else length
     if length > LONGEST:
         return {"failed": None, "said": f"forward not run: more than {LONGEST} tokens"}
-    model, said = load(cls, config, directory, path, trust_remote_code)
+    model, said = load(cls, config, job["directory"], path, trust_remote_code)
     names = ("text_model", "language_model", "decoder") if path else ()
     part = next((getattr(model, name) for name in names if hasattr(model, name)), model)
     vocab = part.config.get_text_config().vocab_size
     first = min(16, vocab // 2)  # below stand the special tokens; padding would take no position
     ids = first + torch.arange(length)[None] % (vocab - first)
     inputs = {"input_ids": ids}
-    if entry["listen"]:
+    if job["listen"]:
         listen(part, length, changes)
         if "decoder_input_ids" in inspect.signature(part.forward).parameters:
             inputs["decoder_input_ids"] = ids
@@ -454,12 +517,12 @@ def read_last(
     return {"failed": None, "said": said, "told": changes, "read": length}
 
 
-def listen(model: Any, length: int, heard: dict[str, list[int]]) -> None:
+def listen(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
     """Note the distances at which each module is told something new: T5's buckets where its bias is
     looked up, DeBERTa's and XLNet's as their layers are given them."""
     names = {module: name for name, module in model.named_modules()}
 
-    def hear(module: Any, args: Any, kwargs: Any) -> None:
+    def hear(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
         given = kwargs.get("relative_pos", kwargs.get("r"))
         given = args[0] if names[module].endswith("relative_attention_bias") else given
         if given is None or (len(given) != 2 * length and given.shape[-2:] != (length, length)):

@@ -2,7 +2,21 @@
 cosine and sine reaches the softmax. Loaded by describing.py, by path: it imports nothing of ropext.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ropext.proof.answers import Turning
+    from ropext.proof.forward import Small
+
+    Arguments = tuple[object, ...]
+    Keywords = dict[str, object]
 
 TOKENS = 12
 FAR = 3  # what positions are multiplied by, so that distances are others
@@ -10,7 +24,18 @@ MOVED = 1e-6  # of an attention's largest output; float32 alone moves less
 CANCELLED = 1e-3  # of the largest output; a norm's epsilon leaves some of a doubled factor
 
 
-def _doubled(module: Any, args: Any, output: Any) -> Any:
+class FirstPass:
+    """What an attention module read and gave in the first pass."""
+
+    def __init__(self, args: Arguments, kwargs: Keywords) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.out: Tensor | None = None
+
+
+def _doubled(
+    module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
+) -> Tensor | tuple[Tensor, ...]:
     """Double what a rotary module gives, cosine and sine or the complex number of both."""
     if isinstance(output, tuple):
         return tuple(2 * each for each in output)
@@ -21,9 +46,9 @@ class Listener:
     """Runs a model twice at other positions, each attention on the hidden states of the first pass,
     and notes which layers then compute something else."""
 
-    def __init__(self, model: Any) -> None:
-        self.seen: dict[Any, dict[str, Any]] = {}
-        self.names: dict[Any, str] = {}
+    def __init__(self, model: nn.Module) -> None:
+        self.seen: dict[nn.Module, FirstPass] = {}
+        self.names: dict[nn.Module, str] = {}
         self.moved: dict[int, bool] = {}
         attentions = {}
         for name, module in model.named_modules():
@@ -39,30 +64,40 @@ class Listener:
                 module.register_forward_pre_hook(self.enter, with_kwargs=True)
                 module.register_forward_hook(self.leave)
 
-    def enter(self, module: Any, args: Any, kwargs: Any) -> Any:
+    def enter(
+        self, module: nn.Module, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
         """Give the second pass what the first one read, but for the positions."""
-        seen = self.seen.setdefault(module, {})
-        if "args" not in seen:
-            seen["args"] = args
-            seen["kwargs"] = kwargs
+        first = self.seen.get(module)
+        if first is None:
+            self.seen[module] = FirstPass(args, kwargs)
             return None
         if "position_embeddings" in kwargs:
             turned = {"position_embeddings": kwargs["position_embeddings"]}
-            return seen["args"], seen["kwargs"] | turned
-        if "hidden_states" in seen["kwargs"]:
-            return args, kwargs | {"hidden_states": seen["kwargs"]["hidden_states"]}
-        return (seen["args"][0], *args[1:]), kwargs
+            return first.args, first.kwargs | turned
+        if "hidden_states" in first.kwargs:
+            return args, kwargs | {"hidden_states": first.kwargs["hidden_states"]}
+        return (first.args[0], *args[1:]), kwargs
 
-    def leave(self, module: Any, args: Any, output: Any) -> None:
+    def leave(
+        self, module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
+    ) -> None:
         """Compare an output with that of the first pass."""
-        out: Any = output[0] if isinstance(output, tuple) else output
-        before: Any = self.seen[module].setdefault("out", out)
+        out = output
+        if isinstance(out, tuple):
+            out = out[0]
+        first = self.seen[module]
+        if first.out is None:
+            first.out = out
+        before = first.out
         layer = next(int(part) for part in self.names[module].split(".") if part.isdigit())
         far = bool((out - before).abs().max() > MOVED * before.abs().max())
         self.moved[layer] = self.moved.get(layer, False) or far
 
 
-def small_model(child: Any, forward: Any, model: Any, text: Any) -> tuple[Any, int]:
+def small_model(
+    child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
+) -> tuple[Small, int]:
     """A narrow model of the text part with random weights, and how many layers it has."""
     part = forward.owner(model, text)
     count = text.num_hidden_layers
@@ -72,7 +107,7 @@ def small_model(child: Any, forward: Any, model: Any, text: Any) -> tuple[Any, i
     for heads_too in (True, False):
         try:
             config = forward.narrow(text, count, chosen, heads_too)
-            small = forward.Small(child, type(part), config)
+            small: Small = forward.Small(child, type(part), config)
             if sum(p.numel() for p in small.model.parameters()) > forward.MOST_PARAMETERS:
                 raise forward.NotRun("its smallest form is too wide")
             forward.fill(small.model, {})
@@ -80,10 +115,13 @@ def small_model(child: Any, forward: Any, model: Any, text: Any) -> tuple[Any, i
             return small, chosen
         except Exception as error:
             last = last or error
-    raise last  # type: ignore[misc]
+    assert last is not None
+    raise last
 
 
-def turning(child: Any, forward: Any, model: Any, text: Any) -> dict[str, Any]:
+def turning(
+    child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
+) -> Turning:
     """By layer whether it turns what it reads, and whether a norm cancels the temperature; `unseen`
     says why this type cannot be made small."""
     try:

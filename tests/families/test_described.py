@@ -312,7 +312,7 @@ def test_a_description_that_takes_too_long_is_no_proof(asked, monkeypatch):
     with pytest.raises(InputError, match=r"the description of config\.json took .* stopped$"):
         families.read(NOVA)
     with pytest.raises(ProofFailed, match=r"the proof of .* stopped; --no-verify skips it"):
-        proof.build([ROOT])
+        proof.build([proof.BuildRequest(ROOT)])
 
 
 def test_transformers_knows_its_model_types_alone():

@@ -232,7 +232,8 @@ def stock(tmp_path_factory) -> dict[str, dict]:
         directories.append(root / str(index))
         directories[-1].mkdir()
         (directories[-1] / "config.json").write_text(json.dumps(config(name)))
-    return dict(zip(WITNESSES, proof.build(directories, tensors=False), strict=True))
+    requests = [proof.BuildRequest(place) for place in directories]
+    return dict(zip(WITNESSES, proof.build(requests, tensors=False), strict=True))
 
 
 @pytest.mark.slow
