@@ -64,7 +64,7 @@ def directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def right(directory: Path) -> endpoint.Reference:
-    return endpoint.transformers_reference(directory)
+    return endpoint.transformers_reference(endpoint.ReferenceModel(directory))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def unscaled(directory: Path, tmp_path_factory) -> endpoint.Reference:
     config = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
     (path / "config.json").write_text(json.dumps(config))
     (path / "model.safetensors").symlink_to(directory / "model.safetensors")
-    return endpoint.transformers_reference(path)
+    return endpoint.transformers_reference(endpoint.ReferenceModel(path))
 
 
 def best(values: list[float], count: int) -> list[tuple[int, float]]:
@@ -159,8 +159,11 @@ def serving(kind: str, compute, limit: int = TARGET, requests: list | None = Non
         thread.join()
 
 
+LENGTHS = endpoint.ReadLengths(CONTEXT, TARGET)
+
+
 def probe(url: str, directory: Path) -> endpoint.Probe:
-    return endpoint.probe(url, directory, context=CONTEXT, target=TARGET)
+    return endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -221,20 +224,20 @@ def test_a_server_of_the_plain_model_is_called_that(directory: Path, unscaled) -
         serving("vllm", unscaled, requests=asked) as url,
         pytest.raises(ProofFailed, match="the answers of the model before the extension: the scal"),
     ):
-        endpoint.probe(url, directory, context=CONTEXT, target=TARGET, before=before)
+        endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, before)
 
 
 def test_how_far_the_plain_model_lies_is_told(directory: Path, right, unscaled) -> None:
     before = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
     with serving("vllm", right) as url:
-        done = endpoint.probe(url, directory, context=CONTEXT, target=TARGET, before=before)
+        done = endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, before)
     assert done.drawn == 8
     drawn = [endpoint.token_ids(80, 96, [1, 2], draw) for draw in range(8)]
     apart = [max(abs(v - right(ids)[t]) for t, v in best(unscaled(ids), 5)) for ids in drawn]
     assert done.lost is not None
     assert done.lost >= min(max(apart), 10 * 0.2) - 1e-4
     with serving("vllm", right) as url:
-        done = endpoint.probe(url, directory, context=CONTEXT, target=TARGET, tolerance=1e-4)
+        done = endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, tolerance=1e-4)
     assert done.tolerance == 1e-4
 
 
@@ -534,8 +537,11 @@ def by_directory(tmp_path_factory) -> dict[str, endpoint.Reference]:
     room = tmp_path_factory.mktemp("directories")
     ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", no_verify=True)
     ropext.extend(str(DEMO), room / "near", target=258, method="yarn", no_verify=True)
-    own = {name: endpoint.transformers_reference(room / name) for name in ("yarn", "near")}
-    return own | {"base": endpoint.transformers_reference(DEMO)}
+    own = {
+        name: endpoint.transformers_reference(endpoint.ReferenceModel(room / name))
+        for name in ("yarn", "near")
+    }
+    return own | {"base": endpoint.transformers_reference(endpoint.ReferenceModel(DEMO))}
 
 
 def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, RopextError, Stopped, UsageError
 from ropext.inputs import CONFIG_LIMIT, read_bytes
 from ropext.jsontext import dump, parse_object
-from ropext.narration import Say, kept_after_interrupt, silent
+from ropext.narration import SILENT, Hooks, Say, kept_after_interrupt
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelCard, ModelInfo
@@ -113,6 +113,15 @@ class Pushed:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Destination:
+    """The repository of the hub that an output goes to."""
+
+    repository: str  # ORG/NAME
+    private: bool = True  # where it has to be made
+    force: bool = False  # what else it holds is replaced
+
+
 def check_name(repository: str, option: str = "push") -> None:
     """Refuse what the hub takes for no repository."""
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
@@ -161,21 +170,22 @@ def _public(name: str, path: Path) -> Path | bytes:
 
 def push(
     directory: str | Path,
-    repository: str,
-    private: bool = True,
-    *,
+    destination: Destination,
     head: Head = Head(),
-    force: bool = False,
+    *,
     dry_run: bool = False,
     bars: bool = False,
-    say: Say = silent,
-    stop: Callable[[], bool] = lambda: False,
+    hooks: Hooks = SILENT,
 ) -> Pushed:
     """Upload a finished output of ropext; its card here is then the one there.
 
-    `force` replaces what else the repository holds; `stop` is asked between files.
+    The stop of `hooks` is asked between files; with `bars`, huggingface_hub shows its own.
     """
-    token = "" if dry_run else ready(repository)
+    repository = destination.repository
+    private = destination.private
+    token = ""
+    if not dry_run:
+        token = ready(repository)
     if not (Path(directory) / provenance.NAME).is_file():
         raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
     snapshot = open_snapshot(str(directory), weights=True)
@@ -199,13 +209,15 @@ def push(
     from huggingface_hub import HfApi
 
     api = HfApi(token=token, library_name="ropext")
-    with _quiet_library(bars, say), _sentences(repository):
+    with _quiet_library(bars, hooks.say), _sentences(repository):
         before = _repository(api, repository, private)
-        stale = _stale(api, repository, before, contents, force)
-        say(f"pushing {len(files)} files, {sum(sizes.values()) / 1e6:,.1f} MB, to {repository}")
+        stale = _stale(api, repository, before, contents, destination.force)
+        hooks.say(
+            f"pushing {len(files)} files, {sum(sizes.values()) / 1e6:,.1f} MB, to {repository}"
+        )
         if text:
             contents[card.README] = text.encode()
-        commit = _commit(api, repository, before, contents, stale, stop)
+        commit = _commit(api, repository, before, contents, stale, hooks.stop)
     if text:
         notes += _keep_card(Path(directory), text)
     if before.private and not private:

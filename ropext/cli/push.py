@@ -1,5 +1,6 @@
 """`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +25,17 @@ PushToHub = Annotated[
 Public = Annotated[bool, typer.Option("--public", help="the pushed repository is public")]
 
 
-# Where a finished output goes, and with what: the arguments of pipeline.public.push.
-Push = dict[str, Any]
+@dataclass(frozen=True)
+class Push:
+    """Where a finished output goes, and with what."""
+
+    repository: str
+    public: bool = False
+    results: tuple[str, ...] = ()  # runs of an evaluation, for the card
+    license: str | None = None
+    base_model: str | None = None
+    force: bool = False
+    dry_run: bool = False
 
 
 def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
@@ -37,7 +47,7 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
     from ropext.checkpoint import push
 
     push.ready(push_to_hub, "--push-to-hub")
-    return {"repository": push_to_hub, "public": public}
+    return Push(push_to_hub, public)
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
@@ -45,7 +55,19 @@ def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     from ropext.pipeline.public import push
 
     with stoppable() as stop:
-        done = push(directory, **wanted, bars=out.animated, say=out.say, stop=stop)
+        done = push(
+            directory,
+            wanted.repository,
+            public=wanted.public,
+            results=wanted.results,
+            license=wanted.license,
+            base_model=wanted.base_model,
+            force=wanted.force,
+            dry_run=wanted.dry_run,
+            bars=out.animated,
+            say=out.say,
+            stop=stop,
+        )
     for note in done.notes:
         out.say(f"note: {note}")
     return done
@@ -68,9 +90,10 @@ def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None)
 
 def again(directory: Path, wanted: Push) -> str:
     """The command that pushes this output."""
-    words = ["ropext", "push", str(directory), wanted["repository"]]
-    words += ["--public"] if wanted["public"] else []
-    for run in wanted.get("results", ()):
+    words = ["ropext", "push", str(directory), wanted.repository]
+    if wanted.public:
+        words.append("--public")
+    for run in wanted.results:
         words += ["--results", run]
     return pasted(*words)
 
@@ -129,7 +152,7 @@ def command(
     dry_run: DryRun = False,
 ) -> None:
     """Upload an output to the hub. With its card; private unless --public is given."""
-    wanted = {"repository": repository, "public": public, "license": license, "force": force}
-    wanted |= {"results": dict.fromkeys(results or ()), "base_model": base_model}
-    done = upload(out, directory, wanted | {"dry_run": dry_run})
+    runs = tuple(dict.fromkeys(results or ()))
+    wanted = Push(repository, public, runs, license, base_model, force, dry_run)
+    done = upload(out, directory, wanted)
     out.result(sentence(done), done)

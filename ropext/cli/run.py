@@ -1,5 +1,6 @@
 """`ropext run RECIPE -o OUT`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,8 +117,8 @@ def do(
     if (report := done.folder / "report.md").is_file():
         out.summarise(report.read_text(encoding="utf-8") + "\n")
     if push is not None and done.output is not None:
-        push |= {"results": done.measured}
-        result(out, done.to_text(), done, done.output, push)
+        wanted = replace(push, results=tuple(done.measured))
+        result(out, done.to_text(), done, done.output, wanted)
         return
     out.result(done.to_text(), done)
     done.raise_if_failed()

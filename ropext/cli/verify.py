@@ -143,19 +143,15 @@ def command(
         out.say(text.edit_lines(edits) or "every spelling is right already")
         if edits:
             verifying.write_config(directory, config)
-    result = verifying.verify(
+    server = None
+    if endpoint is not None:
+        kind = DTYPES.get(dtype, dtype)
+        server = verifying.AskedServer(endpoint, beside, tolerance, kind, device, say=out.say)
+    result = verifying.check_directory(
         directory,
         against=against,
-        deep=deep,
-        record=record,
-        endpoint=endpoint,
-        beside=beside,
-        tolerance=tolerance,
-        say=out.say,
-        show=told_of_files(out.say),
-        trust_remote_code=trust_remote_code,
-        dtype=DTYPES.get(dtype, dtype),
-        device=device,
+        depth=verifying.Depth(deep, record, trust_remote_code, told_of_files(out.say)),
+        server=server,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]
     shown = text.verification(result.verdict, checks)

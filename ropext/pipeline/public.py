@@ -232,8 +232,14 @@ def push(
     shown = figures(directory, [str(run) for run in results])
     head = pushing.Head(shown, lines, license, base_model)
     note = outcome.owner(Path(directory))
-    how: dict[str, Any] = {"force": force, "dry_run": dry_run, "bars": bars}
-    done = pushing.push(directory, repository, not public, head=head, say=say, stop=stop, **how)
+    done = pushing.push(
+        directory,
+        pushing.Destination(repository, not public, force),
+        head,
+        dry_run=dry_run,
+        bars=bars,
+        hooks=Hooks(say, stop=stop),
+    )
     if note is not None:
         outcome.claim(note, Path(directory))
     return done

@@ -7,10 +7,9 @@ dequantised weights of the GGUF that is served.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean as mean
-from typing import Any
 
 from ropext.errors import ProofFailed
 from ropext.jsontext import JsonObject
@@ -81,39 +80,58 @@ def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float])
     return out
 
 
+@dataclass(frozen=True)
+class ReferenceModel:
+    """What transformers runs, for a server to be held against."""
+
+    directory: Path
+    config: JsonObject | None = None  # in place of the directory's
+    dtype: str = "auto"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class ReadLengths:
+    """How many tokens a model reads."""
+
+    context: int  # before its extension
+    target: int
+
+
 def lengths(context: int, target: int) -> tuple[int, int, int]:
     """One prompt inside the old context and two beyond, short enough for transformers to run."""
     first = min((context + target) // 2, context + context // 4)
     return context // 2, first, min(target - 1, 2 * context)
 
 
-def transformers_reference(directory: Path, **loading: Any) -> Reference:
+def transformers_reference(model: ReferenceModel) -> Reference:
     """Log-probabilities of the next token by stock transformers, the model loaded once."""
-    read = transformers_rows(directory, **loading)
+    read = transformers_rows(model)
     return lambda ids: read(ids, [len(ids)])[0]
 
 
 def transformers_rows(
-    directory: Path,
-    *,
-    config: JsonObject | None = None,
-    dtype: str = "auto",
-    device: str = "cpu",
-    trust_remote_code: bool = False,
+    reference: ReferenceModel,
 ) -> Callable[[Sequence[int], Sequence[int]], list[list[float]]]:
-    """Token ids and lengths -> by stock transformers, with another config if one is given, the
-    log-probabilities of every next token after the beginnings of these lengths."""
+    """Token ids and lengths -> by stock transformers, the log-probabilities of every next token
+    after the beginnings of these lengths."""
     import inspect
 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    other = dict[str, object]()
-    if config is not None:
-        other["config"] = AutoConfig.for_model(**config)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True, **other
+    config = None  # the directory's
+    if reference.config is not None:
+        config = AutoConfig.for_model(**reference.config)
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        reference.directory,
+        config=config,
+        dtype=reference.dtype,
+        trust_remote_code=reference.trust_remote_code,
+        use_safetensors=True,
     )
+    device = reference.device
     model = model.to(device).eval()
     # The logits of a whole long prompt would not fit.
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -162,31 +180,32 @@ def compare(
 
 def probe(
     url: str,
-    directory: Path,
-    *,
-    context: int,
-    target: int,
-    tolerance: float = TOLERANCE,
+    reference: ReferenceModel,
+    read_lengths: ReadLengths,
     before: JsonObject | None = None,
-    **loading: Any,
+    tolerance: float | None = None,
 ) -> Probe:
     """Compare a running server with a directory; ProofFailed says which prompt differs.
 
-    `context` is the one before the extension, and `before` the config: where it is given, prompts
-    are taken after which its reading lies far off. `loading` goes to transformers_rows.
+    `before` is the config before the extension: where it is given, prompts are taken after which
+    its reading lies far off.
     """
+    if tolerance is None:
+        tolerance = TOLERANCE
+    context = read_lengths.context
+    target = read_lengths.target
     server = server_at(url)
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
     require_logprobs(server, model)
-    avoid = special_tokens(directory)
+    avoid = special_tokens(reference.directory)
     plain = Rows()
     if before is not None:
-        read = transformers_reference(directory, **{**loading, "config": before})
+        read = transformers_reference(replace(reference, config=before))
         for ids in _candidates(context, target, len(read([0])), avoid):
             plain[tuple(ids)] = read(ids)
         del read  # the weights once more beside it would not fit
-    wanted = transformers_reference(directory, **loading)
+    wanted = transformers_reference(reference)
     vocab_size = len(wanted([0]))
     prompts = [
         _furthest(token_ids(length, vocab_size, avoid), plain, wanted, ORDER * tolerance)
@@ -267,30 +286,31 @@ def _answers_alike(
 
 def probe_gguf(
     url: str,
-    directory: Path,
+    reference: ReferenceModel,
+    read_lengths: ReadLengths,
     before: JsonObject | None,
-    *,
-    context: int,
-    target: int,
     vocab_size: int,
-    tolerance: float = MEAN_TOLERANCE,
-    **loading: Any,
+    tolerance: float | None = None,
 ) -> Probe:
     """Compare a running server with the dequantised weights of the GGUF that it serves.
 
     `before` is their config with the spectrum before the extension. What a server would tell that
     reads by it says whether these prompts can tell the two readings apart.
     """
+    if tolerance is None:
+        tolerance = MEAN_TOLERANCE
+    context = read_lengths.context
+    target = read_lengths.target
     server = server_at(url)
     model, limit = served_model(server, url)
     _check_limit(limit, context, target)
     require_logprobs(server, model)
-    avoid = special_tokens(directory)
+    avoid = special_tokens(reference.directory)
     longest = min(target - 1, 2 * context)
     done = list[Prompt]()
     texts = {size: token_ids(size, vocab_size, avoid) for size in {min(context, longest), longest}}
     at = {size: beginnings(size, context) for size in texts}
-    read = transformers_rows(directory, **loading)
+    read = transformers_rows(reference)
     wanted = {size: read(text, at[size]) for size, text in texts.items()}
     del read
     for size, text in texts.items():
@@ -306,7 +326,8 @@ def probe_gguf(
                 done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
     lost = None
     if before is not None and longest > context:
-        others = transformers_rows(directory, config=before, **loading)(texts[longest], at[longest])
+        read_before = transformers_rows(replace(reference, config=before))
+        others = read_before(texts[longest], at[longest])
         # What a server would tell whose log-probabilities these are.
         told = (sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP] for row in others)
         lost = mean(map(_mean_gap, told, wanted[longest]))

@@ -1,7 +1,6 @@
 """Check a directory, ropext's own or anybody's: spectrum, spellings, lengths, limits, weights."""
 
 from pathlib import Path
-from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
@@ -14,13 +13,22 @@ from ropext.ports.beside import PlainServer
 from ropext.ports.server import require_server
 from ropext.rope import Positions
 from ropext.verifying import directory as of_directory
-from ropext.verifying.checks import Check, Depth, Subject, Verification, check
+from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, Subject, Verification, check
 from ropext.verifying.claim import claim_of
 from ropext.verifying.endpoint import AskedServer, check_plan
 from ropext.verifying.repair import repair, write_config
 from ropext.verifying.weights import check_other_sets
 
-__all__ = ["Check", "Verification", "repair", "verify", "write_config"]
+__all__ = [
+    "AskedServer",
+    "Check",
+    "Depth",
+    "Verification",
+    "check_directory",
+    "repair",
+    "verify",
+    "write_config",
+]
 
 
 @public()
@@ -47,26 +55,34 @@ def verify(
     override. With `beside`, the server is held against one of the plain model, and no model is
     loaded; `tolerance` is in nats.
     """
-    loading: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-    }
-    if tolerance is not None:
-        loading["tolerance"] = tolerance
-    directory = model_name(directory)
-    against = None if against is None else str(against)
+    if against is not None:
+        against = str(against)
+    server = None
     if endpoint is not None:
-        require_server(endpoint)
-    if endpoint is not None and str(directory).endswith(".json") and Path(directory).is_file():
-        if against is not None or deep:
-            raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
-        return check_plan(Path(directory), AskedServer(endpoint, beside, loading, say))
-    snapshot = with_weights(open_model(str(directory)))
+        server = AskedServer(endpoint, beside, tolerance, dtype, device, say=say)
     depth = Depth(deep, record, trust_remote_code, show)
+    return check_directory(directory, against=against, depth=depth, server=server)
+
+
+def check_directory(
+    directory: str | Path,
+    *,
+    against: str | None = None,
+    depth: Depth = HEADERS_ALONE,
+    server: AskedServer | None = None,
+) -> Verification:
+    """Check as `verify` does, so deep, and ask this server too."""
+    directory = model_name(directory)
+    if server is not None:
+        require_server(server.url)
+    if server is not None and str(directory).endswith(".json") and Path(directory).is_file():
+        if against is not None or depth.deep:
+            raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
+        return check_plan(Path(directory), server, depth)
+    snapshot = with_weights(open_model(str(directory)))
     positions = positions_of(snapshot)
     if positions is not None:
-        if endpoint is not None:
+        if server is not None:
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")
         return _check_unrotated(snapshot, positions, against, depth)
     subject = _subject(snapshot, against, depth)
@@ -78,8 +94,8 @@ def verify(
         checkers = file.CHECKS
         probe = AskedServer.probe_file
     checks = check(subject, checkers)
-    if endpoint is not None:
-        checks.append(AskedServer(endpoint, beside, loading, say).check(subject, probe))
+    if server is not None:
+        checks.append(server.check(subject, probe))
     served = None
     if not any(each.passed is False for each in checks):
         served = read_again(snapshot)

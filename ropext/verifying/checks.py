@@ -61,6 +61,9 @@ class Depth:
     show: Show = unseen
 
 
+HEADERS_ALONE = Depth()
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is checked, and against what."""

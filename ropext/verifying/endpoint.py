@@ -1,16 +1,16 @@
 """Hold a running server against what it is to compute."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropext import families, proof
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, ProofFailed
-from ropext.jsontext import read_object
-from ropext.narration import Say
+from ropext.jsontext import JsonObject, read_object
+from ropext.narration import Say, silent
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
 from ropext.ports.server import served_model, server_at
 from ropext.verifying.checks import Check, Depth, Subject, Verification
@@ -28,9 +28,12 @@ class AskedServer:
     """A running server, and what it is held against."""
 
     url: str
-    beside: PlainServer | None  # None: what transformers computes
-    loading: Mapping[str, Any]  # how transformers runs beside it
-    say: Say
+    beside: PlainServer | None = None  # None: what transformers computes
+    tolerance: float | None = None  # nats; None: as it is usual of a directory or file
+    dtype: str = "auto"  # of the model that transformers runs
+    device: str = "cpu"
+    config: JsonObject | None = None  # of that model, in place of its directory's
+    say: Say = silent
 
     def check(self, subject: Subject, probe: Probe) -> Check:
         """Ask it, in the way of a directory or of a file."""
@@ -62,16 +65,11 @@ class AskedServer:
 
         claim = subject.claim
         before = claim.base
-        if self.loading["trust_remote_code"]:
+        if subject.depth.trust_remote_code:
             before = None
-        probed = server.probe(
-            self.url,
-            subject.snapshot.directory,
-            before=before,
-            context=claim.context,
-            target=subject.model.context,
-            **self.loading,
-        )
+        lengths = server.ReadLengths(claim.context, subject.model.context)
+        reference = self._reference(subject, subject.snapshot.directory)
+        probed = server.probe(self.url, reference, lengths, before, self.tolerance)
         worst = max(prompt.difference for prompt in probed.prompts)
         within = f"its log-probabilities are within {worst:.1e} of transformers'"
         return probed, f"{self._served(probed)}; {within} (tolerance {probed.tolerance:g})"
@@ -94,14 +92,10 @@ class AskedServer:
         with directory_of(snapshot.name, self.say) as name:
             place = Path(name)
             config = before and with_rope(read_object(place / "config.json"), dict(before))
+            reference = self._reference(subject, place)
+            lengths = server.ReadLengths(claim.context, subject.model.context)
             probed = server.probe_gguf(
-                self.url,
-                place,
-                config,
-                vocab_size=vocab_size,
-                context=claim.context,
-                target=subject.model.context,
-                **self.loading,
+                self.url, reference, lengths, config, vocab_size, self.tolerance
             )
         gaps = [prompt.difference for prompt in probed.prompts]
         return probed, (
@@ -109,6 +103,13 @@ class AskedServer:
             f"transformers' on the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance "
             f"{probed.tolerance:g})"
         )
+
+    def _reference(self, subject: Subject, directory: Path) -> "server.ReferenceModel":
+        """The model that transformers runs beside the server."""
+        from ropext.proof import server
+
+        trust = subject.depth.trust_remote_code
+        return server.ReferenceModel(directory, self.config, self.dtype, self.device, trust)
 
     def _served(self, probed: "server.Probe") -> str:
         limit = "no stated limit"
@@ -134,7 +135,7 @@ def _judged(probed: "server.Probe", sentence: str) -> Check:
     return Check("endpoint", None, f"{sentence}: too little to tell the two apart on this model")
 
 
-def check_plan(path: Path, asked: AskedServer) -> Verification:
+def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:
     """Hold a plan against a server that runs its base with the plan's numbers."""
     claim = planned_claim(path, "")
     plan = read_plan(path)
@@ -144,9 +145,8 @@ def check_plan(path: Path, asked: AskedServer) -> Verification:
             f"{path}: the config of {snapshot.name} is not the one it was planned from"
         )
     model = families.as_read(plan["config"])
-    loading = {**asked.loading, "config": plan["config"]}
-    if not loading.get("trust_remote_code"):
+    if not depth.trust_remote_code:
         proof.require_buildable(plan["config"])
-    subject = Subject(snapshot, model, None, claim, None, Depth())
-    there = AskedServer(asked.url, asked.beside, loading, asked.say)
+    subject = Subject(snapshot, model, None, claim, None, depth)
+    there = replace(asked, config=plan["config"])
     return Verification(str(path), (there.check(subject, AskedServer.probe_directory),), None)

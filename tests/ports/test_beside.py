@@ -109,7 +109,7 @@ def test_a_tolerance_goes_with_a_server(directory, capsys) -> None:
 def test_how_far_the_drawn_prompts_reach_is_told(directory, capsys, monkeypatch) -> None:
     """The bundled model lies about 17 nats off: ten times 0.2, and not ten times 4."""
     monkeypatch.setattr(probing, "DRAWS", (2, 2))
-    right = probing.transformers_reference(directory)
+    right = probing.transformers_reference(probing.ReferenceModel(directory))
     with serving("vllm", right, 4096) as url:
         _, near, _ = verified(capsys, directory, url)
         _, far, err = verified(capsys, directory, url, "--tolerance", "4")
