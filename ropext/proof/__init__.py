@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ropext import families, stock
 from ropext.checkpoint.provenance import Record
@@ -21,7 +21,6 @@ from ropext.families import Model
 from ropext.families.config import Dict, locate, parts
 from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.planning import ExtensionPlan
-from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 from ropext.proof.comparing import (
     LISTED,
     Promise,
@@ -32,6 +31,9 @@ from ropext.proof.comparing import (
     compare_told,
 )
 from ropext.rope import Positions
+
+if TYPE_CHECKING:
+    from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 
 __all__ = ["Promise", "Proof", "compare"]
 
@@ -78,7 +80,7 @@ class BuildRequest:
     last: int = 0  # a model that rotates nothing is asked to read so many tokens ...
     listen: bool = False  # ... and what its attention is told of their distances
 
-    def to_child(self) -> DirectoryJob:
+    def to_child(self) -> "DirectoryJob":
         """The request, as the child reads it."""
         job: DirectoryJob = {
             "directory": os.path.abspath(self.directory),
@@ -108,7 +110,7 @@ def build(
     tensors: bool = True,
     trust_remote_code: bool = False,
     timeout: float | None = None,
-) -> list[Built]:
+) -> "list[Built]":
     """Build each directory with stock transformers, in one process for all of them.
 
     An answer whose build failed holds `error`.
@@ -125,9 +127,9 @@ def build(
     return cast("list[Built]", stock.ask_child(job, directories, timeout, TASK))
 
 
-def _for_child(promise: Promise) -> list[WantedNumbers]:
+def _for_child(promise: Promise) -> "list[WantedNumbers]":
     """The numbers of each site, which the child's small models take in place of the base's."""
-    sites = list[WantedNumbers]()
+    sites: list[WantedNumbers] = []
     for site in promise.sites:
         wanted = site.wanted
         sites.append(

@@ -4,13 +4,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from ropext import forms
 from ropext.errors import ProofFailed
 from ropext.jsontext import Json, JsonObject
-from ropext.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
 from ropext.rope import Positions, Site
 from ropext.scaling.tables import starts
+
+if TYPE_CHECKING:
+    from ropext.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
 
 LISTED = 3  # names shown of a longer list
 # Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
@@ -101,7 +104,7 @@ class Proof:
         return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 
 
-def _differences(built: BuiltRotary, site: Site, bound: float) -> list[Difference]:
+def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
     """Every number of a rotary module beside that of a site."""
     module = built["module"]
     if site.label:
@@ -125,7 +128,7 @@ def _differences(built: BuiltRotary, site: Site, bound: float) -> list[Differenc
     return out
 
 
-def _compare_rotary(built: Built, promise: Promise) -> list[Difference]:
+def _compare_rotary(built: "Built", promise: Promise) -> list[Difference]:
     """The worst number of every rotary module, each held against the site it comes nearest to."""
     sites = promise.sites
     worst = []
@@ -154,14 +157,14 @@ def _bad(difference: Difference) -> bool:
     return not difference.error <= difference.bound
 
 
-def _compare_softmax(built: Built, promise: Promise) -> list[Difference]:
+def _compare_softmax(built: "Built", promise: Promise) -> list[Difference]:
     worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
         raise ProofFailed("proof: no attention module shows a softmax scale to compare")
     return worst
 
 
-def compare_tensors(built: Built, directory: str) -> tuple[int, int]:
+def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
     """How many tensors were compared, and how many not; ProofFailed where one is not as stock
     wants it."""
     tensors = built["tensors"]
@@ -184,7 +187,7 @@ def compare_tensors(built: Built, directory: str) -> tuple[int, int]:
     return tensors["compared"], tensors["not_compared"]
 
 
-def _compare_forward(built: Built) -> tuple[str, bool]:
+def _compare_forward(built: "Built") -> tuple[str, bool]:
     """What the small models showed, and whether they agree; ProofFailed where only the written
     config's fails."""
     run = built.get("forward")
@@ -229,7 +232,7 @@ class _Match:
         return "; ".join([*said, f"{where} is {numbers}"])
 
 
-def _nearest(module: BuiltRotary, promise: Promise) -> _Match:
+def _nearest(module: "BuiltRotary", promise: Promise) -> _Match:
     """The site whose worst number of a rotary module is off by the least."""
     params = module.get("params", {})
     matches = []
@@ -239,7 +242,7 @@ def _nearest(module: BuiltRotary, promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def _nearest_factor(module: BuiltAttention, promise: Promise) -> _Match:
+def _nearest_factor(module: "BuiltAttention", promise: Promise) -> _Match:
     """The site whose softmax factor an attention module comes nearest to."""
     name = module["module"]
     factor = module["softmax_factor"]
@@ -252,14 +255,14 @@ def _nearest_factor(module: BuiltAttention, promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def worst_of_base(built: Built, promise: Promise, read: Promise) -> _Match:
+def worst_of_base(built: "Built", promise: Promise, read: Promise) -> _Match:
     """The module of the base, as stock builds it, that differs most from what was read.
 
     A module is held against the site that it has in the written model; one that no layer uses (as
     beside Granite's list of thetas) may have any.
     """
     base = built["base"]
-    strict = list[tuple[_Match, BuiltRotary]]()
+    strict = list[tuple[_Match, "BuiltRotary"]]()
     written = {(m["module"], m["label"]): m for m in built["rotary"]}
     for module in base["rotary"]:
         twin = written.get((module["module"], module["label"]), module)
@@ -276,7 +279,7 @@ def worst_of_base(built: Built, promise: Promise, read: Promise) -> _Match:
 
 
 def _compare_base(
-    built: Built,
+    built: "Built",
     promise: Promise,
     read: Promise,
     known: Promise,
@@ -299,7 +302,7 @@ def _compare_base(
     )
 
 
-def check_built(built: Built) -> None:
+def check_built(built: "Built") -> None:
     """Raise where stock could not build a directory at all."""
     if built["error"]:
         raise ProofFailed(
@@ -309,7 +312,7 @@ def check_built(built: Built) -> None:
 
 
 def compare(
-    built: Built,
+    built: "Built",
     promise: Promise,
     *,
     tensors: bool = True,
@@ -348,7 +351,7 @@ def compare(
     )
 
 
-def compare_told(last: ReadAnswer, positions: Positions) -> str:
+def compare_told(last: "ReadAnswer", positions: Positions) -> str:
     """Hold the distances at which stock's attention was told something new against the formula's.
     One more or less is float32's, where a border is a whole number."""
     formulas = [starts(positions, causal=causal) for causal in (False, True)]
