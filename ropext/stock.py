@@ -2,8 +2,7 @@
 
 The child (proof/child.py) cannot import ropext and has limits of memory and time; nothing here
 imports transformers. What it says of a model type is kept in the user's cache, by the digest of
-the config, of the transformers version and of the child's own code. A process remembers it by the
-config without the keys that an extension writes.
+the config, of the transformers version and of the child's own code.
 """
 
 import json
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,53 +22,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ropext.errors import InputError, ProofFailed
+from ropext.families.config import census, unknown, unknown_type
+from ropext.families.described import Described, Numbers, digest, hand_over
 from ropext.jsontext import Json, JsonObject, dump, write_json
 from ropext.narration import tell_listener
 from ropext.systems import user_cache
 
 CHILD = Path(__file__).with_name("proof") / "child.py"
 DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py")  # what describes a type
-# Keys that an extension writes: rope dicts, theta, the partial factor and lengths. They change no
-# fact of a type, for the child sets them itself.
-WRITTEN = re.compile(
-    r"theta|rotary_emb_base|rope_\w*base|^rope_(scaling|parameters)$|^partial_rotary_factor$"
-    r"|^rotary_pct$|max_position_embeddings$"
-    r"|^(max_)?seq(uence)?_len(gth)?$|^n_(positions|ctx)$|^model_max_length$"
-)
 ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
 LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
 SECONDS = 600.0  # to describe a type; the largest mixture of experts takes one of them
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What one rotary module of a config computes."""
-
-    label: str
-    inv_freq: tuple[float, ...]
-    attention_factor: float
-
-
-@dataclass(frozen=True)
-class Described:
-    """What stock transformers shows of one model type."""
-
-    transformers: str  # the version that was asked
-    scheme: str  # "rotary", "composite" or "none"
-    path: tuple[str, ...]  # composite: where its text part stands
-    text: str  # composite: the type of that part
-    auto_class: str  # the class by which it is loaded; "" where none does
-    added: JsonObject  # composite: what it adds to a text part that leaves keys out
-    defaults: JsonObject  # what absent keys mean, as the entries of families/defaults.json
-    row: JsonObject  # how its keys are read, as the fields of a family's row
-    rotates: tuple[bool | None, ...]  # of a small copy, whether each of its first layers turns
-    unseen: str  # why there is no small copy of it
-    asked: str  # the digest of the config that was asked about ...
-    numbers: tuple[Numbers, ...]  # ... and what stock computes of it
-
-    def numbers_of(self, config: JsonObject) -> tuple[Numbers, ...]:
-        """What stock computes of a config; nothing where it was asked about another one."""
-        return self.numbers if _digest(config) == self.asked else ()
 
 
 @dataclass(frozen=True)
@@ -81,16 +44,6 @@ class ChildTask:
 
 
 DESCRIPTION = ChildTask("the description")
-
-# Of this process, by the digest of a config without the keys that an extension writes: its types.
-_BY_CONFIG: dict[str, dict[str, Described]] = {}
-# By model type: what the config of that type that was read last showed.
-_DESCRIBED: dict[str, Described] = {}
-
-
-def described(model_type: str) -> Described | None:
-    """What stock shows of a type, in the config of that type that was read last."""
-    return _DESCRIBED.get(model_type)
 
 
 def installed() -> str:
@@ -119,18 +72,25 @@ def knows(model_type: str) -> bool:
     return re.search(listed, names) is not None
 
 
-def describe(config: JsonObject, kind: str, known: Collection[str]) -> Mapping[str, Described]:
-    """Find out what stock makes of the model types of a config, and remember it for `described`.
-
-    `kind` is the type of it for which stock is asked; those that are `known` are left out.
+def ask_about(config: JsonObject) -> None:
+    """Find out what stock makes of the model types of a config that families does not know, and
+    hand it over to families. Whoever opens a config asks; of known types there is nothing to ask.
     """
-    shape = _digest(_without_written(config))
-    if shape not in _BY_CONFIG:
-        answer = _answer(config, kind)
-        facts = {name: each for name, each in answer["types"].items() if name not in known}
-        _BY_CONFIG[shape] = {name: _from_json(facts[name], answer, config) for name in facts}
-    _DESCRIBED.update(_BY_CONFIG[shape])
-    return _BY_CONFIG[shape]
+    kind = unknown_type(config)
+    if not kind:
+        return
+    if not knows(kind):
+        here = installed()
+        lacks = "none is installed"
+        if here:
+            lacks = f"installed is {here}, which lacks it too"
+        raise InputError(unknown(kind, lacks))
+    answer = _answer(config, kind)
+    facts = {}
+    for name, each in answer["types"].items():
+        if name not in census():
+            facts[name] = _from_json(each, answer, config)
+    hand_over(config, facts)
 
 
 def _answer(config: JsonObject, kind: str) -> JsonObject:
@@ -149,35 +109,6 @@ def _answer(config: JsonObject, kind: str) -> JsonObject:
     return answer
 
 
-def forget() -> None:
-    """Ask anew about every type."""
-    _BY_CONFIG.clear()
-    _DESCRIBED.clear()
-
-
-def _without_written(value: Json) -> Json:
-    """A config without the keys that an extension writes, in its parts either."""
-    if isinstance(value, list):
-        return [_without_written(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    kept = {}
-    for key, item in value.items():
-        if not WRITTEN.search(key) or _may_stop_layers(item):
-            kept[key] = _without_written(item)
-    return kept
-
-
-def _may_stop_layers(item: Json) -> bool:
-    """Whether a rope key may say which layers rotate: by a list, or by a null in its dict."""
-    return isinstance(item, list) or (isinstance(item, Mapping) and None in item.values())
-
-
-def _digest(value: Json) -> str:
-    """The digest of a piece of JSON, whatever the order of its keys."""
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Described:
     numbers = []
     for module in answer["rotary"]:
@@ -194,7 +125,7 @@ def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Des
         row=facts.get("row", {}),
         rotates=tuple(facts.get("rotates", ())),
         unseen=facts.get("unseen", ""),
-        asked=_digest(config),
+        asked=digest(config),
         numbers=tuple(numbers),
     )
 

@@ -164,7 +164,13 @@ class ConfigCarrier:
 
     def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
         model = self.model
-        served = loaders.ServedDirectory(place, model.text_type, model.model_type, model.masked_lm)
+        served = loaders.ServedDirectory(
+            place,
+            model.text_type,
+            model.model_type,
+            masked_lm=model.masked_lm,
+            described=model.described,
+        )
         return loaders.serving_lines(
             served, extension.main.params, context=extension.context, target=extension.target
         )
@@ -177,7 +183,12 @@ class ConfigCarrier:
             name = "MODEL"
         keys = override_keys(self.model, extension)
         override = loaders.Override(
-            name, self.model.model_type, keys, self.model.path, extension.target
+            name,
+            self.model.model_type,
+            keys,
+            self.model.path,
+            extension.target,
+            self.model.described,
         )
         lines = list(loaders.override_lines(override, extension.readings))
         if reads_exactly("llama.cpp", extension.readings):
@@ -230,6 +241,7 @@ class ConfigCarrier:
             model.model_type,
             masked_lm=model.masked_lm,
             on_hub=standing.on_hub,
+            described=model.described,
         )
         lines = loaders.serving_lines(
             directory, main.params, context=standing.context, target=model.context
@@ -260,7 +272,7 @@ def stock_offers(
         # A length that also scales queries stays, and may be another than this form asks for.
         kept = families.keep_query_scales(site.params, params)
         if forms.same(forms.read(kept, site.rope, target), site.wanted):
-            yield families.as_written(model.text_type, params, site.rope)
+            yield families.as_written(model, params, site.rope)
 
 
 def override_keys(model: Model, extension: PlannedExtension) -> JsonObject:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ropext import families, guard
+from ropext import families, guard, stock
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
@@ -391,6 +391,7 @@ def _record(content: dict[str, Any], path: str) -> Record:
     older: KeptLink | None = link
     while older is not None:  # each of these configs may be built to compare with
         check_asked(older.base.config, f"{path}, its base's config")
+        stock.ask_about(older.base.config)
         older = older.base.extended
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
     edits = edits_of(content)

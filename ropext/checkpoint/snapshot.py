@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import bundled
+from ropext import bundled, stock
 from ropext.carriers import Carrier, ConfigCarrier
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.headers import read_header
@@ -328,6 +328,7 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
     config = _config(directory, model)
+    stock.ask_about(config)
     inventory = take_inventory(directory)
     index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
     small = {name: directory / f"{name}.json" for name in LENGTH_FILES}

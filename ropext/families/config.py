@@ -10,8 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from ropext import stock
 from ropext.errors import InputError, UnsupportedModel
+from ropext.families.described import NO_FACTS, Facts, handed_over
+from ropext.jsontext import JsonObject
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
@@ -210,43 +211,70 @@ def census() -> dict[str, Known]:
     return out
 
 
-def defaults_of(text_type: str) -> dict[str, Any]:
+def defaults_of(text_type: str, facts: Facts = NO_FACTS) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
     keys: dict[str, Any] | None = packaged("defaults.json")["types"].get(text_type)
     if keys is None:
-        about = stock.described(text_type)
+        about = facts.get(text_type)
         return {} if about is None else dict(about.defaults)
     return keys
 
 
-def added_by(model_type: str) -> dict[str, Any]:
+def added_by(model_type: str, facts: Facts) -> dict[str, Any]:
     """The keys that a composite type adds to a text config that leaves them out."""
     keys: dict[str, Any] | None = packaged("defaults.json")["composites"].get(model_type)
     if keys is None:
-        about = stock.described(model_type)
+        about = facts.get(model_type)
         return {} if about is None else dict(about.added)
     return keys
 
 
-def auto_class(model_type: str) -> str:
+def auto_class(model_type: str, facts: Facts = NO_FACTS) -> str:
     """The class of transformers by which a model of this type is loaded; "" where none does."""
     for name, types in packaged("classes.json").items():
         if model_type in types:
             return str(name)
-    about = stock.described(model_type)
+    about = facts.get(model_type)
     return "AutoModelForCausalLM" if about is None else about.auto_class
 
 
+class UnknownType(InputError):
+    """A model type that neither the census nor anybody who opened its config knows."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(unknown(kind))
+        self.kind = kind
+
+
 def known_type(config: dict[str, Any], kind: str) -> Known:
-    """What is known of a model type in a config: by the census, else by stock transformers."""
+    """What is known of a model type in a config: by the census, else by who opened the config."""
     if kind in census():
         return census()[kind]
-    if why := _unasked(config, kind):
+    if why := _own_code(config, kind):
         raise InputError(why)
-    about = stock.describe(config, kind, census()).get(kind)
-    if about is None:  # the config as stock reads it has other types
-        raise InputError(_unknown(kind))
+    about = handed_over(config).get(kind)
+    if about is None:
+        raise UnknownType(kind)
     return Known(about.scheme, about.path, about.text)
+
+
+def unknown_type(config: JsonObject) -> str:
+    """The model type of a config for which stock transformers has to be asked; "" where there is
+    none, or where the config is refused in any case."""
+    try:
+        locate_any(dict(config))
+    except UnknownType as error:
+        return error.kind
+    except InputError:
+        return ""
+    return ""
+
+
+def facts_of(config: JsonObject, *types: str) -> Facts:
+    """What was found out about these types of a config where the census lacks one of them."""
+    if all(kind in census() for kind in types):
+        return NO_FACTS
+    return handed_over(config)
 
 
 def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
@@ -328,7 +356,7 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
     raise InputError(f"config.json: model types nest too deeply at {'.'.join(path)}")
 
 
-def _unasked(config: Mapping[str, Any], kind: str) -> str:
+def _own_code(config: Mapping[str, Any], kind: str) -> str:
     """Why stock transformers is not asked about a type; "" where it is."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} brings its own code, which differs from stock {differs}"
@@ -337,15 +365,15 @@ def _unasked(config: Mapping[str, Any], kind: str) -> str:
             f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"
             " ropext cannot verify; only model types of stock transformers are extended"
         )
-    return "" if stock.knows(kind) else _unknown(kind)
+    return ""
 
 
-def _unknown(kind: str) -> str:
-    here = stock.installed()
-    other = f"installed is {here}, which lacks it too" if here else "none is installed"
+def unknown(kind: str, lacks: str = "") -> str:
+    """That nobody knows a type; `lacks` says what the installed transformers does."""
+    beside = f" ({lacks})" * bool(lacks)
     return (
         f"config.json: model_type {shown(kind)} is not among the model types that this ropext"
-        f" knows, those of transformers {version()} ({other}); check the spelling, or install a"
+        f" knows, those of transformers {version()}{beside}; check the spelling, or install a"
         " transformers that knows it"
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ropext.errors import InputError
 from ropext.families.config import Dict, defaults_of
+from ropext.families.described import NO_FACTS, Facts
 from ropext.families.model import CacheLayer
 from ropext.families.table import Label, family
 from ropext.forms import LARGEST_THETA, Params
@@ -45,13 +46,16 @@ class TextConfig(Dict):
         where: str = "",
         context: int | None = None,
         original: int | None = None,
+        facts: Facts = NO_FACTS,
     ) -> None:
         super().__init__(values, where)
         self.type = text_type
         # Lengths that the user states, where the config misstates or lacks them.
         self.context = context
         self.original = original
-        self.row, self.defaults = family(text_type), defaults_of(text_type)
+        self.facts = facts
+        self.row = family(text_type, facts)
+        self.defaults = defaults_of(text_type, facts)
 
     def names_of(self, key: str) -> tuple[str, ...]:
         """The names under which the config may hold a key; the family's own first."""

@@ -1,9 +1,10 @@
 """What a config says about positions, and what is said about a config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ropext.families.described import Facts
 from ropext.rope import ABSENT, Edit, RopeSite
 
 
@@ -51,6 +52,7 @@ class Model:
     obstacles: tuple[str, ...]  # why scaling cannot help here
     asks_context: str = ""  # a sentence where the config leaves open how many tokens it reads ...
     asks_original: str = ""  # ... or read before the scaling that it declares
+    described: Facts = field(default_factory=dict, repr=False)  # of types that the census lacks
 
     @property
     def scaled_sites(self) -> tuple[RopeSite, ...]:

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropext import forms, stock
+from ropext import forms
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import config
-from ropext.families.config import Dict, added_by, locate, shown, text_part
+from ropext.families.config import Dict, added_by, facts_of, locate, shown, text_part
+from ropext.families.described import Facts, Numbers
 from ropext.families.geometry import (
     TextConfig,
     attends,
@@ -194,7 +195,7 @@ def describe(
         nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
         interleaved=row.interleaved,
         masked_lm=row.masked_lm,
-        mrope=is_mrope(text.type) or any(d and d.has("mrope_section") for d in rope_dicts(text)),
+        mrope=is_mrope(text.type, text.facts) or _has_sections(text),
         forms=allowed,
         temperature=temperature,
         reach=reach,
@@ -203,6 +204,7 @@ def describe(
         obstacles=tuple(obstacles),
         asks_context=next((span.asks_context for span in spans if span.asks_context), ""),
         asks_original=next((span.asks_original for span in spans if span.asks_original), ""),
+        described=text.facts,
     )
 
 
@@ -225,9 +227,10 @@ def interpret(
     part = text_part(config, path)
     for holder in (config, part):
         Dict(holder).object("quantization_config")  # decides how weights are carried and compared
-    values = _with_added(model_type, part)
+    facts = facts_of(config, model_type, text_type)
+    values = _with_added(model_type, part, facts)
     where = ".".join(path)
-    text = TextConfig(values, text_type, where, context, original)
+    text = TextConfig(values, text_type, where, context, original, facts)
     _check_gate(text)
     _check_theta(text)
     text.sizes  # noqa: B018 - a wrong size is named before a wrong rope dict
@@ -240,7 +243,7 @@ def interpret(
         site.of(replace(site.rope, context=span.now, original_context=span.original))
         for site, span in zip(sites, spans, strict=True)
     )
-    notes = _described(model_type, text_type, config, sites)
+    notes = _described(model_type, text, config, sites)
     notes += [f"[length] {span.note}" for span in spans if span.note]
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(
@@ -261,17 +264,22 @@ def interpret(
     return describe(text, model_type, path, sites, spans, notes), conflicts
 
 
+def _has_sections(text: TextConfig) -> bool:
+    """Whether one of its rope dicts says by how many channels each of three axes turns."""
+    return any(source and source.has("mrope_section") for source in rope_dicts(text))
+
+
 def _described(
-    model_type: str, text_type: str, config: Mapping[str, Any], sites: tuple[RopeSite, ...]
+    model_type: str, text: TextConfig, config: Mapping[str, Any], sites: tuple[RopeSite, ...]
 ) -> list[str]:
     """Note that stock described a type which the census lacks, the text part's or the composite's
     around it. UnsupportedModel where the config that it was asked about has, as read here, other
     numbers than stock computes."""
-    kind = text_type
-    about = stock.described(text_type)
+    kind = text.type
+    about = text.facts.get(text.type)
     if about is None:
         kind = model_type
-        about = stock.described(model_type)
+        about = text.facts.get(model_type)
     if about is None:
         return []
     for module in about.numbers_of(config):
@@ -296,7 +304,7 @@ def _described(
     ]
 
 
-def _computes(site: RopeSite, module: stock.Numbers) -> bool:
+def _computes(site: RopeSite, module: Numbers) -> bool:
     """Whether a site has a module's numbers, but for float32's last bits."""
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
@@ -309,9 +317,9 @@ def _computes(site: RopeSite, module: stock.Numbers) -> bool:
     return all(close) and math.isclose(*factors, rel_tol=STOCK_BOUND)
 
 
-def _with_added(model_type: str, part: dict[str, Any]) -> dict[str, Any]:
+def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:
     """The text config with what its composite adds; a theta in a rope dict comes before that."""
-    added = added_by(model_type)
+    added = added_by(model_type, facts)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
     if any(isinstance(d, dict) and d for d in dicts):
         added = {key: value for key, value in added.items() if key != "rope_parameters"}

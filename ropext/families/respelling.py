@@ -13,7 +13,7 @@ from ropext.families.model import Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import interpret
 from ropext.families.table import family
-from ropext.families.writing import write
+from ropext.families.writing import text_config, write
 from ropext.forms import Params
 from ropext.rope import ABSENT, Edit
 
@@ -76,7 +76,8 @@ def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
     if spelling == "rope_parameters":
         text.pop("rope_scaling", None)
         return out
-    for label in family(model.text_type).labels:  # of flat dicts, stock reads rope_scaling first
+    # Of flat dicts, stock reads rope_scaling first.
+    for label in family(model.text_type, model.described).labels:
         inner = (text.get("rope_parameters") or {}).get(label.name)
         if isinstance(inner, dict) and label.theta and text.get(label.theta) is not None:
             inner.pop("rope_theta", None)
@@ -91,7 +92,7 @@ def check_spellings(config: dict[str, Any]) -> list[Problem]:
         anew = _written_anew(config, model, [site.params for site in model.scaled_sites], None)
     except RopextError as error:
         return [Problem("", str(error), fixable=False)]
-    faults = _Faults(config, TextConfig(text_part(config, model.path), model.text_type), model)
+    faults = _Faults(config, text_config(text_part(config, model.path), model), model)
     problems = [*conflicts, *_misplaced(config, model), *_contradicting_lengths(model)]
     for edit in diff(config, anew):
         problem = faults.of(edit)

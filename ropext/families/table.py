@@ -7,7 +7,7 @@ A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ropext import stock
+from ropext.families.described import NO_FACTS, Described, Facts
 from ropext.forms import NAMES
 
 # Types that a stock config can carry; `dynamic` is stateful and is never written.
@@ -399,16 +399,16 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family(text_type: str) -> Family:
+def family(text_type: str, facts: Facts = NO_FACTS) -> Family:
     """The row of a rotary type: its own here, else the one that stock shows; the flat one where it
     needs none."""
     if text_type in FAMILIES:
         return FAMILIES[text_type]
-    about = stock.described(text_type)
+    about = facts.get(text_type)
     return FLAT if about is None else described_row(about)
 
 
-def described_row(about: stock.Described) -> Family:
+def described_row(about: Described) -> Family:
     """The row of a type that stock transformers described. It has no reader before transformers 5,
     so that a nested type is written without legacy keys."""
     row = about.row
@@ -440,7 +440,7 @@ def described_row(about: stock.Described) -> Family:
     return replace(common, labels=tuple(labels), legacy="absent")
 
 
-def is_mrope(text_type: str) -> bool:
+def is_mrope(text_type: str, facts: Facts) -> bool:
     """Whether the class of a type turns images by three axes, whatever the config says."""
-    about = stock.described(text_type)
+    about = facts.get(text_type)
     return text_type in MROPE or (about is not None and bool(about.row.get("mrope")))

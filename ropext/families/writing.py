@@ -8,6 +8,7 @@ from typing import Any
 from ropext import forms
 from ropext.errors import NotExpressible
 from ropext.families.config import added_by, text_part
+from ropext.families.described import hand_over
 from ropext.families.geometry import TextConfig, derived_head_dim
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.model import Model
@@ -68,9 +69,14 @@ def completed(params: Params, rope: Rope, row: Family) -> Params:
     return {"short_mscale": attention, "long_mscale": attention} | original | params
 
 
-def as_written(text_type: str, params: Params, rope: Rope) -> Params:
+def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
+    """The text part of another config of a model, with what is known of its type."""
+    return TextConfig(text, model.text_type, facts=model.described)
+
+
+def as_written(model: Model, params: Params, rope: Rope) -> Params:
     """A form with the keys that `write` adds in this family."""
-    return completed(params, rope, family(text_type))
+    return completed(params, rope, family(model.text_type, model.described))
 
 
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
@@ -121,7 +127,7 @@ def _write_flat(
     text["rope_scaling"] = _legacy(modern, row, text.get("rope_scaling"), target)
     text["rope_parameters"] = modern
     if row.still:
-        share = turning_share(TextConfig(text, model.text_type))
+        share = turning_share(text_config(text, model))
         modern["partial_rotary_factor"] = text["partial_rotary_factor"] = share
     return modern
 
@@ -212,7 +218,8 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
     name = stated.names_of(row.dim)[0]
     if stated.stated(row.dim) is not None or row.head_multiple:
         return
-    value = TextConfig(added_by(model.model_type) | text, model.text_type).size(row.dim)
+    added = added_by(model.model_type, model.described)
+    value = text_config(added | text, model).size(row.dim)
     if row.dim == "head_dim":
         derived = derived_head_dim(
             stated.stated("hidden_size"), stated.stated("num_attention_heads")
@@ -234,7 +241,7 @@ def write(
     """
     out = copy.deepcopy(config)
     text = text_part(out, model.path)
-    stated = TextConfig(text, model.text_type)
+    stated = text_config(text, model)
     row = stated.row
     defaults = stated.defaults
     if row.labels:
@@ -246,19 +253,21 @@ def write(
     _write_original(text, modern, by_class="original_max_position_embeddings" in defaults)
     _write_sizes(text, model, stated)
     _write_lengths(out, text, model, stated.names_of("max_position_embeddings"), target)
+    if model.described:
+        hand_over(out, model.described)
     return out
 
 
 def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
     """Of the dotted keys that stock reads otherwise than the base's, those that no extension of
     this model changes: what queries or logits are scaled by, which layers rotate, any size."""
-    row = family(model.text_type)
+    row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}
     names |= {"partial_rotary_factor", "head_dim", "rope_scaling", "layer_rope_theta"}
     names |= {path.rpartition(".")[2] for path in row.theta}
     names |= {label.theta for label in row.labels}
     names |= {label.name for label in row.labels}  # a dict that was left to the class
-    own = TextConfig({}, model.text_type)
+    own = text_config({}, model)
     for key in ("max_position_embeddings", "head_dim"):
         names |= {*own.names_of(key)}
     kept = set[str]()

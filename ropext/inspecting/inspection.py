@@ -93,6 +93,7 @@ class Inspection:
             )
         facts = asdict(self.model) | {"sites": sites}
         del facts["stock_sites"]  # the notes say where they differ
+        del facts["described"]
         facts["container"] = self.carrier.architecture
         kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
         head = {"model": self.name, "target": self.target, "extended": self.extended or None}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropext import families
+from ropext import families, stock
 from ropext.checkpoint import Snapshot, provenance
 from ropext.checkpoint.provenance import Record, record_in
 from ropext.errors import UsageError
@@ -52,6 +52,7 @@ def plan_config(
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
         raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
+    stock.ask_about(config)
     if read_positions(dict(config)) is None:
         return make_plan(config, recipe, name)
     from ropext.schemes.plan import make_table_plan  # late: no rotary model needs it

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from ropext.families.config import auto_class
+from ropext.families.described import Facts
 from ropext.forms import Params
 from ropext.jsontext import JsonObject
 from ropext.loaders.kinds import kinds_of
@@ -45,6 +46,7 @@ class Override:
     keys: JsonObject
     path: tuple[str, ...]
     target: int
+    described: Facts = field(default_factory=dict)  # of types that the census lacks
 
     @property
     def nested(self) -> JsonObject:
@@ -64,6 +66,7 @@ class ServedDirectory:
     model_type: str | None = None
     masked_lm: bool = False
     on_hub: bool = False
+    described: Facts = field(default_factory=dict)  # of types that the census lacks
 
 
 # The pipelines of transformers that read text, by the class that loads the model.
@@ -78,7 +81,8 @@ def _in_python(directory: ServedDirectory) -> str:
     """Return the Python that loads a directory in transformers."""
     name = "AutoModelForMaskedLM"
     if not directory.masked_lm:
-        name = auto_class(directory.model_type or directory.family) or "AutoModel"
+        kind = directory.model_type or directory.family
+        name = auto_class(kind, directory.described) or "AutoModel"
     if name in PIPELINES:
         make = f"pipeline({PIPELINES[name]!r}, {directory.name!r})"
         return f"from transformers import pipeline; pipe = {make}"
@@ -175,7 +179,7 @@ def _from_pretrained(override: Override) -> str:
     """Return the line of Python, by the class that loads this type; "" where no class does."""
     if override.model_type in NOT_BY_ARGUMENT:
         return ""
-    name = auto_class(override.model_type)
+    name = auto_class(override.model_type, override.described)
     if not name:
         return ""
     given = ", ".join(f"{key}={value!r}" for key, value in override.nested.items())

@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ropext import families
+from ropext import families, stock
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.cache import UNROUNDED, StoredCache
 
@@ -156,7 +156,9 @@ def _probe(live: Any) -> None:
 
 def _check_layers(config: Any, seen: list[tuple[Tensor, Tensor]], stored: StoredCache) -> None:
     """Refuse where layers attend to something else than what a cache keeps of them."""
-    layers = families.as_read(config.to_dict()).kv_layers
+    named = config.to_dict()
+    stock.ask_about(named)
+    layers = families.as_read(named).kv_layers
     if layers is None:
         raise UnsupportedModel("--kv: what the layers of this model keep in a cache is not known")
     kept = sorted(layer.values for layer in layers)

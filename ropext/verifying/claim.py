@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ropext import bundled, families, forms
+from ropext import bundled, families, forms, stock
 from ropext.checkpoint import Snapshot, check_asked, provenance, with_weights
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
@@ -104,6 +104,7 @@ def read_plan(path: Path) -> dict[str, Any]:
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
         check_asked(config, f"{path}, its config")
+        stock.ask_about(config)
     return plan
 
 
@@ -121,6 +122,7 @@ def planned_claim(path: Path, flag: str = "--against ") -> Claim:
             raise ValueError("its factor is not its target over its context")
         edits = provenance.edits_of(plan)
         base = provenance.undone(plan["config"], edits)
+        stock.ask_about(base)
         edited = tuple(edit.key for edit in edits)
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]

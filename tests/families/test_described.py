@@ -18,7 +18,9 @@ from hiding import hidden
 from ropext import families, proof, stock
 from ropext.cli.app import main
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
-from ropext.families.config import census, locate_any
+from ropext.families import described
+from ropext.families.config import auto_class, census, locate_any
+from ropext.families.described import forget
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
@@ -54,7 +56,13 @@ if os.environ.get("SPELLINGS") == "all":  # as .ci/slow spellings
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    stock.forget()
+    forget()
+
+
+def read(config):
+    """The model of a config, as who opens it has it read."""
+    stock.ask_about(config)
+    return families.read(config)
 
 
 def outcome(config, kinds=()):
@@ -62,14 +70,14 @@ def outcome(config, kinds=()):
     found = {}
     with hidden(*kinds):
         try:
-            model = families.read(config)
+            model = read(config)
             found |= {field.name: getattr(model, field.name) for field in fields(model)}
             plan = make_plan(config, Extend(factor=4.0))
             found |= {"method": plan.method, "written": plan.config}
         except RopextError as error:
             found["refused"] = type(error).__name__
     found |= {"sites": {site.label: site for site in found.get("sites", ())}}
-    for told in ("notes", "stock_sites"):
+    for told in ("notes", "stock_sites", "described"):
         found.pop(told, None)
     return found
 
@@ -96,7 +104,7 @@ def test_a_partial_rotation_is_found_by_changing_keys():
     """The quick one of those above, against numbers by hand."""
     config = tiny.modern("glm4")
     with hidden("glm4"):
-        model = families.read(config)
+        model = read(config)
     assert [site.rope.dim for site in model.sites] == [24]  # 32 channels of a head times 0.75
     theta = 12345.0
     wanted = [theta ** (-2 * pair / 24) for pair in range(12)]
@@ -149,7 +157,7 @@ def asked(monkeypatch):
 
 def test_an_answer_is_kept_by_config_and_version(asked, monkeypatch):
     jobs, _ = asked
-    model = families.read(NOVA)
+    model = read(NOVA)
     wanted = [500.0 ** (-2 * pair / 8) for pair in range(4)]
     assert model.sites[0].wanted.inv_freq == pytest.approx(wanted, rel=1e-12)
     assert model.forms == ("default", "linear")
@@ -159,61 +167,81 @@ def test_an_answer_is_kept_by_config_and_version(asked, monkeypatch):
     assert "of its first 2 layers 1 turn nothing" in note
     assert make_plan(NOVA, Extend(factor=4.0)).config["max_position_embeddings"] == 2048
     assert len(jobs) == 1
-    stock.forget()  # as the next command begins
-    families.read(NOVA)
+    forget()  # as the next command begins
+    read(NOVA)
     assert len(jobs) == 1
     monkeypatch.setattr(stock, "installed", lambda: "9.10")
-    stock.forget()
-    families.read(NOVA)
+    forget()
+    read(NOVA)
     assert len(jobs) == 2
 
 
 def test_a_damaged_answer_is_asked_for_again(asked, tmp_path):
     jobs, _ = asked
-    families.read(NOVA)
+    read(NOVA)
     (kept,) = (tmp_path / "cache").rglob("*.json")
     kept.write_text("[1")
-    stock.forget()
-    families.read(NOVA)
+    forget()
+    read(NOVA)
     assert len(jobs) == 2
 
 
 def test_numbers_that_are_not_understood_refuse_the_config(asked):
     asked[1]["answer"] = answer(theta=501.0)
     with pytest.raises(UnsupportedModel, match=r"transformers 9\.9 computes other frequencies"):
-        families.read(NOVA)
+        read(NOVA)
 
 
 def test_each_config_has_the_answers_about_itself(asked):
     """Another config of the same type is asked about, and the first keeps what it showed."""
     jobs, told = asked
-    families.read(NOVA)
+    read(NOVA)
     other = answer()
     other["types"]["nova"]["row"]["interleaved"] = True
     other["types"]["nova"]["rotates"] = [True, True, True]
     told["answer"] = other
     deeper = NOVA | {"num_hidden_layers": 3}
-    assert families.read(deeper).interleaved
+    assert read(deeper).interleaved
     assert len(jobs) == 2
-    assert not families.read(NOVA).interleaved
-    assert families.read(deeper).interleaved
+    assert not read(NOVA).interleaved
+    assert read(deeper).interleaved
     assert len(jobs) == 2
+
+
+def test_two_configs_of_one_type_are_each_written_by_their_own_facts(asked):
+    other = answer()
+    other["types"]["nova"]["row"]["theta"] = ["rotary_base"]
+    other["types"]["nova"]["auto_class"] = "AutoModelForMaskedLM"
+    based = SIZES | {"model_type": "nova", "max_position_embeddings": 512, "rotary_base": 500.0}
+    first = read(NOVA)
+    asked[1]["answer"] = other
+    second = read(based)
+    wanted = {"": {"rope_type": "default", "rope_theta": 900.0}}
+    for config, model, key in ((NOVA, first, "rope_theta"), (based, second, "rotary_base")):
+        written = families.write(dict(config), model, wanted, 1024)
+        assert {name: written[name] for name in written if "theta" in name or "base" in name} == {
+            key: 900.0
+        }
+        read(based if config is NOVA else NOVA)  # the other one between
+    assert auto_class("nova", first.described) == "AutoModelForCausalLM"
+    assert auto_class("nova", second.described) == "AutoModelForMaskedLM"
 
 
 def test_a_second_config_is_held_against_stock_too(asked):
-    families.read(NOVA)
+    read(NOVA)
     asked[1]["answer"] = answer(theta=501.0)
     deeper = NOVA | {"num_hidden_layers": 3}
     for config in (deeper, deeper):  # not the first time alone
         with pytest.raises(UnsupportedModel, match="computes other frequencies"):
-            families.read(config)
-    families.read(NOVA)
+            read(config)
+    read(NOVA)
 
 
 def test_an_extended_config_is_not_asked_about_again(asked):
     jobs, _ = asked
+    read(NOVA)
     written = make_plan(NOVA, Extend(factor=4.0, method="pi")).config
-    assert families.read(written).sites[0].params["factor"] == 4.0
+    assert read(written).sites[0].params["factor"] == 4.0
     assert len(jobs) == 1
 
 
@@ -224,18 +252,18 @@ def test_what_an_extension_writes_decides_no_answer():
         names |= {label.theta for label in row.labels if label.theta}
     assert "rope_local_base_freq" in names
     for name in names:
-        assert stock._without_written({"a": [{name: 1}], "b": 2}) == {"a": [{}], "b": 2}
+        assert described._without_written({"a": [{name: 1}], "b": 2}) == {"a": [{}], "b": 2}
     kept = SIZES | {"head_dim": 16, "layer_types": ["full_attention"], "sliding_window": 8}
     kept |= {"layer_rope_theta": [500.0, 0]}  # these two say which layers rotate
     kept |= {"rope_parameters": {"full_attention": None, "sliding_attention": {}}}
-    assert stock._without_written(kept) == kept
+    assert described._without_written(kept) == kept
 
 
 def test_a_config_that_its_caller_edits_is_another_one(asked):
     config = dict(NOVA)
-    families.read(config)
+    read(config)
     config["rope_theta"] = 600.0
-    assert families.read(config).sites[0].rope.theta == 600.0
+    assert read(config).sites[0].rope.theta == 600.0
 
 
 def test_a_known_type_inside_an_unknown_one_stays_known(asked):
@@ -249,17 +277,17 @@ def test_a_known_type_inside_an_unknown_one_stays_known(asked):
     inv_freq = [10000.0 ** (-2 * pair / 16) for pair in range(8)]
     numbers = [{"label": "", "inv_freq": inv_freq, "attention_factor": 1.0}]
     told["answer"] = answer() | {"types": {"llama": facts, "novavl": composite}, "rotary": numbers}
-    (note,) = [note for note in families.read(outer).notes if note.startswith("[described]")]
+    (note,) = [note for note in read(outer).notes if note.startswith("[described]")]
     assert "novavl is not among the model types" in note
     assert len(jobs) == 1
-    model = families.read(llama)
+    model = read(llama)
     assert not model.mrope
     assert not model.notes
     numbers[0]["attention_factor"] = 2.0
-    stock.forget()
+    forget()
     shutil.rmtree(stock.user_cache())
     with pytest.raises(UnsupportedModel, match=r"'novavl' .* computes other frequencies"):
-        families.read(outer)
+        read(outer)
 
 
 def test_an_answer_is_kept_by_all_of_the_childs_code(monkeypatch, tmp_path):
@@ -294,7 +322,7 @@ def test_it_is_said_that_stock_is_asked(asked, tmp_path, capsys, monkeypatch):
     main()
     wanted = "does not know the model type 'nova': transformers 9.9 is asked, in a child process"
     assert [wanted in sentence for sentence in heard] == [True]
-    stock.forget()
+    forget()
     main()
     assert "child process" not in capsys.readouterr().err  # the answer was kept
     assert len(heard) == 1
@@ -310,7 +338,7 @@ def test_a_description_that_takes_too_long_is_no_proof(asked, monkeypatch):
     monkeypatch.setattr(stock.subprocess, "run", run)
     monkeypatch.setattr(stock, "ask_child", proving.apart)
     with pytest.raises(InputError, match=r"the description of config\.json took .* stopped$"):
-        families.read(NOVA)
+        read(NOVA)
     with pytest.raises(ProofFailed, match=r"the proof of .* stopped; --no-verify skips it"):
         proof.build([proof.BuildRequest(ROOT)])
 
@@ -325,18 +353,18 @@ def test_transformers_knows_its_model_types_alone():
 def test_a_config_that_stock_cannot_build_says_so(asked):
     asked[1]["answer"] = {"transformers": "9.9", "error": "ValueError: no such size"}
     with pytest.raises(InputError, match=r"transformers 9\.9 knows .* 'nova'.* no such size"):
-        families.read(NOVA)
+        read(NOVA)
 
 
 def test_code_of_a_strangers_own_is_not_run(asked):
     with pytest.raises(InputError, match="auto_map"):
-        families.read(NOVA | {"auto_map": {"AutoConfig": "x.Y"}})
+        read(NOVA | {"auto_map": {"AutoConfig": "x.Y"}})
     assert not asked[0]
 
 
 def test_sizes_without_bound_are_refused_before_they_are_built(asked):
     with pytest.raises(InputError, match="num_hidden_layers must be at most 1024"):
-        families.read(NOVA | {"num_hidden_layers": 10**6})
+        read(NOVA | {"num_hidden_layers": 10**6})
     assert not asked[0]
 
 
@@ -394,7 +422,7 @@ def test_a_type_of_tomorrow_is_inspected_planned_extended_and_proved(tmp_path):
         values = json.loads((place / "config.json").read_text("utf-8"))
         text = named(json.dumps(values), old, new)
         (place / "config.json").write_text(text, "utf-8")
-        known = families.read(values)
+        known = read(values)
         shown = ropext("inspect", place, "--json")
         assert [site["inv_freq"] for site in shown["sites"]] == [
             list(site.wanted.inv_freq) for site in known.sites

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import CONFIGS, LLAMA, config
 
-from ropext import families
+from ropext import families, stock
 from ropext.errors import InputError, RopextError, UnsupportedModel
 from ropext.families import config as config_room
 from ropext.options.extend import Extend
@@ -655,7 +655,7 @@ def test_a_renamed_stock_class_is_read_as_that_class():
 def test_an_unknown_type_names_both_versions():
     """The census's and the installed one's, which may know what the census does not."""
     with pytest.raises(InputError) as caught:
-        families.read(BASE | {"model_type": "lama"})
+        stock.ask_about(BASE | {"model_type": "lama"})
     said = str(caught.value)
     assert f"those of transformers {config_room.version()}" in said
     assert f"(installed is {transformers.__version__}, which lacks it too)" in said

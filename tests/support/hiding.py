@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ropext import stock
 from ropext.families import config, table
+from ropext.families.described import forget
 
 
 @contextmanager
@@ -15,11 +15,11 @@ def hidden(*kinds: str) -> Iterator[None]:
     taken = [{kind: held.pop(kind) for kind in kinds if kind in held} for held in tables]
     three_axes = table.MROPE
     table.MROPE = three_axes - set(kinds)
-    stock.forget()
+    forget()
     try:
         yield
     finally:
         for held, entries in zip(tables, taken, strict=True):
             held.update(entries)
         table.MROPE = three_axes
-        stock.forget()
+        forget()
