@@ -55,17 +55,17 @@ for line in json.loads(sys.argv[1]):
 """
 _TRAIN = "ropext://demo --factor 2 --data ropext://tuning --batch-tokens 1024 --steps 1"
 QUICK = {
-    "inspect ropext://demo": 68,
-    "plan ropext://demo --factor 4": 74,
-    "extend ropext://demo --factor 4 --no-verify -o quick": 83,
+    "inspect ropext://demo": 69,
+    "plan ropext://demo --factor 4": 75,
+    "extend ropext://demo --factor 4 --no-verify -o quick": 84,
 }
 SLOW = {
-    "extend ropext://demo --factor 4 -o out": 83,
-    "verify out": 82,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 133,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 152,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 155,
-    "run recipe.yaml -o ran": 146,
+    "extend ropext://demo --factor 4 -o out": 84,
+    "verify out": 83,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 134,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 153,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 156,
+    "run recipe.yaml -o ran": 147,
 }
 RECIPE = """\
 model: ropext://demo
