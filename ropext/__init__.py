@@ -23,7 +23,7 @@ _PLACES = {
     "inspect": "ropext.inspecting:inspect",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
-    "push": "ropext.pipeline.public:push",
+    "push": "ropext.pipeline.publishing:push",
     "run": "ropext.pipeline.public:run",
     "save": "ropext.patching:save",
     "verify": "ropext.verifying:verify",

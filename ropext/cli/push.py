@@ -52,7 +52,7 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
     """Push a directory with what was measured of it."""
-    from ropext.pipeline.public import push
+    from ropext.pipeline.publishing import push
 
     with stoppable() as stop:
         done = push(

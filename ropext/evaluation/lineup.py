@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ropext import families
-from ropext.checkpoint import Snapshot, open_snapshot
+from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import (
@@ -19,9 +19,9 @@ from ropext.checkpoint.provenance import (
     record_of_config,
     scaled_by_config,
 )
-from ropext.checkpoint.snapshot import with_weights
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
+from ropext.evaluation.live import held_by
 from ropext.evaluation.reach import context_of, has_table, is_bounded
 from ropext.evaluation.variants import Variant, trained_on
 from ropext.inspecting import plan_config
@@ -55,7 +55,10 @@ class Lineup:
         contents = {}
         for variant in self.variants:
             place = variant.snapshot.directory
-            if place not in models:
+            held = held_by(variant.snapshot)
+            if place not in models and held is not None:
+                models[place] = held.identity()
+            elif place not in models:
                 models[place] = identity(variant.snapshot, digests, trust_remote_code)
             contents[variant.label] = variant.content(models[place])
         return contents
@@ -93,6 +96,28 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     variants += _with_caches(_with_adapter(variant, options.adapter), options)
     warnings = (warning,) if warning else ()
     return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
+
+
+def line_up_patched(
+    snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Any], options: Evaluate
+) -> Lineup:
+    """The variants of a model that was patched in memory: as it computes now, and by the config
+    that it had before."""
+    context = options.context or plan.context
+    base = Variant(BASE, BASE, snapshot, original, info=_turning(original))
+    variants = [base]
+    if not has_table(snapshot):
+        variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
+    spectra = [site.wanted for site in plan.sites]
+    scaled = [site.wanted for site in plan.sites if site.scaled]
+    info = _info(plan.method, plan.target / plan.context, plan.target, spectra, scaled)
+    if plan.fold is not None:
+        info |= plan.knobs
+    extended = Variant(EXTENDED, EXTENDED, snapshot, target=plan.target, info=info)
+    variants += _with_caches([extended], options)
+    masked = context_of(snapshot, None)[2]
+    most = plan.target * is_bounded(snapshot)
+    return Lineup(tuple(variants), context, plan.target, most, masked=masked)
 
 
 def line_up_checkpoints(

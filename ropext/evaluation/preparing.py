@@ -8,6 +8,7 @@ from ropext.errors import UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.documents import AS_EVAL, DocumentWords, settle_documents
 from ropext.evaluation.lineup import Lineup, overlaps_of
+from ropext.evaluation.live import held_by
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.prediction import NEXT_TOKEN, Prediction, checked_prediction
 from ropext.evaluation.questions import build_questions
@@ -76,8 +77,9 @@ def prepare(
 
 def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
     """How documents and questions become tokens of a model."""
+    held = held_by(snapshot)
     with silenced():
-        tokenizer = load_tokenizer(snapshot, trust_remote_code)
+        tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
     config = snapshot.config
     vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)

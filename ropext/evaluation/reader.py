@@ -15,6 +15,7 @@ from ropext.errors import Interrupted, NothingKept
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.divergence import OPTION, Against
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
+from ropext.evaluation.live import held_by
 from ropext.evaluation.reads import Reads, Unit
 from ropext.evaluation.variants import Computing, Variant, applied
 from ropext.models.adapter import add_adapter
@@ -94,6 +95,11 @@ class Models:
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
         """While this lasts, the model computes as the variant says."""
+        held = held_by(variant.snapshot)
+        if held is not None:
+            with applied(held.copied(), variant) as model:
+                yield model
+            return
         directory = variant.snapshot.directory
         adapter = variant.adapter
         if self.directory != directory or (adapter and self.adapter not in (None, adapter)):

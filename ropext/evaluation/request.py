@@ -4,28 +4,43 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ropext import guard
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
-from ropext.evaluation.lineup import line_up
+from ropext.evaluation.lineup import Lineup, line_up
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import EvaluationJob
+from ropext.inputs import model_name
 from ropext.narration import Call
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import reads
+from ropext.patching import base_model
 from ropext.results.gates import Gate, split_spec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def named_or_held(model: object) -> "str | PreTrainedModel":
+    """Return the name of a model, or the model itself where it is in memory."""
+    if hasattr(model, "config"):
+        base_model(model)  # refused where it is none
+        return cast("PreTrainedModel", model)
+    return model_name(cast(str, model))  # which refuses what is neither
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
     """What is to be measured."""
 
-    model: str
+    model: "str | PreTrainedModel"  # of PEFT around one too
     options: Evaluate
     revision: str | None = None
     gates: Sequence[Gate] = ()
     losses: Path | None = None  # a parquet file for the loss of every token
+    tokenizer: "PreTrainedTokenizerBase | None" = None  # of a model in memory
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator[EvaluationJob]:
@@ -33,12 +48,12 @@ class EvaluationRequest:
         and questions. To write over, into or around what is read is refused."""
         options = self.options
         runs = [split_spec(gate.run)[0] for gate in self.gates if gate.run]
-        read = {"MODEL": self.model, "--fail-if": runs, **reads(dict(options), Evaluate)}
+        read = {"--fail-if": runs, **reads(dict(options), Evaluate)}
+        if isinstance(self.model, str):
+            read["MODEL"] = self.model
         guard.check(read, {"--output": output, "--losses": self.losses})
         guard.check_file(self.losses, "--losses", guard.LOSSES)
-        with directory_of(self.model, call.hooks.say) as place:
-            revision = self.revision if place == self.model else None
-            lineup = line_up(place, revision, options, self.model)
+        with self._lined_up(output, call) as lineup:
             evaluation = prepare(
                 options, lineup, call.trust_remote_code, self.gates, needs_target=True
             )
@@ -51,3 +66,22 @@ class EvaluationRequest:
                     variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
             yield EvaluationJob(evaluation, self.gates, self.losses)
+
+    @contextmanager
+    def _lined_up(self, output: Path | None, call: Call) -> Iterator[Lineup]:
+        """Line up what is measured: of a directory, of a GGUF, or of a model in memory."""
+        options = self.options
+        if not isinstance(self.model, str):
+            if self.revision is not None:
+                raise UsageError("revision is of a hub id; this model is in memory")
+            from ropext.evaluation.holding import hold, opened  # late: no command needs it
+
+            held = hold(self.model, self.tokenizer, options, is_kept=output is not None)
+            with opened(held, options) as lineup:
+                yield lineup
+            return
+        if self.tokenizer is not None:
+            raise UsageError("tokenizer is for a model in memory; a directory has its own")
+        with directory_of(self.model, call.hooks.say) as place:
+            revision = self.revision if place == self.model else None
+            yield line_up(place, revision, options, self.model)

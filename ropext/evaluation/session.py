@@ -15,6 +15,7 @@ from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
 from ropext.evaluation.costs import Costs, count_evaluation
 from ropext.evaluation.lineup import fetched
+from ropext.evaluation.live import held_by
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.models.load import device_of, load_model, loading_of, silenced
@@ -122,6 +123,8 @@ def _measure(
             raise progress.stopped()
         return model
 
+    held = held_by(variants[-1].snapshot)
+    device = device_of(options) if held is None else str(held.live.device)
     models = Models(load)
     progress = Progress(
         hooks=hooks if rank == 0 else replace(hooks, show=unseen),
@@ -129,7 +132,7 @@ def _measure(
         nothing_kept=NOTHING_KEPT,
         rank=rank,
         world=world,
-        used=partial(tell_used, path / USED, hooks.say, device_of(options)),
+        used=partial(tell_used, path / USED, hooks.say, device),
         guard=lambda what: memory_errors(out_of_memory(what)),
     )
     done = Reader(models.computing, options).measure(variants, reads, stores, progress)

@@ -1,8 +1,9 @@
 """What position scheme a model has: a checkpoint or a GGUF file, opened by its small files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,25 @@ from ropext.rope import Positions, RopeSite, Spectrum
 from ropext.schemes import read_positions
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
     from ropext.schemes.inspection import Unrotated
 
 
-def open_model(model: str | Path, *, revision: str | None = None) -> Snapshot:
+def open_given(
+    model: object, revision: str | None = None, *, before_patch: bool = False
+) -> Snapshot:
+    """A model by its name; a model or a config in memory by what its config says."""
+    if isinstance(model, str | PathLike):
+        return open_model(model, revision=revision)
+    if revision is not None:
+        raise UsageError(f"revision {revision} is of a hub id, and this model is in memory")
+    from ropext.inspecting.held import held_snapshot  # late: no command needs it
+
+    return held_snapshot(model, before_patch=before_patch)
+
+
+def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Snapshot:
     """A checkpoint or a GGUF file, whichever the name is of."""
     model = model_name(model)
     if bundled.find_gguf(model) is not None:
@@ -102,7 +118,7 @@ class Inspection:
 
 @public()
 def inspect(
-    model: str | Path,
+    model: "str | Path | PreTrainedModel | PretrainedConfig | Mapping[str, Any]",
     *,
     factor: float | None = None,
     target: int | None = None,
@@ -110,13 +126,16 @@ def inspect(
     original_context: int | None = None,
     revision: str | None = None,
 ) -> "Inspection | Unrotated":
-    """Return what position scheme a model has, and what follows from it."""
+    """Return what position scheme a model has, and what follows from it.
+
+    A model in memory, or a config, is seen by its config, as it computes now.
+    """
     Extend(context=context, original_context=original_context)  # refused where they are no lengths
-    snapshot = open_model(model, revision=revision)
+    snapshot = open_given(model, revision)
     if (positions := positions_of(snapshot)) is not None:
         from ropext.schemes.inspection import inspect_scheme  # late: no rotary model needs it
 
-        return inspect_scheme(snapshot, positions, str(model), _limits(snapshot))
+        return inspect_scheme(snapshot, positions, snapshot.name, _limits(snapshot))
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
     carrier = snapshot.carries(read)
@@ -124,7 +143,7 @@ def inspect(
     record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""
     wanted = resolve_target(request, read.context)
-    return Inspection(str(model), carrier, wanted, _limits(snapshot), done)
+    return Inspection(snapshot.name, carrier, wanted, _limits(snapshot), done)
 
 
 def _limits(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import families, stock
 from ropext.checkpoint import Snapshot, provenance
@@ -11,7 +11,7 @@ from ropext.checkpoint.provenance import Record, record_in
 from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.inputs import read_text
-from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.inspecting.inspection import open_given, positions_of, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, make_folded_plan, make_plan, reached
@@ -19,11 +19,23 @@ from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 
 @public(Extend)
-def plan(model: str | Path, *, revision: str | None = None, **options: Any) -> ExtensionPlan:
-    """Return what `extend` would do."""
-    return planned(open_model(model, revision=revision), str(model), options)
+def plan(
+    model: "str | Path | PreTrainedModel | PretrainedConfig | Mapping[str, Any]",
+    *,
+    revision: str | None = None,
+    **options: Any,
+) -> ExtensionPlan:
+    """Return what `extend` would do; of a model in memory, what `patch` would.
+
+    A model in memory, or a config, is seen by its config, from before `patch`.
+    """
+    snapshot = open_given(model, revision, before_patch=True)
+    return planned(snapshot, snapshot.name, options)
 
 
 def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:

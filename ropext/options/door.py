@@ -66,6 +66,10 @@ def _has_answers(value: object) -> bool:
     return hasattr(value, "answers")
 
 
+def _is_tokenizer(value: object) -> bool:
+    return callable(value) and hasattr(value, "get_vocab")
+
+
 def _text(line: str) -> Argument:
     return Argument(line, "a text", _is_text)
 
@@ -106,7 +110,7 @@ ARGUMENTS = {
     "gates": Argument('conditions that the report shows, such as "gain@8k < 0"'),
     "license": _text("license that the card names"),
     "losses": _place("parquet file for the loss of every token"),
-    "model": Argument("directory, file or hub id of a model"),
+    "model": Argument("directory, file or hub id of a model, or one in memory where it may be"),
     "only": _text("the one stage to do"),
     "output": Argument("where the result is kept"),
     "overrides": _texts("recipe keys with other values: key=value"),
@@ -120,6 +124,11 @@ ARGUMENTS = {
     "say": _called("hears each sentence of the narration, e.g. print"),
     "show": _called("hears what is done, of how much, and what it is"),
     "stop": _called("asked after each unit of work whether to end"),
+    "tokenizer": Argument(
+        "tokenizer of a model in memory [that of where the model came from]",
+        "a tokenizer of transformers",
+        _is_tokenizer,
+    ),
     "tolerance": Argument("how far the server may be off, in nats", "a number", _is_number),
     "trust_remote_code": _flag("run the model's own code"),
 }

@@ -24,6 +24,7 @@ from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.inputs import from_home
 from ropext.inspecting import plan_config
+from ropext.inspecting.held import ORIGINAL
 from ropext.jsontext import JsonObject
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
@@ -39,7 +40,6 @@ Model = TypeVar("Model")
 # State of the model in memory, not of the scheme that the config describes.
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
-ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 
 
@@ -288,10 +288,32 @@ def plan_of(
     name = _name(live) or type(live).__name__
     fold = SelfExtend(window=window, group=group, literal=literal).fold
     given = None if fold == FoldOptions() else fold
-    return plan_config(_original(live), parse_extend(options), name, given)
+    return plan_config(original_of(live), parse_extend(options), name, given)
 
 
-def _original(live: Any) -> dict[str, Any]:
+def plan_in(live: Any) -> ExtensionPlan | None:
+    """The plan that a patched model computes by."""
+    made: ExtensionPlan | None = getattr(live, PLANNED, None)
+    return made
+
+
+def hooks_of(live: Any) -> set[int]:
+    """The numbers of the hooks that a patch put on a model."""
+    from ropext.patching.schemes import SLOPES
+    from ropext.patching.self_extend import FOLDED
+
+    hooks = [*vars(live).get(SLOPES, ()), *vars(live).get(FOLDED, ())]
+    return {hook.id for hook in hooks}
+
+
+def config_of(live: Any) -> dict[str, Any]:
+    """The config of a model as it computes, with all spellings where a plan wrote it."""
+    config: dict[str, Any] = json.loads(live.config.to_json_string())
+    made = plan_in(live)
+    return config if made is None else config | dict(made.config)
+
+
+def original_of(live: Any) -> dict[str, Any]:
     """The config from before any patch, as save_pretrained would write it: without what the
     library fills in."""
     config: dict[str, Any] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
@@ -327,7 +349,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
     record. It is proved as `extend` proves what it writes, unless `no_verify` says not to."""
     Writing(no_verify=no_verify)  # refused where it is no flag
     live = base_model(model)
-    made: ExtensionPlan | None = getattr(live, PLANNED, None)
+    made = plan_in(live)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
     if made.uncarried:
@@ -337,7 +359,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
         from ropext import proof  # late: reading a model proves nothing
 
         own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
-        return proof.prove_plan(folder, made, _original(live), trust_remote_code=own_code)
+        return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
 
     # What a trainer did to the weights since the patch is not known.
     record = replace(record_of(made, _base_of(live)), more={SAVED: True})
@@ -354,5 +376,5 @@ def _base_of(live: Any) -> dict[str, Any]:
         "revision": None,
         "commit": None if is_here else getattr(live.config, "_commit_hash", None),
         "quantisation": None,
-        "config": _original(live),
+        "config": original_of(live),
     }

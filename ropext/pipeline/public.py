@@ -4,15 +4,10 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import guard
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.card import README
 from ropext.inputs import from_home, model_name
-from ropext.inspecting import positions_of, read_again
 from ropext.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
 from ropext.options.door import public
 from ropext.options.evaluate import Evaluate
@@ -22,7 +17,9 @@ from ropext.options.recipe import Recipe
 from ropext.options.training import Finetune, Fit
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.push import Pushed
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ropext.pipeline.extending import Extended
     from ropext.pipeline.outcome import Ran
     from ropext.report.evaluation import Compared
@@ -160,9 +157,10 @@ def fit(
 
 @public(Evaluate)
 def evaluate(
-    model: str | Path,
+    model: "str | Path | PreTrainedModel | PeftModel",
     output: str | Path | None = None,
     *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     say: Say = silent,
     show: Show = unseen,
     stop: Callable[[], bool] = SILENT.stop,
@@ -174,15 +172,23 @@ def evaluate(
     **options: Any,
 ) -> "Measurement":
     """Measure a model on long text and by retrieval; with `output` the report is written there, and
-    the same call goes on where it stopped. `gates` that name what is not measured are refused."""
-    from ropext.evaluation.request import EvaluationRequest
+    the same call goes on where it stopped. `gates` that name what is not measured are refused.
+
+    A model in memory, patched or not, is read as it computes, where it lies, and stays as it is:
+    copies that share its weights are read. The base of one that `ropext.patch` extended is itself
+    before that; a PEFT model is read without its adapter and with it.
+    """
+    from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.results.gates import as_gates
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
     place = None if output is None else from_home(output)
     kept = None if losses is None else from_home(losses)
     conditions = as_gates(gates)
-    request = EvaluationRequest(model_name(model), Evaluate(**options), revision, conditions, kept)
+    measured = named_or_held(model)
+    request = EvaluationRequest(
+        measured, Evaluate(**options), revision, conditions, kept, tokenizer
+    )
     with request.prepared(place, call) as job:
         return job.make(place, call)
 
@@ -196,50 +202,3 @@ def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     names = [str(from_home(run)) for run in runs]
     place = None if output is None else from_home(output)
     return compare_runs(names, place)[1]
-
-
-@public()
-def push(
-    directory: str | Path,
-    repository: str,
-    *,
-    public: bool = False,
-    results: Sequence[str | Path] = (),
-    license: str | None = None,
-    base_model: str | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    bars: bool = False,
-    say: Say = silent,
-    stop: Callable[[], bool] = SILENT.stop,
-) -> "Pushed":
-    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
-    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
-    from ropext.checkpoint import push as pushing
-    from ropext.pipeline import outcome
-    from ropext.results.gates import split_spec
-    from ropext.results.model_index import figures
-
-    directory = model_name(directory)
-    guard.check(
-        {"--results": [split_spec(str(run))[0] for run in results]},
-        {"its model card": Path(directory) / README},
-    )
-    pushing.check_name(repository)
-    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
-    served = read_again(there).serving if positions_of(there) is None else ()
-    lines = [(line.loader, line.command) for line in served if line.command]
-    shown = figures(directory, [str(run) for run in results])
-    head = pushing.Head(shown, lines, license, base_model)
-    note = outcome.owner(Path(directory))
-    done = pushing.push(
-        directory,
-        pushing.Destination(repository, not public, force),
-        head,
-        dry_run=dry_run,
-        bars=bars,
-        hooks=Hooks(say, stop=stop),
-    )
-    if note is not None:
-        outcome.claim(note, Path(directory))
-    return done

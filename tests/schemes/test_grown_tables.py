@@ -14,7 +14,7 @@ import ropext
 from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.inspecting import plan_config
 from ropext.options.extend import Extend
-from ropext.pipeline.public import push
+from ropext.pipeline.publishing import push
 from ropext.scaling.tables import METHODS
 
 KEYS = {

@@ -1,0 +1,98 @@
+"""What is measured of a model in memory: checked, and lined up as a directory is."""
+
+import copy
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.checkpoint import open_snapshot
+from ropext.errors import RopextError, UsageError
+from ropext.evaluation.lineup import Lineup, line_up, line_up_patched
+from ropext.evaluation.live import HeldModel, HeldSnapshot, why_no_key
+from ropext.evaluation.variants import Variant
+from ropext.jsontext import write_json
+from ropext.models.tokenizer import load_tokenizer
+from ropext.options.evaluate import Evaluate
+from ropext.patching import base_model, config_of, original_of, plan_in
+from ropext.results import EXTENDED, SHORT
+from ropext.rope import CONFIG
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Options that say how weights get into memory, or lie in a directory.
+LOADING = ("dtype", "device", "device_map", "attn_implementation", "adapter")
+ADAPTER = "in memory"  # where the adapter of a variant lies
+
+
+def hold(
+    model: "PreTrainedModel", tokenizer: object, options: Evaluate, *, is_kept: bool
+) -> HeldModel:
+    """Check a model in memory, and how it is to be measured; `is_kept` where there is an output."""
+    live = base_model(model)
+    for name in LOADING:
+        if getattr(options, name) != Evaluate.model_fields[name].default:
+            raise UsageError(f"{name} is about a model that ropext loads; this one is in memory")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError("weights of this model are not in memory (offloaded); name its directory")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UsageError("an adapter that puts tokens before the text moves all positions")
+    reason = why_no_key(model) if is_kept else ""
+    if reason:
+        raise UsageError(f"this model has {reason}, which no key of a result tells; give no output")
+    return HeldModel(model, live, _tokenizer(live, tokenizer), is_kept)
+
+
+def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
+    """Copy the tokenizer that was given; without one load that of where the model came from."""
+    if given is not None:
+        return copy.deepcopy(given)
+    name = str(getattr(live.config, "_name_or_path", ""))
+    try:
+        return load_tokenizer(open_snapshot(name), trust_remote_code=False)
+    except RopextError as error:
+        raise UsageError(
+            f"give the model's tokenizer=; none lies where the model came from ({error})"
+        ) from None
+
+
+@contextmanager
+def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
+    """Line up what is measured of a model in memory, with its small files in a folder meanwhile."""
+    live = held.live
+    with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        write_json(place / CONFIG, config_of(live) | {"architectures": [type(live).__name__]})
+        name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
+        snapshot = HeldSnapshot(**{**vars(open_snapshot(place)), "name": name, "held": held})
+        plan = plan_in(live)
+        if plan is not None and not options.method:
+            lineup = line_up_patched(snapshot, plan, original_of(live), options)
+        else:
+            lineup = line_up(str(place), None, options)
+        variants = list[Variant]()
+        for variant in lineup.variants:
+            if variant.snapshot.directory == place:
+                variant = replace(variant, snapshot=snapshot)
+            variants.append(variant)
+        yield replace(lineup, variants=(*variants, *_with_its_adapter(held, variants)))
+
+
+def _with_its_adapter(held: HeldModel, variants: Sequence[Variant]) -> list[Variant]:
+    """Return the rows that a PEFT model reads with its adapter; without it are all others."""
+    if held.model is held.live:
+        return []
+    long = [variant for variant in variants if variant.kind == EXTENDED]
+    if not long:
+        long = [variant for variant in variants if variant.kind not in SHORT]
+    rows = list[Variant]()
+    for variant in long:
+        label = f"{variant.label}+adapter"
+        unrounded = variant.unrounded and f"{variant.unrounded}+adapter"
+        rows.append(
+            replace(variant, label=label, kind=EXTENDED, adapter=ADAPTER, unrounded=unrounded)
+        )
+    return rows

@@ -1,0 +1,64 @@
+"""Upload a finished output to the hub."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropext import guard
+from ropext.checkpoint import open_snapshot
+from ropext.checkpoint.card import README
+from ropext.inputs import model_name
+from ropext.inspecting import positions_of, read_again
+from ropext.narration import SILENT, Hooks, Say, silent
+from ropext.options.door import public
+
+if TYPE_CHECKING:
+    from ropext.checkpoint.push import Pushed
+
+
+@public()
+def push(
+    directory: str | Path,
+    repository: str,
+    *,
+    public: bool = False,
+    results: Sequence[str | Path] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    bars: bool = False,
+    say: Say = silent,
+    stop: Callable[[], bool] = SILENT.stop,
+) -> "Pushed":
+    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
+    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
+    from ropext.checkpoint import push as pushing
+    from ropext.pipeline import outcome
+    from ropext.results.gates import split_spec
+    from ropext.results.model_index import figures
+
+    directory = model_name(directory)
+    guard.check(
+        {"--results": [split_spec(str(run))[0] for run in results]},
+        {"its model card": Path(directory) / README},
+    )
+    pushing.check_name(repository)
+    there = replace(open_snapshot(directory), name=repository, hub_id=repository)
+    served = read_again(there).serving if positions_of(there) is None else ()
+    lines = [(line.loader, line.command) for line in served if line.command]
+    shown = figures(directory, [str(run) for run in results])
+    head = pushing.Head(shown, lines, license, base_model)
+    note = outcome.owner(Path(directory))
+    done = pushing.push(
+        directory,
+        pushing.Destination(repository, not public, force),
+        head,
+        dry_run=dry_run,
+        bars=bars,
+        hooks=Hooks(say, stop=stop),
+    )
+    if note is not None:
+        outcome.claim(note, Path(directory))
+    return done

@@ -1,0 +1,170 @@
+"""A model in memory is measured as the directory that holds it, and stays as it is."""
+
+import hashlib
+
+import pytest
+import torch
+from small_models import tiny
+from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import ropext
+from ropext.errors import RopextError, UsageError
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("live")
+    torch.set_num_threads(1)
+    write_checkpoint(path / "model")
+    write_documents(path / "docs.jsonl")
+    return path
+
+
+def loaded(place):
+    return AutoModelForCausalLM.from_pretrained(place / "model")
+
+
+def asked(place, **changes):
+    asked = {"data": str(place / "docs.jsonl"), "lengths": LENGTHS, "max_docs": 8}
+    return (
+        asked | {"tasks": ["passkey"], "items": 1, "depths": [0.5], "haystack": "noise"} | changes
+    )
+
+
+def numbers(measured):
+    """Every number of every row."""
+    variants = measured.results["variants"]
+    kept = ("metrics", "retrieval", "positions", "verdicts")
+    return {label: {key: row.get(key) for key in kept} for label, row in variants.items()}
+
+
+def state(model):
+    """All of a model that an evaluation could change."""
+    tensors = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        content = hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
+        tensors[name] = (id(tensor), tensor.data_ptr(), content, tensor.requires_grad)
+    modules = {}
+    for name, module in model.named_modules():
+        hooks = [list(module._forward_hooks), list(module._forward_pre_hooks)]
+        plain = {k: v for k, v in vars(module).items() if isinstance(v, str | int | float | None)}
+        modules[name] = (
+            type(module),
+            module.training,
+            hooks,
+            plain,
+            id(vars(module).get("config")),
+        )
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    more = (base.config.to_json_string(), base.config._attn_implementation, base.dtype, base.device)
+    return tensors, modules, more, base.generation_config.to_json_string()
+
+
+def test_a_plain_model_has_the_values_of_its_directory_and_stays_as_it_is(place, tmp_path):
+    model = loaded(place).train()
+    model.model.layers[0].mlp.down_proj.weight.requires_grad_(False)
+    before = state(model)
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    here = ropext.evaluate(model, tmp_path / "run", tokenizer=tokenizer, **asked(place))
+    assert state(model) == before
+    there = ropext.evaluate(place / "model", **asked(place))
+    assert numbers(here) == numbers(there)
+    assert list(here.models) == ["base", "untouched"]
+    again = ropext.evaluate(model, tmp_path / "run", tokenizer=tokenizer, **asked(place))
+    assert again.resumed > 0
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+    with pytest.raises(RopextError, match="differs in variants"):
+        ropext.evaluate(model, tmp_path / "run", tokenizer=tokenizer, **asked(place))
+
+
+def test_a_patched_model_has_the_values_of_what_save_writes(place, tmp_path):
+    model = ropext.patch(loaded(place), method="yarn", factor=4)
+    before = state(model)
+    here = ropext.evaluate(model, **asked(place))
+    assert state(model) == before
+    ropext.save(model, tmp_path / "longer", no_verify=True)
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "longer")
+    there = ropext.evaluate(tmp_path / "longer", **asked(place))
+    assert list(here.models) == ["base", "untouched", "extended"]
+    assert numbers(here) == numbers(there)
+
+
+def test_a_folded_model_is_read_by_self_extend(place):
+    how = {"window": 16, "group": 8}
+    model = ropext.patch(loaded(place), method="self-extend", factor=4, **how)
+    before = state(model)
+    here = ropext.evaluate(model, **asked(place))
+    assert state(model) == before
+    memory = ropext.evaluate(place / "model", method="self-extend", factor=4, **how, **asked(place))
+    rows = numbers(memory)
+    assert numbers(here)["extended"]["metrics"] == rows[next(reversed(rows))]["metrics"]
+    assert numbers(here)["base"] == rows["base"]
+
+
+def test_an_adapter_is_read_without_and_with(place):
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(loaded(place), config).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    before = state(model)
+    here = ropext.evaluate(model, **asked(place))
+    assert state(model) == before
+    assert list(here.models) == ["base", "untouched", "untouched+adapter"]
+    plain = ropext.evaluate(place / "model", **asked(place))
+    rows = numbers(here)
+    assert rows["untouched"] == numbers(plain)["untouched"]
+    merged = ropext.evaluate(model.merge_and_unload(), **asked(place))
+    there = numbers(merged)["untouched"]["metrics"]["tail@256"]["value"]
+    assert rows["untouched+adapter"]["metrics"]["tail@256"]["value"] == pytest.approx(there, 1e-4)
+    assert rows["untouched"]["metrics"]["tail@256"]["value"] != pytest.approx(there, 1e-3)
+
+
+def test_an_error_leaves_the_model_as_it_is(place):
+    model = ropext.patch(loaded(place), method="pi", factor=2).train()
+    before = state(model)
+
+    def stop(done, total, what):
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        ropext.evaluate(model, show=stop, **asked(place))
+    assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda model: model.lm_head.register_forward_hook(print), "a hook of its user's on lm_h"),
+        (lambda model: setattr(model.lm_head, "forward", print), "another forward on lm_head"),
+    ],
+)
+def test_what_no_key_tells_is_kept_in_no_output(place, tmp_path, spoil, reason):
+    model = loaded(place)
+    spoil(model)
+    with pytest.raises(UsageError, match=f"^this model has {reason}.* give no output"):
+        ropext.evaluate(model, tmp_path / "run", **asked(place))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dtype": "bfloat16"}, "dtype is about a model that ropext loads"),
+        ({"adapter": "x"}, "adapter is about a model that ropext loads"),
+        ({"revision": "main"}, "revision is of a hub id"),
+        ({"tokenizer": "gpt2"}, "ropext.evaluate: tokenizer must be a tokenizer of transformers"),
+    ],
+)
+def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence):
+    with pytest.raises(UsageError, match=f"^{sentence}"):
+        ropext.evaluate(loaded(place), **asked(place, **changes))
+
+
+def test_a_model_of_nowhere_wants_its_tokenizer(place):
+    with pytest.raises(UsageError, match=r"^give the model.s tokenizer="):
+        ropext.evaluate(tiny(), **asked(place))
