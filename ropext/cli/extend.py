@@ -63,6 +63,7 @@ def command(
     output: options.Output = None,
     force: Force = False,
     dry_run: DryRun = False,
+    details: plan.Details = False,
     serve: Serve = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -74,6 +75,8 @@ def command(
         raise UsageError(
             "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"
         )
+    if details and not dry_run:
+        raise UsageError("--details is of the plan; add --dry-run, or call ropext plan")
     push = asked_push(push_to_hub, public)
     call = call_of(out, force=force, trust_remote_code=trust_remote_code)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
@@ -93,7 +96,7 @@ def command(
     extension = extending.extension_request(model, given, revision).prepared(output)
     if output is None or dry_run:
         made = counted(extension, output, call)
-        plan.show(out, made)
+        plan.show(out, made, details=details)
         made.require_help()  # as the run would, which shows no plan
         return
     done = extension.make(output, call)

@@ -163,10 +163,8 @@ def _show_gated(out: Out, served: "Served", names: Sequence[str]) -> None:
     out.result(text.served(served, f"--for {','.join(names)}: read as its config means"), served)
 
 
-def show(
-    out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool = True
-) -> None:
-    """Print a plan; `extend --dry-run` prints all of it."""
+def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool) -> None:
+    """Print a plan."""
     if plot is not None:
         out.picture(plot, plan)
     out.result(_shown(plan, details), plan)

@@ -237,6 +237,7 @@ def file_lines(
     words = {
         "file": pasted(file),
         "name": PurePath(file).name,
+        "named": pasted(PurePath(file).name),
         "target": str(target),
         "modelfile": pasted(f"{file}.Modelfile"),
     }

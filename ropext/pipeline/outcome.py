@@ -24,6 +24,7 @@ from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import EVALUATION, USED, Work
 from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table
+from ropext.report.text import how_to_serve
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
@@ -386,4 +387,5 @@ class Ran:
         if self.output is not None:
             parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
             parts[-1] += f"\nnext: ropext verify {self.output}"
+            parts.append(how_to_serve(self.output))
         return "\n\n".join(part for part in parts if part)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from ropext.loaders import loader_of
 from ropext.planning import ExtensionPlan
 from ropext.planning.plan import WRONG, newest
-from ropext.report.text import extend_command, fact_lines, headlines, serving_text, size
+from ropext.report.text import (
+    extend_command,
+    fact_lines,
+    headlines,
+    serving_text,
+    size,
+    stand_in,
+)
 from ropext.table import WIDTH, folded
 
 if TYPE_CHECKING:
@@ -67,7 +74,8 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
     known = [overrides[name] for name in names]
     if lines := _first_lines(known, room - 3):
-        parts += ["to serve the base's own weights so, without a copy:", lines]
+        heading = f"to serve the base's own weights so, without a copy{stand_in(known)}:"
+        parts += [heading, lines]
     words = made.words
     results = made.serving(words.name)
     if not results:

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.carriers import Carrier
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import Model
 from ropext.families.config import named
-from ropext.inspecting import Inspection, Served
+from ropext.inspecting import Inspection, Served, serving
 from ropext.jsontext import JsonObject
 from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
@@ -326,7 +327,7 @@ def plan(made: ExtensionPlan) -> str:
     if lines := made.serving(words.name):
         parts += ["", f"to serve it (OUT is the {words.output} you write)", serving_text(lines)]
     if lines := made.overrides():
-        parts += ["", WITHOUT_COPY]
+        parts += ["", f"{WITHOUT_COPY}{stand_in(lines)}"]
         if words.without_copy:
             parts.append(words.without_copy)
         parts.append(serving_text(lines))
@@ -395,13 +396,35 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         if name != "README.md":
             parts.append(f"left out: {name}: {reason}")
     parts = list(map(folded, parts))
-    if serving := made.serving(str(written.output)):
-        lines = serving if every else made.usual(serving)
-        others = "" if every else f" (in other programs: ropext plan {out})"
-        parts += ["", f"to serve it{others}", serving_text(lines)]
+    if lines := made.serving(str(written.output)):
+        if every:
+            parts += ["", "to serve it", serving_text(lines)]
+        else:
+            parts += ["", _to_serve(written.output, made.usual(lines))]
     if made.sites:
         parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
+
+
+def stand_in(lines: Iterable["Serving"]) -> str:
+    """Say what MODEL stands for, where commands name the base so: it has no place here."""
+    if any("MODEL" in line.command for line in lines):
+        return " (MODEL: where they lie)"
+    return ""
+
+
+def how_to_serve(output: Path) -> str:
+    """Write how to serve a finished output in the program that most use; "" where it does not
+    rotate."""
+    read = serving(str(output))
+    if read is None:
+        return ""
+    return _to_serve(output, read.carrier.usual(read.serving))
+
+
+def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
+    others = f"in other programs: ropext plan {pasted(str(output))}"
+    return f"to serve it ({others})\n{serving_text(usual)}"
 
 
 NAMED_FILES = 16  # of an output, by name; a large model has hundreds of weight files

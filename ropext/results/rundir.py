@@ -427,5 +427,13 @@ def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
     """Raise GateFailed with every gate that did not hold."""
     failed = [outcome for outcome in outcomes if not outcome.passed]
     if failed:
-        gates = "; ".join(dict.fromkeys(outcome.gate for outcome in failed))
+        gates = "; ".join(map(_failed_text, failed))
         raise GateFailed(f"{len(failed)} of {len(outcomes)} gates failed: {gates}")
+
+
+def _failed_text(outcome: Outcome) -> str:
+    """Write a gate that did not hold, of whom, and the number that was looked at."""
+    number = "nothing"
+    if outcome.looked_at is not None:
+        number = f"{outcome.looked_at:.4g}"
+    return f"{outcome.gate} ({outcome.variant}: {number})"

@@ -163,8 +163,10 @@ def test_a_plan_names_forms_as_the_methods_page_does(ropext, llama):
 
 def test_dry_run_is_the_plan(ropext, llama, tmp_path):
     wish = ["--method", "pi", "--factor", 2]
-    shown = ropext("extend", llama, *wish, "--dry-run")[1]
-    assert shown == ropext("plan", llama, *wish, "--details")[1]
+    for details in ((), ("--details",)):
+        shown = ropext("extend", llama, *wish, "--dry-run", *details)[1]
+        assert shown == ropext("plan", llama, *wish, *details)[1]
+    assert ropext("extend", llama, *wish, "-o", tmp_path / "out", "--details")[0] == 2
 
 
 def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
@@ -176,7 +178,7 @@ def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
     code, out, err = ropext(*words, "--dry-run")
     assert (code, err) == (refused[0], refused[2]) == (2, err)
     assert "--even-so" in err
-    shown = ropext("plan", windowed, "--factor", 2, "--details")[1]
+    shown = ropext("plan", windowed, "--factor", 2)[1]
     assert (out, refused[1]) == (shown, "")
     assert "extend and its like ask for --even-so" in " ".join(shown.split())
     assert ropext(*words, "--dry-run", "--even-so")[0] == 0

@@ -152,7 +152,8 @@ def test_a_failing_run_says_what_that_means_and_what_to_do(tmp_path, monkeypatch
     code, said = run("demo", "-o", tmp_path / "it", capsys=capsys)
     assert code == 3
     assert said.err.endswith(
-        "error: 2 of 2 gates failed: tuned:gain@1024.value < 0; tuned:passkey@1024.value < 0.9\n"
+        "error: 2 of 2 gates failed: tuned:gain@1024.value < 0 (tuned: -0.25); "
+        "tuned:passkey@1024.value < 0.9 (tuned: 0.3)\n"
     )
     text = " ".join(said.out.split())
     assert text.startswith(

@@ -90,7 +90,7 @@ def test_the_record_is_in_the_file(base, tmp_path):
     assert lines == {
         "llama.cpp": f"llama-server -m {out} -c 1024",
         "ollama": f"ollama create long -f {out}.Modelfile",
-        "lm-studio": f"lms import --copy {out}\nlms load --context-length 1024",
+        "lm-studio": f"lms import --copy {out}\nlms load {out.name} --context-length 1024",
     }
 
 
@@ -105,7 +105,7 @@ def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(
     assert f"llama.cpp    llama-server -m {out} -c 1024" in lines
     assert f"ollama       ollama create long -f {out}.Modelfile" in lines
     assert f"lm-studio    lms import --copy {out}" in lines
-    assert "lms load --context-length 1024" in lines
+    assert f"lms load {out} --context-length 1024" in lines
     assert "raise the length alone" not in shown.out
     assert f"\nfiles: {out}, {out}.Modelfile\n" in shown.out
 
