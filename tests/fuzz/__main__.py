@@ -1,8 +1,10 @@
 """The long campaign: `python -m tests.fuzz --inputs 20000`; exits 1 when the promise was broken."""
 
 import argparse
+import math
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -13,27 +15,28 @@ from tests.support import paths  # noqa: F401  it leads to what follows
 from fuzz import campaign, oracle
 from hypothesis import given, seed, settings
 
+SLICE = 500  # inputs of one seed: what hypothesis remembers of them is let go, and progress is told
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stock", type=int, default=200, help="plans to compare with transformers")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no more inputs after so long"
+    )
     asked = parser.parse_args()
     tally = campaign.Tally()
     broken = ""
+    until = time.monotonic() + 60 * asked.minutes
     with tempfile.TemporaryDirectory(prefix="ropext-fuzz-") as room:
-
-        @seed(asked.seed)
-        @settings(campaign.LONG, max_examples=asked.inputs)
-        @given(campaign.inputs())
-        def one(item: campaign.Input) -> None:
-            campaign.run(item, Path(room), tally)
-
-        try:
-            one()
-        except Exception:  # the promise was broken: told with the smallest input that shows it
-            broken = traceback.format_exc()
+        for begun in range(0, asked.inputs, SLICE):
+            if broken or time.monotonic() > until:
+                break
+            inputs = min(SLICE, asked.inputs - begun)
+            broken = draw(asked.seed + begun, inputs, Path(room), tally)
+            print(f"{tally.outcomes.total()} inputs so far", flush=True)
     show(tally)
     print(broken)
     verdicts = oracle.judge(tally.planned, asked.stock)
@@ -43,6 +46,23 @@ def main() -> int:
     for sentence in verdicts.wrong:
         print(f"WRONG {sentence}")
     return 1 if broken or verdicts.wrong else 0
+
+
+def draw(number: int, inputs: int, room: Path, tally: campaign.Tally) -> str:
+    """So many inputs of one seed; the traceback of a broken promise, with the smallest input that
+    shows it."""
+
+    @seed(number)
+    @settings(campaign.LONG, max_examples=inputs)
+    @given(campaign.inputs())
+    def one(item: campaign.Input) -> None:
+        campaign.run(item, room, tally)
+
+    try:
+        one()
+    except Exception:
+        return traceback.format_exc()
+    return ""
 
 
 def show(tally: campaign.Tally) -> None:

@@ -39,6 +39,8 @@ LARGEST_GROWTH = 10**9  # bytes of memory for one input
 FORGERY = "\nforged line"  # of one of the words that the inputs are spoiled with
 LONG = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 HANGS = 20  # CPU seconds; a guard against a hang, not a measure of speed
+WAITS = 20  # seconds of the clock in which next to nothing was computed: it sleeps, or waits
+IDLE = 0.005  # CPU seconds per second of the clock; the busiest machine leaves a process more
 
 METHODS: tuple[dict[str, Any], ...] = (
     {},
@@ -130,18 +132,29 @@ def configs(draw: st.DrawFn) -> Any:
 
 @contextmanager
 def guarded() -> Any:
-    """Turns a hang into a failure."""
+    """Turns a hang into a failure: one that computes, and one that waits for what never comes."""
+    computed = time.process_time()
 
     def stop(signum: int, frame: Any) -> None:
         raise Broken(f"it took {HANGS} CPU seconds")
 
-    before = signal.signal(signal.SIGPROF, stop)
+    def look_up(signum: int, frame: Any) -> None:
+        nonlocal computed
+        since = time.process_time() - computed
+        computed += since
+        if since < IDLE * WAITS:
+            raise Broken(f"it waited {WAITS} seconds, and computed for {since:.3f}")
+
+    before = signal.signal(signal.SIGPROF, stop), signal.signal(signal.SIGALRM, look_up)
     signal.setitimer(signal.ITIMER_PROF, HANGS)
+    signal.setitimer(signal.ITIMER_REAL, WAITS, WAITS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 def check_sentence(sentence: str) -> None:

@@ -1,18 +1,29 @@
 """Hostile files: a seeded part of the campaign that `python -m tests.fuzz` runs at length."""
 
+import inspect
 import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fuzz import campaign, oracle, seeds, shapes
 from fuzz.campaign import Tally, run
 from hypothesis import Phase, given, settings
+from hypothesis.strategies import SearchStrategy
 
-from ropext import families
+from ropext import families, inspecting, verifying
+from ropext.checkpoint import provenance
 from ropext.checkpoint.snapshot import INDEX, INDEX_LIMIT
 from ropext.errors import InputError, RopextError
-from ropext.families import reading
+from ropext.families import config as families_config
+from ropext.families import reading, respelling
 from ropext.inputs import CONFIG_LIMIT
-from ropext.report import text
 
 INPUTS = 400
 
@@ -117,36 +128,133 @@ def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
         run(good, tmp_path, Tally())
 
 
-# Guards behind findings of test_findings.py, each to be taken away, and where it was seen.
-GUARDS = {
-    "an original of one token": (
-        "read",
-        ZeroDivisionError,
-        reading,
-        "_check_form",
-        lambda *_: None,
+@dataclass(frozen=True)
+class Finding:
+    """A mend of test_findings.py, by the text that is taken back, and where it was missed."""
+
+    place: Callable[..., object]
+    mended: str
+    before: str
+    error: tuple[type[BaseException], ...]
+    drawn: SearchStrategy
+    step: Callable[[Any, Path], None]
+
+
+def take_back(monkeypatch, finding):
+    """Compile the mended function as it was before, in its own module."""
+    text = textwrap.dedent(inspect.getsource(finding.place))
+    assert text.count(finding.mended) == 1, finding.place
+    module = sys.modules[finding.place.__module__]
+    older = dict[str, object]()
+    exec(text.replace(finding.mended, finding.before), vars(module), older)
+    function = older[finding.place.__name__]
+    for name, other in list(sys.modules.items()):  # wherever it is imported by its name
+        if name.startswith("ropext") and vars(other).get(finding.place.__name__) is finding.place:
+            monkeypatch.setattr(other, finding.place.__name__, function)
+
+
+def in_memory(spoiled, folder):
+    read(spoiled)
+
+
+def shown(spoiled, folder):
+    (folder / "config.json").write_bytes(shapes.encoded(spoiled))
+    campaign.look(folder)
+
+
+def recorded(spoiled, folder):
+    """A record beside a config that is right: what is said of both, and the repair."""
+    (folder / "config.json").write_text(json.dumps(seeds.SMALL_LLAMA))
+    (folder / "ropext.json").write_bytes(shapes.encoded(spoiled))
+    campaign.look(folder)
+    campaign.attempt(inspecting.plan, folder, factor=2.0, from_original=True)
+    campaign.attempt(verifying.repair, folder)
+
+
+FINDINGS = {
+    "an original of one token": Finding(
+        reading._check_form,
+        'kind == "longrope" and params["original_max_position_embeddings"] < 2',
+        "False",
+        (ZeroDivisionError,),
+        campaign.configs(),
+        in_memory,
     ),
-    "a forged line": ("shown", campaign.Broken, text, "named", str),
+    "a forged line": Finding(
+        families_config.named,
+        "key.isprintable()",
+        "True",
+        (campaign.Broken,),
+        campaign.configs(),
+        shown,
+    ),
+    "a record whose chain was altered": Finding(
+        provenance._record,
+        "TypeAdapter(KeptLink).validate_json(text, strict=True)",
+        "None",
+        (AttributeError, KeyError, TypeError, ValueError),
+        shapes.records(),
+        recorded,
+    ),
+    "a rope dict of a record that nothing can be written from": Finding(
+        verifying.repair,
+        "(KeyError, TypeError, ValueError)",
+        "()",
+        (KeyError, TypeError, ValueError),
+        shapes.records(),
+        recorded,
+    ),
+    "a record that lacks a theta": Finding(
+        respelling.respell,
+        'for key in ("rope_type", "rope_theta")',
+        "for key in ()",
+        (KeyError,),
+        shapes.records(),
+        recorded,
+    ),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finding", GUARDS)
-def test_what_was_found_once_is_found_again(tmp_path, monkeypatch, finding):
-    where, error, *guard = GUARDS[finding]
-    monkeypatch.setattr(*guard)
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_was_found_once_is_found_again(tmp_path, monkeypatch, name):
+    finding = FINDINGS[name]
+    take_back(monkeypatch, finding)
+    drawn = 0
 
-    def shown(spoiled):
-        (tmp_path / "config.json").write_bytes(shapes.encoded(spoiled))
-        campaign.look(tmp_path)
-
-    steps = {"read": read, "shown": shown}
-
-    @settings(campaign.LONG, max_examples=5000, derandomize=True, phases=[Phase.generate])
-    @given(campaign.configs())
+    @settings(campaign.LONG, max_examples=20_000, derandomize=True, phases=[Phase.generate])
+    @given(finding.drawn)
     def one(spoiled):
-        steps[where](spoiled)
+        nonlocal drawn
+        drawn += 1
+        finding.step(spoiled, tmp_path)
 
-    with pytest.raises(error) as caught:
+    with pytest.raises(finding.error) as caught:
         one()
-    print(f"\n{finding}: {caught.value!r:.200}")
+    print(f"\n{name}: input {drawn}: {caught.value!r:.200}")
+
+
+def compute(folder):
+    while True:
+        pass
+
+
+def sleep(folder):
+    time.sleep(60)
+
+
+def wait(folder):
+    os.mkfifo(folder / "fifo")
+    (folder / "fifo").read_bytes()  # nobody writes to it
+
+
+@pytest.mark.parametrize("hang", [compute, sleep, wait])
+def test_a_hang_of_each_kind_is_told(tmp_path, monkeypatch, hang):
+    monkeypatch.setattr(campaign, "HANGS", 0.2)
+    monkeypatch.setattr(campaign, "WAITS", 0.2)
+    monkeypatch.setattr(campaign, "IDLE", 0.1)
+    with campaign.guarded():
+        pass  # what ends leaves no clock behind
+    told = "it took 0.2 CPU seconds" if hang is compute else "it waited 0.2 seconds"
+    with pytest.raises(campaign.Broken, match=told), campaign.guarded():
+        hang(tmp_path)
