@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import pictures
 import proving
 import pytest
 
@@ -37,9 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a call or a device that this system lacks: `@pytest.mark.needs("mkfifo")`.
-    Proofs have a process of their own in the tests of that process alone."""
+    Proofs have a process of their own in the tests of that process alone, and pictures more than
+    one pixel in the tests that look at them."""
     own = item.path.stem.startswith("test_proof")
     stock.ask_child = proving.apart if own else proving.here
+    pictures.draw(wholly=item.path.stem in pictures.LOOKING)
     for mark in item.iter_markers("needs"):
         for name in mark.args:
             there = os.path.exists(name) if name.startswith("/") else hasattr(os, name)

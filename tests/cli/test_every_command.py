@@ -1,7 +1,8 @@
 """What holds for every command: stdout, stderr, --json, --quiet, exit codes, no escape codes.
 
 Each command has a row; a new one fails until it has its own. All rows run in one interpreter whose
-standard output and error are files, so that what a library prints past Python is seen too.
+standard output and error are files, so that what a library prints past Python is seen too, and on a
+model with code of its own, which none of them runs.
 """
 
 import json
@@ -11,7 +12,8 @@ import sys
 
 import pytest
 from canaries import HEAR, TOKENS, check, check_files
-from command_line import drive, environment
+from command_line import BLANK_PICTURES, drive, environment
+from stranger import write_stranger
 
 from ropext.cli.app import COMMANDS
 
@@ -19,11 +21,11 @@ QUICK = ("--factor", "4", "--force", "-o", "OUT")
 TRAINED = ("--data", "ropext://tuning", "--batch-tokens", "1024", "--force", "-o", "OUT")
 JUDGED = ("--held-out", "2", "--retrieval-items", "0")
 ROWS = {
-    "inspect": ("ropext://demo",),
-    "plan": ("ropext://demo", "--factor", "4"),
-    "extend": ("ropext://demo", *QUICK),
+    "inspect": ("stranger",),
+    "plan": ("stranger", "--factor", "4"),
+    "extend": ("stranger", *QUICK),
     "verify": ("extended",),
-    "fit": ("ropext://demo", "--start", "yarn", "--factor", "2", "--steps", "1", *JUDGED, *TRAINED),
+    "fit": ("stranger", "--start", "yarn", "--factor", "2", "--steps", "1", *JUDGED, *TRAINED),
     "finetune": ("extended", "--steps", "1", "--eval-documents", "0", *TRAINED),
     "run": ("smoke.yaml", "-o", "OUT", "--force"),
     "recipes": ("ls",),
@@ -41,7 +43,7 @@ ELSEWHERE = {
     "serve": "tests/serving, which asks it",
 }
 SMOKE = """\
-model: ropext://demo
+model: stranger
 extend: {method: ntk, factor: 2}
 evaluate: {data: ropext://held-out, max_docs: 1, lengths: "256,512"}
 """
@@ -61,14 +63,15 @@ def said(tmp_path_factory):
             "open(__file__ + '.ran', 'w').close()\nraise SystemExit(9)"
         )
     (folder / "smoke.yaml").write_text(SMOKE)
-    lines, keys = [["extend", "ropext://demo", "--factor", "2", "-o", "extended", "-q"]], [None]
+    write_stranger(folder / "stranger", folder / "code.ran")
+    lines, keys = [["extend", "stranger", "--factor", "2", "-o", "extended", "-q"]], [None]
     for name, words in ROWS.items():
         for way in ("--json", "--quiet"):
             own = [f"out-{name}" if word == "OUT" else word for word in words]
             lines.append([name, *own, way])
             keys.append((name, way))
     lines += [["push", "extended", "org/name", "--dry-run"]]
-    answers = drive(folder, lines, HEAR, **TOKENS)
+    answers = drive(folder, lines, BLANK_PICTURES + HEAR, **TOKENS)
     assert [code for code, _, _ in answers[-1:]] == [0], answers[-1:]
     return dict(zip(keys, answers, strict=False)) | {"folder": folder}
 
@@ -78,6 +81,13 @@ def test_no_command_imports_from_the_working_folder(said):
     """Nor does a process that it starts: each of these names is one that Python, torch or
     transformers looks for."""
     assert not list(said["folder"].rglob("*.ran"))
+
+
+@pytest.mark.slow
+def test_no_command_runs_the_models_code(said):
+    """tests/cli/test_strangers.py shows that it would run where it is asked for."""
+    assert not (said["folder"] / "code.ran").exists()
+    assert (said["folder"] / "extended/evil.py").exists()
 
 
 @pytest.mark.slow

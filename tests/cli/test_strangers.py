@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import stranger
 from command_line import drive
+from stranger import write_stranger
 from tiny_checkpoint import make_llama
 
 import ropext
-from ropext.bundled import MODELS
 from ropext.errors import InputError
 
 PACKAGE = Path(ropext.__file__).parent
@@ -167,7 +168,7 @@ def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
 
     from ropext.models.adapter import add_adapter
 
-    (tmp_path / "evil.py").write_text(EVIL_CODE.format(ran=str(tmp_path / "ran")))
+    (tmp_path / "evil.py").write_text(stranger.CODE.format(ran=str(tmp_path / "ran")))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(lora / "adapter", tmp_path / "adapter")
@@ -256,56 +257,26 @@ def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-EVIL_CODE = """\
-import sys
-with open({ran!r}, "a") as file:
-    file.write(" ".join(sys.argv[:2]) + "\\n")
-class C: pass
-"""
-# Code of its own for everything that transformers would load.
-AUTO_MAPS = {
-    "config.json": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
-    "tokenizer_config.json": {"AutoTokenizer": ["evil.C", "evil.C"]},
-}
-
-
 @pytest.mark.slow
-def test_no_command_runs_the_models_code(tmp_path):
-    """Every command that reads a model; what tokens do is in tests/reliability/test_secrets.py."""
-    base, ran = tmp_path / "base", tmp_path / "ran"
-    shutil.copytree(MODELS["ropext://demo"], base)
-    for name, classes in AUTO_MAPS.items():
-        known = json.loads((base / name).read_text())
-        (base / name).write_text(json.dumps(known | {"auto_map": classes}))
-    (base / "evil.py").write_text(EVIL_CODE.format(ran=str(ran)))
-    wish, read = ("--factor", "2"), ("--data", "ropext://held-out", "--max-docs", "1")
-    train = ("--data", "ropext://tuning", "--steps", "1", "--batch-tokens", "1024")
-    judged = ("--held-out", "2", "--retrieval-items", "0")
-    runs = [
-        ("inspect", "base", "--json"),
-        ("plan", "base", *wish, "--json"),
-        ("extend", "base", *wish, "-o", "out"),
-        ("extend", "base", *wish, "-o", "out2", "--no-verify", "--link", "symlink"),
-        ("verify", "out"),
-        ("fit", "base", *wish, *train, "--start", "yarn", *judged, "-o", "fit"),
-        ("eval", "out", *read, "-o", "eval"),
-        ("finetune", "out", *train, "--eval-documents", "0", "-o", "fine"),
-    ]
+def test_a_strangers_code_runs_where_it_is_asked_for(tmp_path):
+    """So the code that no command runs unasked is code that would run: as the model is read, and in
+    the proof. tests/cli/test_every_command.py runs every command on such a model."""
+    ran = tmp_path / "ran"
+    write_stranger(tmp_path / "base", ran)
     recipe = (
         'model: base\nextend: {factor: 2}\nevaluate: {data: "ropext://held-out", max_docs: 1}\n'
     )
     (tmp_path / "r.yaml").write_text(recipe)
     (tmp_path / "asks.yaml").write_text("trust_remote_code: true\n" + recipe)
-    runs += [("run", "r.yaml", "-o", "whole"), ("run", "asks.yaml", "-o", "never")]
-    *done, (refused, _, err) = drive(tmp_path, runs)
-    for words, (code, _, said) in zip(runs, done, strict=False):
-        assert code == 0, (words, said)
+    asks = ("--trust-remote-code",)
+    runs = [
+        ("run", "asks.yaml", "-o", "never"),
+        ("run", "r.yaml", "-o", "out", *asks),
+        ("eval", "base", "--data", "ropext://held-out", "--max-docs", "1", *asks),
+    ]
+    (refused, _, err), *_ = drive(tmp_path, runs)
     assert refused == 2
     assert "asks.yaml, line 1: no recipe allows" in err
-    assert not ran.exists()
-    asked = [("eval", "out", *read), ("run", "r.yaml", "-o", "trusted")]
-    drive(tmp_path, [(*words, "--trust-remote-code") for words in asked])
-    # Where it is asked for, it would have run: as the model is read, and in the proof of `run`.
     told = ran.read_text()
     assert "ropext eval\n" in told
     assert "/proof/child.py " in told

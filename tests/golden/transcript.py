@@ -39,9 +39,9 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
 
 
 def record(folder: Path, cases: Sequence[Case] = CASES) -> Iterator[tuple[Case, str]]:
-    """Every case with its transcript, all in one interpreter."""
+    """Every case with its transcript, all in one interpreter, which draws every picture whole."""
     write_inputs(folder)
-    answers = drive(folder, [case.words for case in cases])
+    answers = drive(folder, [case.words for case in cases], before="")
     for case, answer in zip(cases, answers, strict=True):
         yield case, _transcript(case, folder, *answer)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pictures
 from marked import checkpoint
 from proving import apart, here
 from reliability.commands import Command
@@ -114,19 +115,6 @@ def preload() -> None:
     torch.set_num_threads(1)
 
 
-def _draw_less() -> None:
-    """Pictures of a few pixels: what is drawn is not looked at, and takes most of an evaluation."""
-    from matplotlib.figure import Figure
-
-    real = Figure.savefig
-
-    def savefig(self: Figure, *args: Any, **kwargs: Any) -> None:
-        self.set_layout_engine("none")
-        real(self, *args, **kwargs | {"dpi": 8})
-
-    Figure.savefig = savefig  # type: ignore[method-assign]
-
-
 def run(
     command: Command,
     room: Path,
@@ -168,7 +156,7 @@ def _command(
         _disturb(room, meanwhile)
     # An interpreter for each kill would take hours.
     stock.ask_child = apart if command.proved else partial(here, forward=False)
-    _draw_less()
+    pictures.draw(wholly=False)
     demo.RECIPE = "demo.yaml"  # a short one, in the room
     sys.argv = command.argv()
     try:

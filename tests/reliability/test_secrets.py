@@ -24,7 +24,8 @@ def drive(folder, lines, **own):
     (home / "hub").mkdir(parents=True, exist_ok=True)
     own |= {"HOME": str(home), "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
     own |= {"HF_HUB_DISABLE_XET": "1", "ROPEXT_ENDPOINT_KEY": KEY}
-    told = command_line.drive(folder, [list(map(str, words)) for words in lines], HEAR, **own)
+    before = command_line.BLANK_PICTURES + HEAR
+    told = command_line.drive(folder, [list(map(str, words)) for words in lines], before, **own)
     for words, (_, out, err) in zip(lines, told, strict=True):
         check(out, f"stdout of {words}")
         check(err, f"stderr of {words}")

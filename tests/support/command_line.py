@@ -13,6 +13,7 @@ import pytest
 
 # Before DRIVER: the first proof alone has a process of its own.
 FIRST_APART = "from proving import first_apart; first_apart()\n"
+BLANK_PICTURES = "import pictures; pictures.draw(wholly=False)\n"
 DRIVER = """
 import json, os, sys, traceback
 from ropext.cli.app import main
@@ -118,7 +119,7 @@ def environment(home):
     return keep | own | {"FORCE_COLOR": "1", "NO_COLOR": "1"}
 
 
-def drive(folder, lines, before="", **variables):
+def drive(folder, lines, before=BLANK_PICTURES, **variables):
     """(exit code, stdout, stderr) of each command line, all in one interpreter; its first proof
     alone has a process of its own. `before` is run in it first."""
     done = subprocess.run(

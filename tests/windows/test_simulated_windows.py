@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import DRIVER, FIRST_APART, environment
+from command_line import BLANK_PICTURES, DRIVER, FIRST_APART, environment
 from gguf_files import making
 from tiny_checkpoint import make_llama
 
@@ -73,8 +73,9 @@ def inputs(folder):
 
 def told(folder, masked, story):
     """{step: (exit code, stdout, stderr)} of command lines in one interpreter."""
+    before = BLANK_PICTURES + FIRST_APART
     done = subprocess.run(
-        [sys.executable, "-P", "-c", FIRST_APART + DRIVER, json.dumps(list(story.values()))],
+        [sys.executable, "-P", "-c", before + DRIVER, json.dumps(list(story.values()))],
         cwd=folder,
         env=around(folder, masked),
         capture_output=True,
