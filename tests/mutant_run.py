@@ -99,7 +99,7 @@ def main(copy: str, tests: str, *killers: str) -> None:
     watch = Killers()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         files = [str(Path(tests, killer)) for killer in killers]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--rootdir", tests]
+        options = ["-x", "-q", "--noconftest", "-p", "no:cacheprovider", "--rootdir", tests]
         pytest.main([*options, *files], plugins=[watch])
     finite = {k: v for k, v in found.items() if all(math.isfinite(x) for x in v)}
     print(json.dumps({"spectra": finite, "killer": watch.first}))

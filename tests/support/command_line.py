@@ -11,8 +11,9 @@ from importlib import import_module
 
 import pytest
 
-# Before DRIVER: the first proof alone has a process of its own.
+# Before DRIVER: the first proof alone has a process of its own, or none has.
 FIRST_APART = "from proving import first_apart; first_apart()\n"
+NONE_APART = "from proving import none_apart; none_apart()\n"
 BLANK_PICTURES = "import pictures; pictures.draw(wholly=False)\n"
 DRIVER = """
 import json, os, sys, traceback
