@@ -44,12 +44,12 @@ def tally(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_quarter_gets_as_far_as_a_plan(tally, capsys):
+def test_two_of_five_get_as_far_as_a_plan(tally, capsys):
     planned = sum(n for name, n in tally.outcomes.items() if ": planned" in name)
     with capsys.disabled():
         print(f"\nfuzz: {planned} of {INPUTS} planned, {len(tally.sentences)} kinds of sentences")
-    assert planned >= INPUTS / 4
-    assert len(tally.sentences) >= 25
+    assert planned >= 0.4 * INPUTS
+    assert len(tally.sentences) >= 30
 
 
 @pytest.mark.slow
