@@ -24,6 +24,7 @@ from ropext.errors import InputError, RopextError
 from ropext.families import config as families_config
 from ropext.families import reading, respelling
 from ropext.inputs import CONFIG_LIMIT
+from ropext.report import text
 
 INPUTS = 400
 
@@ -54,12 +55,12 @@ def test_two_of_five_get_as_far_as_a_plan(tally, capsys):
 
 @pytest.mark.slow
 def test_stock_builds_what_was_read_and_planned(tally, capsys):
-    """At least fifty configs and plans; .ci/slow judges more of other inputs."""
+    """At least seventy configs and plans; .ci/slow judges more of other inputs."""
     verdicts = oracle.judge(tally.planned, 100)
     with capsys.disabled():
         print(f"\nfuzz: stock transformers has {verdicts.equal} spectra equal")
     assert not verdicts.wrong, "\n".join(verdicts.wrong)
-    assert verdicts.equal >= 50
+    assert verdicts.equal >= 70
 
 
 def read(spoiled):
@@ -130,27 +131,24 @@ def test_the_fuzzer_notices_what_it_looks_for(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class Finding:
-    """A mend of test_findings.py, by the text that is taken back, and where it was missed."""
+    """What was mended for it, each function with its text and the one of before, and where it was
+    missed."""
 
-    place: Callable[..., object]
-    mended: str
-    before: str
+    mends: tuple[tuple[Callable[..., object], str, str], ...]
     error: tuple[type[BaseException], ...]
     drawn: SearchStrategy
     step: Callable[[Any, Path], None]
 
 
-def take_back(monkeypatch, finding):
-    """Compile the mended function as it was before, in its own module."""
-    text = textwrap.dedent(inspect.getsource(finding.place))
-    assert text.count(finding.mended) == 1, finding.place
-    module = sys.modules[finding.place.__module__]
-    older = dict[str, object]()
-    exec(text.replace(finding.mended, finding.before), vars(module), older)
-    function = older[finding.place.__name__]
-    for name, other in list(sys.modules.items()):  # wherever it is imported by its name
-        if name.startswith("ropext") and vars(other).get(finding.place.__name__) is finding.place:
-            monkeypatch.setattr(other, finding.place.__name__, function)
+def take_back(monkeypatch, place, mended, before):
+    """Compile a mended function as it was before, in its own module."""
+    source = textwrap.dedent(inspect.getsource(place))
+    assert source.count(mended) == 1, place
+    older = dict[str, Callable[..., object]]()
+    exec(source.replace(mended, before), vars(sys.modules[place.__module__]), older)
+    for name, module in list(sys.modules.items()):  # wherever it is imported by its name
+        if name.startswith("ropext") and vars(module).get(place.__name__) is place:
+            monkeypatch.setattr(module, place.__name__, older[place.__name__])
 
 
 def in_memory(spoiled, folder):
@@ -171,46 +169,52 @@ def recorded(spoiled, folder):
     campaign.attempt(verifying.repair, folder)
 
 
+def limited(spoiled, folder):
+    """A limit of generation beside a config that is right."""
+    (folder / "config.json").write_text(json.dumps(seeds.SMALL_LLAMA))
+    (folder / "generation_config.json").write_bytes(shapes.encoded(spoiled))
+    campaign.look(folder)
+
+
 FINDINGS = {
     "an original of one token": Finding(
-        reading._check_form,
-        'kind == "longrope" and params["original_max_position_embeddings"] < 2',
-        "False",
+        (
+            (
+                reading._check_form,
+                'kind == "longrope" and params["original_max_position_embeddings"] < 2',
+                "False",
+            ),
+        ),
         (ZeroDivisionError,),
         campaign.configs(),
         in_memory,
     ),
     "a forged line": Finding(
-        families_config.named,
-        "key.isprintable()",
-        "True",
+        ((families_config.named, "key.isprintable()", "True"),),
         (campaign.Broken,),
         campaign.configs(),
         shown,
     ),
     "a record whose chain was altered": Finding(
-        provenance._record,
-        "TypeAdapter(KeptLink).validate_json(text, strict=True)",
-        "None",
+        ((provenance._record, "TypeAdapter(KeptLink).validate_json(text, strict=True)", "None"),),
         (AttributeError, KeyError, TypeError, ValueError),
         shapes.records(),
         recorded,
     ),
-    "a rope dict of a record that nothing can be written from": Finding(
-        verifying.repair,
-        "(KeyError, TypeError, ValueError)",
-        "()",
+    "a record that lacks a theta": Finding(
+        (
+            (respelling.respell, 'for key in ("rope_type", "rope_theta")', "for key in ()"),
+            (verifying.repair, "(KeyError, TypeError, ValueError)", "()"),
+        ),
         (KeyError, TypeError, ValueError),
         shapes.records(),
         recorded,
     ),
-    "a record that lacks a theta": Finding(
-        respelling.respell,
-        'for key in ("rope_type", "rope_theta")',
-        "for key in ()",
-        (KeyError,),
-        shapes.records(),
-        recorded,
+    "a limit that begins a line of its own": Finding(
+        ((text._limit_facts, "named(str(limit))", "str(limit)"),),
+        (campaign.Broken,),
+        shapes.reshaped(seeds.OTHERS["generation_config.json"]),
+        limited,
     ),
 }
 
@@ -219,7 +223,8 @@ FINDINGS = {
 @pytest.mark.parametrize("name", FINDINGS)
 def test_what_was_found_once_is_found_again(tmp_path, monkeypatch, name):
     finding = FINDINGS[name]
-    take_back(monkeypatch, finding)
+    for mend in finding.mends:
+        take_back(monkeypatch, *mend)
     drawn = 0
 
     @settings(campaign.LONG, max_examples=20_000, derandomize=True, phases=[Phase.generate])

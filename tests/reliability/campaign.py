@@ -200,8 +200,8 @@ class Campaign:
         return room
 
     def wishes(self, command: Command, count: int) -> Iterator[Wish]:
-        """Boundaries and half-done writes, each phase of a run as often as the others; last the one
-        in which nothing is there yet."""
+        """Boundaries and half-done writes, each phase of a run as often as the others. Each command
+        begins with another phase, so that few kills of each see all of them."""
         steps = self.truth(command)[1]
         groups: dict[str, list[Wish]] = {phase: [] for phase in (*PHASES[1:], PHASES[0])}
         for at, kind in enumerate(steps):
@@ -210,7 +210,10 @@ class Campaign:
                 groups[PHASES[2]] += [Wish(at, "middle", share) for share in SHARES]
         for group in groups.values():
             self.random.shuffle(group)
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
+        first = 2 * (len(self.truths) - 1) % len(PHASES)
+        ordered = [*groups.values()]
+        ordered = ordered[first:] + ordered[:first]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*ordered))
         yield from itertools.islice((wish for wish in turns if wish), count)
 
     def kill(self, command: Command, wish: Wish) -> None:
