@@ -11,7 +11,8 @@ from typing import Any
 
 from ropext.narration import Hooks as Hooks
 from ropext.narration import Say, Show, kept_after_interrupt, pasted, silent, unseen
-from ropext.options.fields import flag
+from ropext.options.evaluate import Measuring
+from ropext.options.fields import EVALUATE, flag
 from ropext.report import evaluation, html, plots
 from ropext.report.cells import Column, nats, point_of_two, share, shown, table_of
 from ropext.report.gates import failures, gate_table, percent
@@ -130,7 +131,7 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
         words = MORE_WORDS
         methods = MORE_METHODS
     recipe = job.read(RECIPE, words)
-    reading = {"method": methods, "factor": (FACTOR,)} | recipe.evaluation
+    reading = {"method": methods, "factor": (FACTOR,)} | recipe.options(EVALUATE, Measuring)
     calls = (
         _words("run", RECIPE, folder / "out", {}, words),
         _words("eval", MODEL, folder / "methods", reading),
@@ -146,7 +147,9 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
             ropext.evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)
         gates = judge(folder)
-        rows = rows_of(numbers, recipe.finetuning["steps"])
+        steps = recipe.finetuning().steps
+        assert steps is not None  # the recipe says how many
+        rows = rows_of(numbers, steps)
         demo = Demo(
             output=folder,
             models=numbers,

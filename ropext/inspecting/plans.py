@@ -35,12 +35,11 @@ def plan(
     A model in memory, or a config, is seen by its config, from before `patch`.
     """
     snapshot = open_given(model, revision, before_patch=True)
-    return planned(snapshot, snapshot.name, options)
+    return planned(snapshot, snapshot.name, parse_extend(options, read_text))
 
 
-def planned(snapshot: Snapshot, name: str, options: Mapping[str, Any]) -> ExtensionPlan:
+def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
     """The plan for a model, by the scheme that it has."""
-    request = parse_extend(options, read_text)
     if positions_of(snapshot) is not None:
         from ropext.schemes.plan import make_table_plan  # late: no rotary model needs it
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import ConfigDict, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    JsonValue,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import GenerateJsonSchema
 
 from ropext import scaling
@@ -27,6 +34,7 @@ from ropext.options.extend import (
     AUTO,
     KNOBS,
     Choosing,
+    Extend,
     Extension,
     Reach,
     Writing,
@@ -56,7 +64,7 @@ from ropext.options.fields import (
     wanted,
     wish,
 )
-from ropext.options.training import Finetune, FitSettings
+from ropext.options.training import Finetune, Fit, FitSettings
 
 PLAN = "plan"
 REPORT = "report"
@@ -182,32 +190,32 @@ class Recipe(Options):
         names = (kind or type(options)).model_fields
         return {name: getattr(options, name) for name in names if name in options.model_fields_set}
 
-    @property
-    def request(self) -> dict[str, Any]:
+    def extension(self) -> Extend:
         """The options of the extension; of `auto`, those of every method."""
         given = self.options(EXTEND, Extension)
         if self.is_auto:
             del given["method"]
         data = self.source.entries.get((FINETUNE, "data"))
-        return given | ({"finetune": data.value} if data else {})  # some methods suit it better
+        if data is not None:
+            given["finetune"] = data.value  # some methods suit it better
+        return Extend(**given)
 
-    @property
-    def fitting(self) -> dict[str, Any]:
+    def fitting(self) -> Fit:
         """The options of the fit: how far and for whom is said by extend, and where from too."""
-        start = {"start": self.extend.method} if self.extend.method else {}
-        given = self.options(EXTEND, Reach) | self.options(FIT, FitSettings)
-        return {"link": self.extend.link} | start | given
+        given: dict[str, JsonValue] = {"link": self.extend.link}
+        if self.extend.method:
+            given["start"] = self.extend.method
+        given |= self.options(EXTEND, Reach)
+        return Fit(**given | self.options(FIT, FitSettings))
 
-    @property
-    def finetuning(self) -> dict[str, Any]:
+    def finetuning(self) -> Finetune:
         """The options of the fine-tuning."""
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
-        return {"link": "hard"} | self.options(FINETUNE, Finetune)
+        return Finetune(**{"link": "hard"} | self.options(FINETUNE, Finetune))
 
-    @property
-    def evaluation(self) -> dict[str, Any]:
-        """The options of the evaluation."""
-        return self.options(EVALUATE, Measuring)
+    def evaluation(self, unless_given: Mapping[str, Any] = {}) -> Evaluate:
+        """The options of the evaluation, with values where the recipe has none."""
+        return Evaluate(**dict(unless_given) | self.options(EVALUATE, Measuring))
 
     def resolved(self) -> dict[str, Any]:
         """All values, those of the defaults too; places as they were written."""
@@ -250,7 +258,7 @@ class Recipe(Options):
         if self.evaluate:
             chosen_by = {"data": self.extend.data} if self.is_auto else {}
             with self.told(EVALUATE):
-                Evaluate(**chosen_by | self.evaluation)
+                self.evaluation(chosen_by)
 
 
 SECTIONS: dict[str, type[Options]] = {

@@ -115,7 +115,6 @@ class AutoChoice:
     def _lacks(self, method: str, keys: JsonObject) -> str:
         """Why so few documents give a fit no interval, "" where they do; a fit that cannot be done
         is refused as the fit itself would."""
-        from ropext.options.training import Fit
         from ropext.training import judge
         from ropext.training.request import FitRequest
 
@@ -125,7 +124,7 @@ class AutoChoice:
         request = FitRequest(
             model=prospect.snapshot.name,
             data=str(keys[f"{FIT}.data"]),
-            options=Fit(**chosen.fitting),
+            options=chosen.fitting(),
             revision=prospect.recipe.revision,
         )
         with request.prepared(None, self.call) as job:
@@ -139,7 +138,7 @@ class AutoChoice:
         keys = dict[str, Any]()
         if prospect.to_judge:
             keys |= {"data": str(self._verdict_file)} | prospect.reading.unstored()
-        given = prospect.recipe.evaluation
+        given = prospect.recipe.options(EVALUATE)
         if not given.get("lengths"):
             keys["lengths"] = (prospect.target,)
         if "tasks" not in given:

@@ -12,9 +12,10 @@ from ropext.checkpoint.provenance import inherited_training, record_of
 from ropext.checkpoint.snapshot import NoWeights
 from ropext.checkpoint.source import WriteManner, Written, check_writable, write
 from ropext.errors import InputError
+from ropext.inputs import read_text
 from ropext.inspecting import open_model, planned
 from ropext.narration import Call, Say, told_of_files
-from ropext.options.extend import Extend, Writing
+from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import reads
 from ropext.planning import ExtensionPlan
 from ropext.report.text import serving_text
@@ -49,21 +50,23 @@ class ExtensionRequest:
     """A model that is to be extended."""
 
     model: str
-    wish: Mapping[str, Any]  # fields of Extend; its pair factors may be named by their file
+    wish: Extend
     writing: Writing
     revision: str | None = None
+    files: guard.Named = field(default_factory=dict)  # by flag, what the wish was read from
 
     def prepared(self, output: Path | None) -> "ExtensionJob":
         """Open the model and plan; an output over, in or around what is read is refused."""
         snapshot = open_model(self.model, revision=self.revision)
-        guard.check({"MODEL": snapshot.directory, **reads(self.wish, Extend)}, {"--output": output})
+        guard.check({"MODEL": snapshot.directory, **self.files}, {"--output": output})
         return ExtensionJob(snapshot, planned(snapshot, self.model, self.wish), self.writing)
 
 
 def extension_request(
     model: str, given: Mapping[str, Any], revision: str | None = None
 ) -> ExtensionRequest:
-    """Ask for an extension by the fields of Extend and Writing."""
+    """Ask for an extension by the fields of Extend and Writing; pair factors may be named by their
+    file."""
     writing = dict[str, Any]()
     wish = dict[str, Any]()
     for name, value in given.items():
@@ -71,7 +74,8 @@ def extension_request(
             writing[name] = value
         else:
             wish[name] = value
-    return ExtensionRequest(model, wish, Writing(**writing), revision)
+    request = parse_extend(wish, read_text)
+    return ExtensionRequest(model, request, Writing(**writing), revision, reads(wish, Extend))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ropext import bundled, guard
 from ropext.checkpoint import provenance
 from ropext.inspecting import open_model, planned
 from ropext.narration import Call
-from ropext.options.extend import Writing
+from ropext.options.extend import Extend, Writing
 from ropext.options.training import Fit
 from ropext.pipeline import extending
 from ropext.planning import Plan
@@ -33,7 +33,7 @@ def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) 
     """Write the GGUF with the spectrum of a directory into it, and list it there. The directory
     will be called `output`, and is so in the record."""
     snapshot = open_model(model)
-    plan = extending.warned(planned(snapshot, model, {"like": str(directory)}), call.hooks.say)
+    plan = extending.warned(planned(snapshot, model, Extend(like=str(directory))), call.hooks.say)
     assert isinstance(plan, Plan)  # a GGUF rotates
     plan = replace(plan, recipe=plan.recipe.changed(like=str(output)))
     before = guard.listing(directory)

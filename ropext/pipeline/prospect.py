@@ -9,11 +9,9 @@ from ropext.errors import RopextError, UsageError
 from ropext.evaluation.contenders import closed_forms, rivals
 from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.variants import Variant
-from ropext.inputs import read_text
 from ropext.jsontext import JsonObject
 from ropext.narration import Call
 from ropext.options.evaluate import DEPTHS, Evaluate
-from ropext.options.extend import parse_extend
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.dividing import divide, encoder_of
@@ -74,7 +72,7 @@ class Prospect:
 
     def check_gates(self) -> None:
         """A gate about what the verdict will not measure is told before anything is read."""
-        options = Evaluate(**vars(self.reading) | {"tasks": (TASK,)} | self.recipe.evaluation)
+        options = self.recipe.evaluation(dict(self.reading) | {"tasks": (TASK,)})
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
         with self.recipe.told(EVALUATE):
@@ -105,7 +103,7 @@ class Prospect:
 def prospect(recipe: Recipe, call: Call) -> Prospect:
     """Read the config and the documents; whatever a choice would refuse is refused."""
     snapshot = open_snapshot(recipe.model, revision=recipe.revision)
-    request = parse_extend(recipe.request, read_text)
+    request = recipe.extension()
     closed, left_out = closed_forms(snapshot, request, recipe.model)
     example = next(iter(closed.values()))
     if example.model.masked_lm:
@@ -117,7 +115,8 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
     except RopextError:
         plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
     place = str(recipe.extend.data)
-    reading = Evaluate(**recipe.evaluation | {"data": place, "lengths": (example.target,)})
+    texts = {"data": place, "lengths": (example.target,)}
+    reading = recipe.evaluation(texts).changed(**texts)
     encoder = encoder_of(snapshot, example.model.vocab_size, reading.seed, call)
     has_judges = recipe.evaluate is not None and bool(recipe.evaluate.data)
     documents = divide(reading, encoder, example.target, has_judges)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from ropext import guard
 from ropext.atomic import os_errors, write_text
 from ropext.checkpoint import provenance
-from ropext.checkpoint.staging import check_place
+from ropext.checkpoint.staging import check_place, recover
 from ropext.errors import OutputExists, UsageError
 from ropext.inputs import from_home
 from ropext.jobs import Job
@@ -228,6 +228,7 @@ class WholeRun:
         with self.workdir.claimed(work.call.force, self.rank, self.world):
             text = work.recipe.source.text
             if self.rank == 0:
+                recover(work.output)  # where all is done, nothing else sweeps up beside it
                 with os_errors(self.recipe):
                     self.recipe.unlink(missing_ok=True)
                 if text is not None:  # the file as it is, beside the manifest

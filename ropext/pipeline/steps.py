@@ -8,7 +8,6 @@ from ropext.checkpoint.provenance import digest
 from ropext.jsontext import JsonObject, dump
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Extend
 from ropext.options.fields import EVALUATE, EXTEND
 from ropext.options.recipe import PLAN
 from ropext.pipeline.extending import warned, write_extension
@@ -33,7 +32,7 @@ class PlanStage(Stage):
         return self.work.folder / "plan.json"
 
     def key(self) -> Flat:
-        wish = Extend(**self.work.recipe.request).model_dump(exclude_none=True)
+        wish = self.work.recipe.extension().model_dump(exclude_none=True)
         values = {f"extend.{name}": value for name, value in wish.items()}
         if is_function(str(wish.get("method"))):  # what it computes now
             spectra = [site.wanted.digest() for site in self.work.plan.sites]
@@ -122,7 +121,7 @@ class EvaluateStage(Stage):
 
         work = self.work
         call = work.call_of_stages
-        options = Evaluate(**work.recipe.evaluation)
+        options = work.recipe.evaluation()
         evaluation = prepare(options, work.lineup(), call.trust_remote_code, work.gates)
         evaluation.tell_warnings(work.say)
         EvaluationJob(evaluation, work.gates).make(work.evaluation, call)

@@ -18,7 +18,7 @@ class FitStage(CheckpointStage):
     @property
     def options(self) -> Fit:
         """With what the extension says of it."""
-        return Fit(**self.work.recipe.fitting)
+        return self.work.recipe.fitting()
 
     def content(self) -> Flat:
         work = self.work
@@ -62,7 +62,7 @@ class FinetuneStage(CheckpointStage):
 
         data = str(self.work.recipe.options(FINETUNE)["data"])
         call = self.work.call_of_stages
-        options = Finetune(**self.work.recipe.finetuning)
+        options = self.work.recipe.finetuning()
         request = FinetuneRequest(str(self.work.checkpoint(self.source)), data, options)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)

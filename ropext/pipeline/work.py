@@ -13,8 +13,6 @@ from ropext.inspecting import plan_of
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
 from ropext.narration import NOBODY, Call, told_of_files
-from ropext.options.evaluate import Evaluate
-from ropext.options.extend import Extend
 from ropext.options.fields import (
     EVALUATE,
     EXTEND,
@@ -84,7 +82,7 @@ class PlannedRun:
         that are not given, documents that are too short may leave some out: that is told later."""
         if self.recipe.evaluate is None:
             return
-        options = Evaluate(**self.recipe.evaluation)
+        options = self.recipe.evaluation()
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.recipe.told(EVALUATE):
             Metrics(options, self.labels, grid).check(self.gates)
@@ -96,7 +94,7 @@ def plan_run(recipe: Recipe) -> PlannedRun:
     base = open_snapshot(recipe.model, revision=recipe.revision)
     if not base.is_on_hub:
         base.require_weights()
-    plan = plan_of(base, Extend(**recipe.request), base.name)
+    plan = plan_of(base, recipe.extension(), base.name)
     plan.require_help()
     planned = PlannedRun(recipe, base, plan)
     planned.check_gates()

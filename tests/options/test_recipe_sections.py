@@ -122,7 +122,7 @@ def test_options_and_a_file_make_the_same_job(tmp_path):
         }
     )
     assert one.resolved() == two.resolved() == three.resolved()
-    assert one.request == two.request == three.request
+    assert one.extension() == two.extension() == three.extension()
     assert one.stages == ("plan", "extend", "finetune", "evaluate", "report")
 
 
@@ -133,14 +133,9 @@ def test_the_fit_takes_how_far_and_for_whom_from_extend():
         "seed": 7,
     }
     asked = job.read(wanted)
-    assert asked.fitting == {
-        "factor": 2,
-        "for_loaders": ("vllm",),
-        "start": "yarn",
-        "steps": 4,
-        "link": "copy",
-        "seed": 7,
-    }
+    assert asked.fitting() == Fit(
+        factor=2.0, for_loaders=("vllm",), start=("yarn",), steps=4, link="copy", seed=7
+    )
 
 
 def test_one_seed_for_all_sections_but_those_that_name_their_own():
@@ -152,8 +147,8 @@ def test_one_seed_for_all_sections_but_those_that_name_their_own():
             "evaluate": {"data": "ropext://held-out", "seed": 6},
         }
     )
-    assert asked.finetuning["seed"] == 5
-    assert asked.evaluation["seed"] == 6
+    assert asked.finetuning().seed == 5
+    assert asked.evaluation().seed == 6
     assert asked.resolved()["finetune"]["seed"] == 5
 
 

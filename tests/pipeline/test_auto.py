@@ -92,9 +92,9 @@ def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
         ({"method": "auto", "data": HELD_OUT, "no_verify": True}, "leave --no-verify out"),
         (
             {"method": "auto", "data": HELD_OUT, "facto": 2},
-            "has no key 'facto'; did you mean factor",
+            "unknown option 'facto'; did you mean factor",
         ),
-        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "has no key 'budget'"),
+        ({"method": "auto", "data": HELD_OUT, "budget": "9tokens"}, "unknown option 'budget'"),
     ],
 )
 def test_python_is_refused_what_the_command_line_is(tmp_path, options, said):

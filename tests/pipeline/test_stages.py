@@ -391,6 +391,14 @@ def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
         kept_by_count(tmp_path, SMALL | nowhere)
 
 
+def test_what_a_kill_left_beside_an_output_that_is_whole_is_swept_up(tmp_path):
+    go()
+    left = at_work(tmp_path / "out")
+    done, _ = go()
+    assert set(done.stages.values()) == {"skipped"}
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("factor", [2, 4])
 def test_killed_while_the_output_was_replaced_it_goes_on(tmp_path, factor):
     """The old output had been moved aside, the new one had no name yet."""
