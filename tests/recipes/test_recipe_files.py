@@ -57,7 +57,7 @@ def test_a_recipe_plans_on_the_config_of_its_model(path, tmp_path):
     if model != "ropext://demo":
         shutil.copy(CONFIGS / f"{model}.json", tmp_path / "config.json")
         model = str(tmp_path)
-    plan = inspecting.plan(model, **asked.request)
+    plan = inspecting.planned(inspecting.open_model(model), model, asked.extension())
     assert (plan.context, plan.target) == REACH[path.stem]
     assert plan.config["max_position_embeddings"] == plan.target
     newest = next(r for r in plan.readings if r.loader == "transformers")
@@ -68,10 +68,9 @@ def test_the_qwen_recipe_is_what_its_authors_document():
     """Qwen2.5's model card: rope_scaling of factor 4.0 on 32768, type yarn."""
     asked = job.read(ROOT / "recipes/qwen2.5-7b-128k.yaml")
     config = json.loads((CONFIGS / f"{asked.model}.json").read_text())
-    from ropext.options.extend import Extend
     from ropext.planning import make_plan
 
-    plan = make_plan(config, Extend(**asked.request), asked.model)
+    plan = make_plan(config, asked.extension(), asked.model)
     written = plan.config["rope_scaling"]
     assert written["factor"] == 4.0
     assert written["original_max_position_embeddings"] == 32768
