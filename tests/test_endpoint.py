@@ -360,6 +360,7 @@ def test_a_report_is_the_issue_form_filled_in(directory: Path, right, capsys) ->
     ):
         assert part in form, part
     assert str(directory) not in form
+    assert url not in form
     code, told = run("verify", directory, "--report", capsys=capsys)
     assert (code, "give --endpoint URL too" in told.err) == (2, True)
 

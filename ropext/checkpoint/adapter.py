@@ -3,14 +3,14 @@ PEFT imports modules that such a file names, opens paths, and compiles its texts
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ropext.checkpoint.snapshot import ADAPTER_CONFIG
 from ropext.errors import InputError
 from ropext.inputs import check_links
-from ropext.jsontext import read_object
+from ropext.jsontext import Json, read_object
 
 WEIGHTS = "adapter_model.safetensors"
 MOST = 20_000  # names in a list, layers of a model
@@ -57,7 +57,7 @@ class Lora(BaseModel):
     ensure_weight_tying: bool = False
 
 
-def read_lora(adapter: str | Path) -> dict[str, Any]:
+def read_lora(adapter: str | Path) -> dict[str, Json]:
     """The arguments of peft.LoraConfig for the adapter in a directory."""
     directory = Path(adapter)
     check_links(directory)

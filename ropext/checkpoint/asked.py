@@ -4,11 +4,10 @@ here reads.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from ropext.errors import InputError
 from ropext.families.config import Dict, flat, parts, shown
+from ropext.jsontext import Json, JsonObject
 from ropext.options.fields import TRUSTED_KERNEL
 
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
@@ -27,7 +26,7 @@ SHAPES = "model_args"
 ARCHITECTURE = "architecture"  # timm reads a folder or a repository that is named with a colon
 
 
-def check_asked(config: Mapping[str, Any], where: str) -> None:
+def check_asked(config: JsonObject, where: str) -> None:
     """Raise where a config asks for code or files that are not the checkpoint's own."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
@@ -45,7 +44,7 @@ def check_asked(config: Mapping[str, Any], where: str) -> None:
                 )
 
 
-def _check_implementation(value: Any, key: str) -> None:
+def _check_implementation(value: Json, key: str) -> None:
     """Raise where a name, or one of those by part, is none of stock's own."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
@@ -61,7 +60,7 @@ def _check_implementation(value: Any, key: str) -> None:
         )
 
 
-def _hands_on(key: str, value: Any) -> bool:
+def _hands_on(key: str, value: Json) -> bool:
     if key in HANDED_ON:
         return bool(value)
     if key in FETCHES:
@@ -73,7 +72,7 @@ def _hands_on(key: str, value: Any) -> bool:
     return False
 
 
-def _is_shape(arguments: Any) -> bool:
+def _is_shape(arguments: Json) -> bool:
     """Whether arguments are numbers, true or false, or empty, so that they name nothing."""
     if arguments is None:
         return True

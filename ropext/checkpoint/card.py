@@ -5,14 +5,15 @@ model or a user is escaped: it can bring neither HTML nor Markdown.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError
 from ropext.inputs import read_bytes
+from ropext.jsontext import JsonObject
 from ropext.loaders import LoaderReading, Serving
 from ropext.planning import ExtensionPlan
 from ropext.table import Table, escape, grid, visible
@@ -35,8 +36,14 @@ _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MUL
 # Keys of the base's front matter that stay true of the extended model. Others do not go on: results
 # that were measured on the base, examples and gates of its page, and what a stranger wrote there.
 KNOWN_KEYS = (
-    *("language", "license", "license_name", "license_link", "datasets", "metrics"),
-    *("library_name", "pipeline_tag"),
+    "language",
+    "license",
+    "license_name",
+    "license_link",
+    "datasets",
+    "metrics",
+    "library_name",
+    "pipeline_tag",
 )
 SERVING = "### Serving"
 TAGS = ("ropext", "context-extension")
@@ -50,7 +57,7 @@ class Figure:
     metric: str  # "perplexity" or "accuracy"
     name: str  # what exactly was measured
     value: float
-    details: Mapping[str, Any] = field(default_factory=dict)  # n, ci95
+    details: JsonObject = field(default_factory=dict)  # n, ci95
     dataset_id: str | None = None  # on the hub
 
     def result(self) -> "EvalResult":
@@ -238,17 +245,20 @@ def facts(rows: Iterable[tuple[str, object]]) -> Table:
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
 
 
-def of_loaders(readings: Iterable[LoaderReading], serving: Iterable[Serving]) -> dict[str, Any]:
-    """What a card says of loaders: who reads it how, and the commands that run it."""
+def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
+    """Who reads it how."""
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
-    header = ("loader", "versions", "reads it", "note")
-    commands = tuple((line.loader, line.command) for line in serving if line.command)
-    return {"readings": Table("", "", header, rows) if rows else None, "serving": commands}
+    if not rows:
+        return None
+    return Table("", "", ("loader", "versions", "reads it", "note"), rows)
 
 
-def card_of(
-    plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: Mapping[str, Any] | None
-) -> Card:
+def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
+    """The commands that run it, by loader."""
+    return tuple((line.loader, line.command) for line in serving if line.command)
+
+
+def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObject | None) -> Card:
     """The model card's section, as plain strings."""
     base = snapshot.short_name
     entries = [
@@ -280,12 +290,13 @@ def card_of(
             _proved(proof),
         ),
         facts=facts(entries),
-        **of_loaders(plan.readings, plan.serving(title)),
+        readings=loader_table(plan.readings),
+        serving=serving_lines(plan.serving(title)),
         warnings=(*plan.notes, *plan.warnings, *nearest),
     )
 
 
-def _proved(proof: Mapping[str, Any] | None) -> str:
+def _proved(proof: JsonObject | None) -> str:
     """What was proved, in one sentence."""
     if not proof:
         return "It was not proved with stock transformers (--no-verify)."

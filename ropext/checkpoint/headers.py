@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from ropext.errors import InputError
 from ropext.inputs import open_regular
-from ropext.jsontext import parse_object
+from ropext.jsontext import Json, parse_object
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
@@ -51,7 +50,7 @@ class Header:
         return hashlib.sha256(len(self.raw).to_bytes(8, "little") + self.raw).hexdigest()
 
     @cached_property
-    def _table(self) -> dict[str, Any]:
+    def _table(self) -> dict[str, Json]:
         return parse_object(self.raw, f"the header of {self.path}", containers=3 * TENSOR_LIMIT)
 
     @cached_property
@@ -84,7 +83,7 @@ class Header:
         return text if isinstance(text, dict) else {}
 
 
-def _tensor(name: str, entry: Any, path: Path) -> Tensor:
+def _tensor(name: str, entry: Json, path: Path) -> Tensor:
     try:
         dtype = entry["dtype"]
         shape = entry["shape"]

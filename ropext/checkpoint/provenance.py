@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -25,7 +25,7 @@ from ropext.checkpoint.weights import Count, WeightFile
 from ropext.errors import InputError
 from ropext.families import Model
 from ropext.inputs import is_plain_name
-from ropext.jsontext import dump, read_object
+from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.version import __version__
@@ -79,19 +79,19 @@ class SiteRecord(Site):
 class Record:
     """The content of ropext.json, in its order."""
 
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    base: Mapping[str, Any]  # name, hub_id, revision, commit, its whole config; see base_of
+    versions: JsonObject = field(default_factory=dict)
+    base: JsonObject  # name, hub_id, revision, commit, its whole config; see base_of
     method: str
-    knobs: Mapping[str, Any]
+    knobs: JsonObject
     context: Length
     target: Length
     sites: tuple[SiteRecord, ...]
     edits: tuple[Edit, ...] = ()
     weights: Mapping[Name, WeightFile] = field(default_factory=dict)
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe: JsonObject = field(default_factory=dict)
     command: tuple[str, ...] = ()
-    proof: Mapping[str, Any] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)  # sections of later steps, by name
+    proof: JsonObject | None = None
+    more: JsonObject = field(default_factory=dict)  # sections of later steps, by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class KeptBase:
     hub_id: str | None = None
     revision: str | None = None
     commit: str | None = None
-    config: Mapping[str, Any]
+    config: JsonObject
     extended: "KeptLink | None" = None  # how it was itself extended
 
 
@@ -113,7 +113,7 @@ class KeptLink:
     method: str
     context: Length
     target: Length
-    recipe: Mapping[str, Any]
+    recipe: JsonObject
     edits: tuple[Edit, ...]
     base: KeptBase
 
@@ -122,16 +122,16 @@ class KeptLink:
 class KeptSections:
     """The sections of later steps that are read again."""
 
-    fit: Mapping[str, Any] | None = None
-    finetune: Mapping[str, Any] | None = None
-    run: Mapping[str, Any] | None = None
-    trained_on: Mapping[str, Any] | None = None
+    fit: JsonObject | None = None
+    finetune: JsonObject | None = None
+    run: JsonObject | None = None
+    trained_on: JsonObject | None = None
 
 
-def base_of(snapshot: Snapshot) -> dict[str, Any]:
+def base_of(snapshot: Snapshot) -> dict[str, Json]:
     """Name the base as the record does, with its config, and with what its own record says of its
     extension."""
-    out: dict[str, Any] = {
+    out: dict[str, Json] = {
         "name": snapshot.name,
         "hub_id": snapshot.hub_id,
         "revision": snapshot.revision,
@@ -170,7 +170,7 @@ def scrub(text: str) -> str:
     return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
 
 
-def without_places(value: Any, inside: bool) -> Any:
+def without_places(value: Json, inside: bool) -> Json:
     """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
     if isinstance(value, dict):
         return {key: without_places(item, inside) for key, item in value.items()}
@@ -200,7 +200,7 @@ def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def digest(data: Any) -> str:
+def digest(data: Json) -> str:
     """SHA-256 of a value as JSON, whatever the order of its keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -208,11 +208,11 @@ def digest(data: Any) -> str:
 
 def identity(
     snapshot: Snapshot, digests: "Digests", trust_remote_code: bool = False
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """What tells a checkpoint from another: its config, every byte of its weights, and its Python
     files where they are run."""
     code = [name for name in snapshot.files if name.endswith(".py")] if trust_remote_code else []
-    named: dict[str, Any] = {
+    named: dict[str, Json] = {
         "hub_id": snapshot.hub_id,
         "commit": snapshot.commit,
         "config_sha256": digest(snapshot.config),
@@ -228,21 +228,21 @@ def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
     return digest({name: digests.of(snapshot.path(name)) for name in snapshot.weight_files})
 
 
-def to_json(record: Record) -> dict[str, Any]:
+def to_json(record: Record) -> dict[str, Json]:
     """The record as one JSON object, in a fixed order."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
-    out: dict[str, Any] = {"schema": SCHEMA} | vars(record)
+    out: dict[str, Json] = {"schema": SCHEMA} | vars(record)
     out |= {
         "sites": [_site_to_json(site) for site in record.sites],
         "edits": _edits_to_json(record.edits),
         "weights": {n: {k: v for k, v in w.items() if v is not None} for n, w in weights.items()},
         "command": list(record.command),
     }
-    more: Mapping[str, Any] = out.pop("more")
+    more: JsonObject = out.pop("more")
     return {**out, **more}
 
 
-def _site_to_json(site: SiteRecord) -> dict[str, Any]:
+def _site_to_json(site: SiteRecord) -> dict[str, Json]:
     return {
         "label": site.label,
         "dim": site.dim,
@@ -254,12 +254,12 @@ def _site_to_json(site: SiteRecord) -> dict[str, Any]:
     }
 
 
-def _edits_to_json(edits: Iterable[Edit]) -> list[dict[str, Any]]:
+def _edits_to_json(edits: Iterable[Edit]) -> list[dict[str, Json]]:
     return [{"file": edit.file} | edit.to_json() for edit in edits]
 
 
-def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Any]:
-    out: dict[str, Any] = {
+def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Json]:
+    out: dict[str, Json] = {
         "digest": spectrum.digest(),
         "attention_factor": spectrum.attention_factor,
         "softmax_factor": spectrum.softmax_factor,
@@ -301,11 +301,11 @@ def replace_listed(directory: Path, name: str, content: bytes) -> None:
         relist(directory, name)
 
 
-def lineage(record: Record) -> list[Mapping[str, Any]]:
+def lineage(record: Record) -> list[JsonObject]:
     """The recorded extensions that led to a checkpoint, as in LINK, the newest first."""
-    newest: dict[str, Any] = {name: getattr(record, name) for name in LINK}
+    newest: dict[str, Json] = {name: getattr(record, name) for name in LINK}
     newest["edits"] = _edits_to_json(record.edits)
-    links: list[Mapping[str, Any]] = [newest]
+    links: list[JsonObject] = [newest]
     while older := links[-1]["base"].get("extended"):
         links.append(older)
     return links
@@ -317,12 +317,12 @@ def history(record: Record) -> str:
     return f"{'; then '.join(step.format(**it) for it in lineage(record)[::-1])} (ropext.json)"
 
 
-def edits_of(link: Mapping[str, Any]) -> tuple[Edit, ...]:
+def edits_of(link: JsonObject) -> tuple[Edit, ...]:
     """The edits that a record, a link of its lineage or the JSON of a plan lists."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 
-def undone(config: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
+def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
     """The config before its recorded edits."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
@@ -342,7 +342,7 @@ def undone(config: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:
     return out
 
 
-def with_training(record: Record) -> dict[str, Any]:
+def with_training(record: Record) -> dict[str, Json]:
     """The sections of a record, and among them what was trained on; where its hashes are gone,
     that it is not known."""
     more = dict(record.more)
@@ -365,7 +365,7 @@ def record_in(snapshot: Snapshot) -> Record | None:
     return read_record(snapshot.directory)
 
 
-def _record(content: dict[str, Any], path: str) -> Record:
+def _record(content: dict[str, Json], path: str) -> Record:
     schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
@@ -416,7 +416,7 @@ def _damage(error: ValidationError) -> str:
     return f"{key} is not {_NOUNS.get(first['type'].partition('_')[0], 'a whole number in range')}"
 
 
-def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
+def inherited_training(snapshot: Snapshot) -> dict[str, Json]:
     """The section of what was trained on, for the record of a checkpoint that is made of this
     one."""
     record = record_in(snapshot)
@@ -424,7 +424,7 @@ def inherited_training(snapshot: Snapshot) -> dict[str, Any]:
     return {TRAINED_ON: known} if known else {}
 
 
-def record_of(plan: ExtensionPlan, base: Mapping[str, Any], command: Sequence[str] = ()) -> Record:
+def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
     recipe = dict(plan.recipe)
     if not recipe.get("length_only"):

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ropext import bundled, stock
 from ropext.carriers import Carrier, ConfigCarrier
@@ -18,7 +17,7 @@ from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
 from ropext.inputs import check_link, is_plain_name, read_bytes
-from ropext.jsontext import parse_object, read_object
+from ropext.jsontext import Json, parse_object, read_object
 from ropext.rope import CONFIG
 
 INDEX_LIMIT = 128 * 10**6  # bytes of an index of weight files
@@ -190,21 +189,21 @@ class Snapshot:
 
     name: str  # as the user named it: a directory or a hub id
     directory: Path
-    config: dict[str, Any]
+    config: dict[str, Json]
     files: Mapping[str, int]  # carried by an extension: name relative to the directory -> bytes
     left: Mapping[str, str]  # not carried: name -> reason
     refused: Mapping[str, str] = field(default_factory=dict)  # cannot be carried: name -> reason
     hub_id: str | None = None
     revision: str | None = None  # as asked for; None = the default branch, or not from the hub
     commit: str | None = None
-    tokenizer_config: dict[str, Any] | None = None
-    generation_config: dict[str, Any] | None = None
-    sentence_bert_config: dict[str, Any] | None = None
+    tokenizer_config: dict[str, Json] | None = None
+    generation_config: dict[str, Json] | None = None
+    sentence_bert_config: dict[str, Json] | None = None
     index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
     # What carries its spectrum, and how an error calls its config.
     carries: Callable[[Model], Carrier] = field(default=ConfigCarrier, compare=False)
     config_name: str = CONFIG
-    kept_record: dict[str, Any] | None = None  # of a GGUF file: the record that it holds
+    kept_record: dict[str, Json] | None = None  # of a GGUF file: the record that it holds
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -425,7 +424,7 @@ def _missing(path: Path) -> str:
     return f"{path} does not exist (and is no hub id, which reads name or organisation/name)"
 
 
-def _config(directory: Path, model: str) -> dict[str, Any]:
+def _config(directory: Path, model: str) -> dict[str, Json]:
     path = directory / "config.json"
     if not os.path.lexists(path):
         raise InputError(no_config(model, os.listdir(directory)))

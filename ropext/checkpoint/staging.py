@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ropext import guard
 from ropext.atomic import os_errors, replace_whole
@@ -138,15 +137,23 @@ def check_space(output: Path, needed: int) -> None:
         )
 
 
-def settle_output(output: Path, *, force: bool, **how: Any) -> Path:
+def settle_output(
+    output: Path,
+    *,
+    force: bool,
+    inputs: Iterable[Path | str] = (),
+    file: bool = False,
+    written: guard.Written = guard.recorded,
+) -> Path:
     """`check_output`, and what a killed run left there cleared away."""
+    read = tuple(inputs)
     try:
-        check_output(output, force=force, **how)
+        check_output(output, force=force, inputs=read, file=file, written=written)
     except OutputExists:
         recover(output, refused=True)
         raise
     recover(output)
-    return check_output(output, force=force, **how)
+    return check_output(output, force=force, inputs=read, file=file, written=written)
 
 
 @contextmanager
@@ -163,15 +170,16 @@ def staged(
 
     After an error, or an interrupt, nothing is left behind.
     """
-    how: dict[str, Any] = {"inputs": tuple(inputs), "file": file, "written": written}
-    real = settle_output(output, force=force, **how)
+    read = tuple(inputs)
+    real = settle_output(output, force=force, inputs=read, file=file, written=written)
     with os_errors(output):
         made = [place for place in real.parents if not place.exists()]  # innermost first
         real.parent.mkdir(parents=True, exist_ok=True)
     finished = False
     try:
         with locked(real, output):
-            check_output(output, force=force, **how)  # again: now nobody else writes it
+            # Again: now nobody else writes it.
+            check_output(output, force=force, inputs=read, file=file, written=written)
             with os_errors(output):
                 work = guard.make_work(real)
             stage = Staged(work / NEW)

@@ -9,12 +9,11 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.errors import InputError
 from ropext.inputs import read_bytes
-from ropext.jsontext import DEPTH_LIMIT, parse_object
+from ropext.jsontext import DEPTH_LIMIT, Json, parse_object
 from ropext.rope import Edit
 
 TOKENIZER = "tokenizer.json"
@@ -82,13 +81,13 @@ def length_edits(
     return tuple(edits), tuple(notes)
 
 
-def _reaches(truncation: dict[str, Any], target: int) -> bool:
+def _reaches(truncation: dict[str, Json], target: int) -> bool:
     """Whether a stored truncation cuts nothing that the model reads."""
     longest = truncation.get("max_length")
     return type(longest) is int and longest >= target
 
 
-def _length(file: str, key: str, content: dict[str, Any]) -> float | None:
+def _length(file: str, key: str, content: dict[str, Json]) -> float | None:
     value = content.get(key)
     if value is None:
         return None
@@ -104,7 +103,7 @@ class Span:
 
     start: int
     end: int
-    value: dict[str, Any]
+    value: dict[str, Json]
 
 
 def find_truncation(path: Path) -> Span | None:

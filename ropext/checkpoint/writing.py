@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ropext import guard
 from ropext.atomic import os_errors
@@ -167,9 +166,9 @@ def _carry(
 
 
 def _write_texts(
-    snapshot: Snapshot, directory: Path, config: Mapping[str, Any], edits: Iterable[Edit]
+    snapshot: Snapshot, directory: Path, config: JsonObject, edits: Iterable[Edit]
 ) -> None:
-    texts: dict[str, Mapping[str, Any]] = {"config.json": config}
+    texts: dict[str, JsonObject] = {"config.json": config}
     for edit in edits:
         if edit.file != TOKENIZER:
             content = getattr(snapshot, edit.file.removesuffix(".json"))
@@ -209,6 +208,15 @@ class Placed:
     sha256: str | None
 
 
+# How a file is linked, by what was asked for: a symlink that is refused becomes a hard link.
+LINKED_BY: dict[Link, tuple[Link, ...]] = {
+    "copy": (),
+    "hard": ("hard",),
+    "symlink": ("symlink", "hard"),
+}
+LINKED = {"hard": "hard linked", "symlink": "symlinked"}
+
+
 def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed:
     """Put a weight file into the output.
 
@@ -218,18 +226,28 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed
     """
     real = os.path.realpath(source)
     refused = ""
-    for way in {"symlink": ("symlink_to", "hardlink_to"), "hard": ("hardlink_to",)}.get(link, ()):
+    for way in LINKED_BY[link]:
         try:
-            getattr(target, way)(real)
-            note = f"hard linked instead of {refused}" if refused else None
-            return Placed(note, known_digest(source) if way == "hardlink_to" else None)
+            if way == "symlink":
+                target.symlink_to(real)
+            else:
+                target.hardlink_to(real)
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise
-            refused = refused or f"{link.replace('hard', 'hard link')}ed ({error.strerror})"
-    return Placed(
-        f"copied instead of {refused}" if refused else None, copy_file(source, target, show)
-    )
+            refused = refused or f"{LINKED[way]} ({error.strerror})"
+            continue
+        note = None
+        if refused:
+            note = f"hard linked instead of {refused}"
+        digest = None
+        if way == "hard":
+            digest = known_digest(source)
+        return Placed(note, digest)
+    note = None
+    if refused:
+        note = f"copied instead of {refused}"
+    return Placed(note, copy_file(source, target, show))
 
 
 def copy_file(source: Path, target: Path, show: Show = unseen) -> str:

@@ -183,6 +183,6 @@ def _form(directory: str, endpoint: str, result: "Verification") -> str:
     form = {site.label or "rope_parameters": dict(site.params) for site in model.scaled_sites}
     check = next(check for check in result.checks if check.what == "endpoint")
     state = {True: "as planned", False: "otherwise than planned", None: "not known"}[check.passed]
-    sentence = check.sentence.replace(endpoint, "the server")
+    sentence = check.unnamed or check.sentence
     versions = "\n".join(version_lines(verbose=True))
     return filled(program_at(endpoint), model.text_type, form, f"{state}: {sentence}", versions)

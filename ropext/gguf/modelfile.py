@@ -8,11 +8,11 @@ as commands. It is left out, and that is said.
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from ropext import bundled, guard
 from ropext.errors import InputError
 from ropext.inputs import read_bytes
+from ropext.jsontext import Json
 
 QUOTES = '"""'
 LARGEST = 1 << 20  # bytes of a template, a system prompt, a licence
@@ -97,7 +97,7 @@ def _add_layer(made: Modelfile, kind: str, blob: Path) -> None:
         made.leave_out(f"the layer {kind}", f"it cannot be read ({str(error)[:200]})")
 
 
-def _add_parameters(made: Modelfile, given: Any) -> None:
+def _add_parameters(made: Modelfile, given: Json) -> None:
     if not isinstance(given, dict):
         raise ValueError("no JSON object")
     for name, value in given.items():
@@ -118,7 +118,7 @@ def _add_parameters(made: Modelfile, given: Any) -> None:
                 made.leave_out(f"the parameter {name}", "its value is no text and no number")
 
 
-def _add_messages(made: Modelfile, given: Any) -> None:
+def _add_messages(made: Modelfile, given: Json) -> None:
     if not isinstance(given, list):
         return
     for message in given:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar
 
 from ropext import guard
 from ropext.atomic import os_errors
@@ -25,7 +25,7 @@ from ropext.gguf.modelfile import modelfile as modelfile_of
 from ropext.gguf.opening import open_gguf
 from ropext.gguf.proving import prove_file, weigh_parts
 from ropext.inputs import open_regular
-from ropext.jsontext import JsonObject, tagged
+from ropext.jsontext import Json, JsonObject, tagged
 from ropext.narration import Show
 from ropext.options.fields import Link
 from ropext.rope import RopeSite
@@ -152,7 +152,7 @@ def whole_digest(path: Path) -> str:
     return guard.blanked_digest(path, entry.end - len(UNKNOWN), len(UNKNOWN))
 
 
-def _provenance(record: Record, beside: Mapping[str, Any]) -> dict[str, tuple[int, Any]]:
+def _provenance(record: Record, beside: JsonObject) -> dict[str, tuple[int, Json]]:
     """The keys that say what was done; `beside` are the states of the files that belong to it."""
     site = next(site for site in record.sites if site.scaled)
     kept = provenance.to_json(record)
@@ -173,7 +173,7 @@ def _text(value: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _key(key: str, kind: int, value: Any) -> bytes:
+def _key(key: str, kind: int, value: Json) -> bytes:
     if kind == STRING:
         body = _text(value)
     else:

@@ -67,8 +67,12 @@ PACKED = re.compile(r"(.+)(?:\.(?:qweight|weight_packed)|_blocks)$")
 UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
 # Composites first: some of their types also name their text part's class for causal modelling.
 AUTO = (
-    *("AutoModelForImageTextToText", "AutoModelForCausalLM", "AutoModelForMaskedLM"),
-    *("AutoModelForSeq2SeqLM", "AutoModelForMultimodalLM", "AutoModel"),
+    "AutoModelForImageTextToText",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMultimodalLM",
+    "AutoModel",
 )
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
 LARGE = 1 << 21  # values of a tensor; as float32 they take 8 MB

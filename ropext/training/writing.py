@@ -293,10 +293,12 @@ def _record(origin: Origin, directory: Path, story: Story, rows: Mapping[str, An
 def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
     record = origin.record
     # Under its title: a command in a card tells nobody where the directory lies.
-    loaders = dict[str, Any]()
+    readings = None
+    serving = tuple[tuple[str, str], ...]()
     if origin.table is None:
         served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
-        loaders = card.of_loaders(served.readings, served.serving)
+        readings = card.loader_table(served.readings)
+        serving = card.serving_lines(served.serving)
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
     text = Card(
@@ -317,7 +319,8 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
             ]
         ),
         numbers=story.numbers,
-        **loaders,
+        readings=readings,
+        serving=serving,
     )
     readme, _ = card.read_readme(origin.snapshot.path(README))
     (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))

@@ -1,13 +1,13 @@
 """What a check says, and what all of them together."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record
 from ropext.families import Model
 from ropext.inspecting import Served
+from ropext.jsontext import Json, values_json
 from ropext.narration import Show, unseen
 from ropext.verifying.claim import Claim
 
@@ -19,6 +19,8 @@ class Check:
     what: str
     passed: bool | None  # None: there was nothing to compare with
     sentence: str
+    # The same without the address of a server, for a report that others read.
+    unnamed: str = field(default="", metadata={"json": None})
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Verification:
         counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
         return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
 
-    def to_json(self) -> dict[str, Any]:
-        checks = [asdict(check) for check in self.checks]
+    def to_json(self) -> dict[str, Json]:
+        checks = [values_json(check) for check in self.checks]
         out = {"directory": self.directory, "passed": self.passed, "checks": checks}
         return out | (self.served.to_json() if self.served else {})
 

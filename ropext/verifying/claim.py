@@ -2,10 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -14,7 +12,7 @@ from ropext.checkpoint import Snapshot, check_asked, provenance, with_weights
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
 from ropext.inspecting import open_model
-from ropext.jsontext import read_redirected
+from ropext.jsontext import Json, JsonObject, read_redirected
 from ropext.proof import Promise
 from ropext.rope import CONFIG, Site
 
@@ -26,7 +24,7 @@ class Claim:
     context: int
     target: int
     sites: tuple[Site, ...]
-    base: Mapping[str, Any] | None  # the config before, where it is known
+    base: JsonObject | None  # the config before, where it is known
     edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
 
     @property
@@ -75,7 +73,7 @@ def edited_keys(record: provenance.Record) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
+def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
     """The sites of a plan's JSON."""
     entries = []
     for site in plan["sites"]:
@@ -99,7 +97,7 @@ def _saved_sites(plan: Mapping[str, Any]) -> tuple[Site, ...]:
     return sites
 
 
-def read_plan(path: Path) -> dict[str, Any]:
+def read_plan(path: Path) -> dict[str, Json]:
     """Read a plan, and check its config, which may be built as that of a model."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):

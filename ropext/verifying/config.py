@@ -1,12 +1,12 @@
 """Checks of config.json and the other small files, of models of every scheme."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ropext import families
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.tokenizer import length_edits
 from ropext.errors import listed
+from ropext.jsontext import JsonObject
 from ropext.rope import ABSENT
 from ropext.verifying.checks import Check
 
@@ -14,8 +14,8 @@ LISTED = 5  # names shown of a longer list
 
 
 def check_config(
-    config: Mapping[str, Any],
-    base: Mapping[str, Any] | None,
+    config: JsonObject,
+    base: JsonObject | None,
     edited: Iterable[str],
     changed: Iterable[str] | None,
 ) -> Iterable[Check]:

@@ -43,7 +43,12 @@ class AskedServer:
             probed, sentence = probe(self, subject)
         except ProofFailed as failed:
             return Check("endpoint", False, str(failed))
-        return _judged(probed, sentence)
+        passed, judged = _judged(probed, sentence)
+        return self._check(passed, judged)
+
+    def _check(self, passed: bool | None, sentence: str) -> Check:
+        """What came of it; the sentence says what the server does."""
+        return Check("endpoint", passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare(self, beside: PlainServer, subject: Subject) -> Check:
         """Hold the server against one of the plain model."""
@@ -57,7 +62,7 @@ class AskedServer:
         server = server_at(self.url)
         name, _ = served_model(server, self.url)
         done = compare_beside(server, name, plain)
-        return Check("endpoint", done.is_on, f"{self.url} serves {name}; {done.sentence}")
+        return self._check(done.is_on, f"serves {name}; {done.sentence}")
 
     def probe_directory(self, subject: Subject) -> tuple["server.Probe", str]:
         """Hold the server against transformers; what came of it, and in words."""
@@ -72,7 +77,7 @@ class AskedServer:
         probed = server.probe(self.url, reference, lengths, before, self.tolerance)
         worst = max(prompt.difference for prompt in probed.prompts)
         within = f"its log-probabilities are within {worst:.1e} of transformers'"
-        return probed, f"{self._served(probed)}; {within} (tolerance {probed.tolerance:g})"
+        return probed, f"{_served(probed)}; {within} (tolerance {probed.tolerance:g})"
 
     def probe_file(self, subject: Subject) -> tuple["server.Probe", str]:
         """Hold the server against a GGUF's weights, by transformers, with its spectrum and the
@@ -99,7 +104,7 @@ class AskedServer:
             )
         gaps = [prompt.difference for prompt in probed.prompts]
         return probed, (
-            f"{self._served(probed)}; after {len(gaps)} prompts its log-probabilities differ from "
+            f"{_served(probed)}; after {len(gaps)} prompts its log-probabilities differ from "
             f"transformers' on the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance "
             f"{probed.tolerance:g})"
         )
@@ -111,19 +116,21 @@ class AskedServer:
         trust = subject.depth.trust_remote_code
         return server.ReferenceModel(directory, self.config, self.dtype, self.device, trust)
 
-    def _served(self, probed: "server.Probe") -> str:
-        limit = "no stated limit"
-        if probed.limit is not None:
-            limit = f"a limit of {probed.limit}"
-        return f"{self.url} serves {probed.model} with {limit}"
+
+def _served(probed: "server.Probe") -> str:
+    """What the server says of itself."""
+    limit = "no stated limit"
+    if probed.limit is not None:
+        limit = f"a limit of {probed.limit}"
+    return f"serves {probed.model} with {limit}"
 
 
-def _judged(probed: "server.Probe", sentence: str) -> Check:
+def _judged(probed: "server.Probe", sentence: str) -> tuple[bool | None, str]:
     """Say whether the comparison would have seen a reading without the extension."""
     from ropext.proof.server import ORDER
 
     if probed.lost is None:
-        return Check("endpoint", True, sentence)
+        return True, sentence
     sentence += f", where a reading without the extension would differ by {probed.lost:.1e}"
     if probed.drawn and probed.lost < ORDER * probed.tolerance:
         sentence += (
@@ -131,8 +138,8 @@ def _judged(probed: "server.Probe", sentence: str) -> Check:
             "tolerance was sought)"
         )
     if probed.lost >= 2 * probed.tolerance:
-        return Check("endpoint", True, sentence)
-    return Check("endpoint", None, f"{sentence}: too little to tell the two apart on this model")
+        return True, sentence
+    return None, f"{sentence}: too little to tell the two apart on this model"
 
 
 def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:

@@ -1,19 +1,17 @@
 """Write the spellings of a config anew."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ropext import families
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.errors import InputError, RopextError, UsageError
-from ropext.jsontext import dump
+from ropext.jsontext import Json, JsonObject, dump
 from ropext.rope import Edit
 
 
 def repair(
     directory: str | Path, trust: str | None = None
-) -> tuple[dict[str, Any], tuple[Edit, ...]]:
+) -> tuple[dict[str, Json], tuple[Edit, ...]]:
     """The config with every spelling written anew: from the record, where there is one, or from
     what stock transformers 5 reads; `trust` names the right one of two that disagree."""
     snapshot = open_snapshot(str(directory))
@@ -39,6 +37,6 @@ def repair(
     return fixed, tuple(families.diff(snapshot.config, fixed))
 
 
-def write_config(directory: str | Path, config: Mapping[str, Any]) -> None:
+def write_config(directory: str | Path, config: JsonObject) -> None:
     """Replace config.json in one step, so that a reader sees the old or the new one whole."""
     provenance.replace_listed(Path(directory), "config.json", dump(config))
