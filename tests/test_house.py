@@ -6,14 +6,14 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 7.5,
-    "comprehensions": 39.0,
-    "conditional expressions": 24.7,
-    "starred": 10.8,
-    "packed assignments": 0.6,
-    "Any": 23.0,
+    "nodes a statement": 7.4,
+    "comprehensions": 37.5,
+    "conditional expressions": 22.5,
+    "starred": 10.2,
+    "packed assignments": 0.4,
+    "Any": 21.0,
     "functions of more than six parameters": 18.0,
-    "files that import more than twenty others": 7.0,
+    "files that import more than twenty others": 5.0,
     "species tests": 6.0,
 }
 
