@@ -8,9 +8,11 @@ from contextlib import suppress
 import configs
 import pytest
 
-from ropext import families
+import ropext
+from ropext import families, inspecting
 from ropext.carriers import ConfigCarrier
-from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext.families.config import packaged
 from ropext.options.extend import Extend
 from ropext.planning import attempts, make_plan
 from ropext.report import text
@@ -531,3 +533,71 @@ def test_each_method_is_run_once_for_a_refusal(monkeypatch):
     assert counts["scale"] == 2 * methods
     assert counts["carry"] == 2 * methods + 2
     assert 0 < counts["readings"] <= methods
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """A directory with a config alone, and the [far] of its plan by these options."""
+    place = tmp_path / "model"
+    place.mkdir()
+
+    def warned(config, **options):
+        (place / "config.json").write_text(json.dumps(config))
+        made = inspecting.plan(place, **options)
+        return "".join(warning for warning in made.warnings if warning.startswith("[far]"))
+
+    return place, warned
+
+
+def test_too_far_for_what_nobody_trains_is_said_from_four_times_on(untrained):
+    _, warned = untrained
+    assert warned(configs.LLAMA, target=16383) == ""  # of 4,096 tokens
+    assert warned(configs.LLAMA, target=16384).startswith("[far] 4 times the context")
+    assert warned(configs.LLAMA, factor=8.0, finetune="texts.jsonl") == ""
+    assert warned(configs.LLAMA, factor=8.0, length_only=True) == ""
+    assert "--untrained" not in warned(configs.LLAMA, factor=63.0)
+    assert warned(configs.LLAMA, factor=64.0).endswith("; extend asks for --untrained here")
+    assert "extend asks" not in warned(configs.LLAMA, factor=64.0, untrained=True)
+    # 32 times the original context are twice what Llama 3.1's authors trained.
+    options = {"target": 262_144, "from_original": True, "method": "yarn"}
+    assert warned(configs.LLAMA31, **options) == ""
+    assert warned(configs.LLAMA31, **options | {"target": 524_288}).startswith("[far] 4 times")
+
+
+def test_what_authors_publish_untrained_is_not_too_far(untrained):
+    _, warned = untrained
+    qwen = configs.LLAMA | {
+        "model_type": "qwen3", "max_position_embeddings": 40960, "rope_theta": 1e6, "head_dim": 128,
+    }  # fmt: skip
+    assert warned(qwen, method="yarn", factor=4.0, context=32768) == ""
+    assert warned(qwen, method="yarn", factor=8.0, context=32768) != ""
+    told = [entry for entry in packaged("published.json") if not entry.get("ships")]
+    assert max(entry["factor"] for entry in told) == 4  # as the warning says
+
+
+def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrained, tmp_path):
+    place, warned = untrained
+    warned(configs.LLAMA, factor=2.0)
+    far = {"factor": 64.0, "no_verify": True}
+    with pytest.raises(UsageError, match=r"262,144 tokens are 64 times .* all the same with --unt"):
+        ropext.extend(place, tmp_path / "out", **far)
+    with pytest.raises(InputError, match="weights"):  # the next that is missing here
+        ropext.extend(place, tmp_path / "out", untrained=True, **far)
+    with pytest.raises(InputError, match="weights"):
+        ropext.extend(place, tmp_path / "out", **far | {"factor": 63.0})
+
+
+def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
+    from ropext.pipeline import job
+    from ropext.pipeline.work import plan_run
+
+    place, warned = untrained
+    warned(configs.LLAMA, factor=2.0)
+    (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    top = {"model": str(place), "revision": None}
+    for later, told in (({"fit": "x.jsonl"}, 0), ({"evaluate": "x.jsonl"}, 1)):
+        planned = plan_run(job.from_options(top, {"factor": 8.0}, later))
+        assert sum(one.startswith("[far]") for one in planned.plan.warnings) == told
+    with pytest.raises(UsageError, match="--untrained"):
+        plan_run(job.from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}))
+    plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}))

@@ -22,7 +22,7 @@ ROWS = [row.__name__ for row in (warnings.published, *warnings.ROTARY)]
 ROWS = [name for name in ROWS if name not in LEFT]
 # Functions whose every sentence is a warning.
 MADE_IN = {
-    "planning/warnings.py": ("reached", "_unknown_keys", *ROWS),
+    "planning/warnings.py": ("reached", "far", "_unknown_keys", *ROWS),
     "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
     "inspecting/plans.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),

@@ -429,6 +429,8 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
     recipe = dict(plan.recipe)
     if not recipe.get("length_only"):
         recipe.pop("length_only", None)  # where it is off, it says nothing of the method
+    if not recipe.get("untrained"):
+        recipe.pop("untrained", None)
     return Record(
         base=base,
         method=plan.method,

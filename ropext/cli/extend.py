@@ -98,6 +98,7 @@ def command(
         made = counted(extension, output, call)
         plan.show(out, made, details=details)
         made.require_help()  # as the run would, which shows no plan
+        made.require_training()
         return
     done = extension.make(output, call)
     result(out, text.extended(done.plan, done.written, serve), done, done.output, push)

@@ -10,7 +10,7 @@ from ropext.inspecting.inspection import (
     positions_of,
     said_of,
 )
-from ropext.inspecting.plans import plan, plan_config, plan_of, planned
+from ropext.inspecting.plans import plan, plan_config, plan_of, planned, told_far
 from ropext.inspecting.serving import Served, as_it_stands, gate, read_again, serving
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "read_again",
     "said_of",
     "serving",
+    "told_far",
 ]

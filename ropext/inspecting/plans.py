@@ -14,7 +14,7 @@ from ropext.inputs import read_text
 from ropext.inspecting.inspection import open_given, positions_of, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
-from ropext.planning import ExtensionPlan, Plan, make_folded_plan, make_plan, reached
+from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
@@ -49,7 +49,15 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
             [f"[again] this extends it again, after {provenance.history(record)}"] if record else []
         )
         return replace(made, warnings=(*made.warnings, *again))
-    return plan_of(snapshot, request, name)
+    return told_far(plan_of(snapshot, request, name))
+
+
+def told_far(made: Plan) -> Plan:
+    """The plan of an extension that no training follows, with what that costs far out."""
+    warning = far(made)
+    if not warning:
+        return made
+    return replace(made, warnings=(*made.warnings, warning))
 
 
 def plan_config(

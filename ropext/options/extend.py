@@ -137,6 +137,12 @@ class _Extension(Reach):
         panel=Panel.METHOD,
     )
 
+    untrained: bool = wanted(
+        False,
+        "extend by 64 times or more although no training follows",
+        panel=Panel.METHOD,
+    )
+
     @model_validator(mode="after")
     def _nothing_else(self) -> Self:
         if not self.length_only:

@@ -103,6 +103,7 @@ class ExtensionJob:
     def make(self, output: Path, call: Call) -> Extended:
         """Write an extended checkpoint and prove it."""
         self.plan.require_help()  # before weights are fetched
+        self.plan.require_training()
         with _or_without_a_copy(self.plan):
             whole = with_weights(self.snapshot)
         plan = warned(self.plan, call.hooks.say)

@@ -9,7 +9,7 @@ from typing import Any
 from ropext.atomic import os_errors
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.checkpoint.provenance import scrub, versions
-from ropext.inspecting import plan_of
+from ropext.inspecting import plan_of, told_far
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
 from ropext.narration import NOBODY, Call, told_of_files
@@ -96,6 +96,9 @@ def plan_run(recipe: Recipe) -> PlannedRun:
         base.require_weights()
     plan = plan_of(base, recipe.extension(), base.name)
     plan.require_help()
+    if recipe.fit is None and recipe.finetune is None:
+        plan = told_far(plan)
+        plan.require_training()
     planned = PlannedRun(recipe, base, plan)
     planned.check_gates()
     return planned

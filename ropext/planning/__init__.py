@@ -6,13 +6,14 @@ The plan is the prediction; the proof compares it with what stock transformers b
 
 from ropext.planning.plan import CONFIG_ALONE, ExtensionPlan, InMemory, Plan
 from ropext.planning.rotary import make_folded_plan, make_plan
-from ropext.planning.warnings import reached
+from ropext.planning.warnings import far, reached
 
 __all__ = [
     "CONFIG_ALONE",
     "ExtensionPlan",
     "InMemory",
     "Plan",
+    "far",
     "make_folded_plan",
     "make_plan",
     "reached",

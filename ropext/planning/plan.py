@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext import loaders, scaling
+from ropext import families, loaders, scaling
 from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
@@ -31,6 +31,9 @@ class MethodRow:
 
 
 LENGTH_ONLY = "length-only"  # what stands in the place of a method
+# Times the context with nothing trained: from here on --untrained is asked for. Nobody publishes an
+# untrained scaling by more than 4 times (families/published.json).
+ASKED_UNTRAINED = 64
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,22 @@ class ExtensionPlan:
         if refusal is not None:
             raise refusal
 
+    @property
+    def untrained_factor(self) -> float:
+        """How many times the model's own context it is to read with nothing trained for it; 1
+        where a training follows, where the spectrum stays, and where its authors publish it so."""
+        return 1.0
+
+    def require_training(self) -> None:
+        """Refuse an extension so far that it is only written untrained where that was asked for."""
+        if self.untrained_factor < ASKED_UNTRAINED or self.recipe.untrained:
+            return
+        raise UsageError(
+            f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g} times what the"
+            " model reads, and nothing is trained for them: train (--finetune DATA), take a"
+            " smaller factor, or write it all the same with --untrained"
+        )
+
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
         """How to run the result in each loader, once it lies in `directory`."""
         return ()
@@ -237,6 +256,16 @@ class Plan(ExtensionPlan):
     @property
     def words(self) -> Words:
         return self.carrier.words
+
+    @property
+    def untrained_factor(self) -> float:
+        recipe = self.recipe
+        if recipe.finetune or recipe.like or recipe.length_only:
+            return 1.0
+        authors = families.recipe_of(self.model)
+        if authors is not None and authors.agrees(self.method, self.context, self.target):
+            return 1.0
+        return self.target / max(self.context, self.model.context)
 
     @property
     def keeps_spectrum(self) -> bool:

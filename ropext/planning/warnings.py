@@ -12,12 +12,13 @@ from ropext.families import Model
 from ropext.families.published import Published
 from ropext.loaders import LoaderReading
 from ropext.options.extend import Extend
-from ropext.planning.plan import WRONG, Way, newest, too_far
+from ropext.planning.plan import ASKED_UNTRAINED, WRONG, Plan, Way, newest, too_far
 from ropext.rope import RopeSite
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
+FAR_UNTRAINED = 4  # times the context, from which on an untrained model loses what was measured
 EVEN_SO = (
     "; extend and its like ask for --even-so, or for --length-only, which raises the length alone"
 )
@@ -107,6 +108,24 @@ def farther_than_anybody(plan: Planned) -> str:
     if not doubt:
         return ""
     return f"[too-far] {doubt}"
+
+
+def far(plan: Plan) -> str:
+    """Too far for a model that nobody trains for it. Where a training follows, whoever plans that
+    does not ask."""
+    factor = plan.untrained_factor
+    if factor < FAR_UNTRAINED:
+        return ""
+    asked = ""
+    if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
+        asked = "; extend asks for --untrained here"
+    return (
+        f"[far] {factor:g} times the context with nothing trained: on novels YaRN costs SmolLM2"
+        " 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65 at 8; no authors"
+        " publish an untrained factor above 4. What remains: train (--finetune DATA), read by"
+        " Self-Extend (ropext serve --method self-extend), or a smaller factor (docs/choosing.md)"
+        f"{asked}"
+    )
 
 
 def not_longer(plan: Planned) -> str:

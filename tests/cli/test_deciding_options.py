@@ -281,6 +281,7 @@ EXTENDING = {
     "for": ("vllm", {"plan", "fit"}),
     "method": ("pi", SHAPE),
     "length_only": ("true method=null", SHAPE),
+    "untrained": ("true", {"plan"}),
     "attention_factor": ("1.1", SHAPE),
     "temperature": ("0.9", SHAPE),
     "theta": ("20000 method=abf", SHAPE),
