@@ -40,6 +40,7 @@ from ropext.training.counting import Needs, count_needs
 from ropext.training.place import (
     check_output_of,
     say_versions,
+    settle_done,
     settle_output_of,
 )
 from ropext.training.rows import Row
@@ -132,6 +133,8 @@ class Objective(ABC, Generic[Done]):
         section = record.more.get(self.command) or {}
         if section.get("key") != self.key(told_of_files(call.hooks.say)):
             return None
+        if processes.is_main():
+            settle_done(output)
         return record
 
     def to_json(self) -> dict[str, Any]:

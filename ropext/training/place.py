@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.staging import check_output, check_space, settle_output
+from ropext.checkpoint.staging import check_output, check_space, recover, settle_output
 from ropext.narration import Call, Say
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.training.training import Training
@@ -26,6 +26,12 @@ def settle_output_of(training: Training, output: Path, call: Call) -> None:
         check_space(output, room_for(training.snapshot, training.options))
     finally:
         release(beside(output), output)
+
+
+def settle_done(output: Path) -> None:
+    """Clear away what a kill left that came when the output was written and had its name."""
+    recover(output, refused=True)
+    release(beside(output), output)
 
 
 def _reads(training: Training) -> list[Path | str]:

@@ -63,7 +63,7 @@ class Short:
 
 _KILLS = "--kills 60 --faults 0 --only extend"
 CAMPAIGNS = {
-    "kills": Short("--kills 24 --faults 4 --wanted 1"),
+    "kills": Short("--kills 18 --faults 4 --wanted 1"),
     "guard": Short("--guard part"),
     "named before it is written": Short(_KILLS, named_before_it_is_written),
     "what was left is never swept up": Short(_KILLS, never_swept_up),

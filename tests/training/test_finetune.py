@@ -28,6 +28,7 @@ from ropext.cli.output import Out
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
 from ropext.jsontext import values_json
+from ropext.locks import lock_of
 from ropext.narration import Call, Hooks, Pace
 from ropext.options.training import Finetune
 from ropext.results import rules
@@ -35,6 +36,7 @@ from ropext.results.measurement import Store
 from ropext.results.values import Value
 from ropext.training import fit_report, report, trainer, tuned_report
 from ropext.training.request import FinetuneRequest
+from ropext.workdir import beside
 
 pytestmark = pytest.mark.slow
 
@@ -288,8 +290,11 @@ def test_the_same_training_into_its_output_was_done_before(
         with request.prepared(output, Call()) as job:
             return told_before(Out(as_json=True), job, output, Call(), None)
 
+    left = lock_of(beside(output))  # by a kill between the output's name and the clean-up
+    left.write_bytes(b'{"ropext": "lock", "pid": 1')
     assert asked()
     assert json.loads(capsys.readouterr().out)["done_before"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert not asked(rank=8)
     assert not asked(control=False)  # other files
     (output / "training/losses.json").write_text("{}")
