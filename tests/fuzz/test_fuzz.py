@@ -201,7 +201,7 @@ FINDINGS = {
         shapes.records(),
         recorded,
     ),
-    "a record that lacks a theta": Finding(
+    "a rope dict of a record that nothing can be written from": Finding(
         (
             (respelling.respell, 'for key in ("rope_type", "rope_theta")', "for key in ()"),
             (verifying.repair, "(KeyError, TypeError, ValueError)", "()"),
