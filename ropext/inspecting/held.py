@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from ropext import stock
 from ropext.checkpoint import Snapshot
 from ropext.errors import UsageError
 from ropext.jsontext import JsonObject
@@ -37,6 +38,7 @@ def held_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise UsageError("this config has no model_type, so it is no config of transformers")
+    stock.ask_about(config)
     name = str(config.get("_name_or_path") or "") or kind
     return Snapshot(name=name, directory=NOWHERE, config=dict(config), files={}, left={})
 

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from hiding import hidden
 
-from ropext import families, proof, stock
+from ropext import families, inspecting, proof, stock
 from ropext.cli.app import main
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.families import described
@@ -243,6 +243,11 @@ def test_an_extended_config_is_not_asked_about_again(asked):
     written = make_plan(NOVA, Extend(factor=4.0, method="pi")).config
     assert read(written).sites[0].params["factor"] == 4.0
     assert len(jobs) == 1
+
+
+def test_a_config_that_python_holds_is_asked_about(asked):
+    assert inspecting.inspect(NOVA).model.forms == ("default", "linear")
+    assert len(asked[0]) == 1
 
 
 def test_what_an_extension_writes_decides_no_answer():
