@@ -69,7 +69,9 @@ class Run:
             strategy="pose" if self.window else "full",
             window=self.window or None,
         )
-        return asked, defaults.settings(asked, 50_000_000, self.tokens // 4, self.tokens)
+        return asked, defaults.settings(
+            asked, defaults.Size(50_000_000, self.tokens // 4, self.tokens)
+        )
 
 
 def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) -> Any:
@@ -103,6 +105,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
         folder=folder,
         rows_per_step=run.rows,
         row_tokens=run.row_tokens,
+        stopping=ours.Stopping(),
     )
     kind = ours._Trainer if engine == ROPEXT else transformers.Trainer
     made: Any = kind(

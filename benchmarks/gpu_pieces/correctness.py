@@ -104,7 +104,9 @@ def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]
     options, model = Finetune(steps=1), long(day, device, dtype)
     if sliced:
         assert use_sliced_loss(model) is None
-    joined = models.add_adapter(model, options, defaults.settings(options, 1_000_000, 256, ROW))
+    joined = models.add_adapter(
+        model, options, defaults.settings(options, defaults.Size(1_000_000, 256, ROW))
+    )
     generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
     moving = [parameter for parameter in joined.parameters() if parameter.requires_grad]
     with torch.no_grad():  # the half that begins as zero would give the other no gradient

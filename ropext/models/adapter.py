@@ -1,10 +1,15 @@
 """A LoRA that is put on a loaded model, its files checked before PEFT sees them."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint.adapter import WEIGHTS, read_lora
 from ropext.errors import InputError, first_line
+from ropext.jsontext import Json
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 
 def add_adapter(model: Any, adapter: str) -> Any:
@@ -17,7 +22,8 @@ def add_adapter(model: Any, adapter: str) -> Any:
     try:
         _check_size(model, given, Path(adapter, WEIGHTS).stat().st_size)
         config = peft.LoraConfig(**given)
-        joined = peft.PeftModel.from_pretrained(model, adapter, config=config).eval()
+        joined = peft.PeftModel.from_pretrained(model, adapter, config=config)
+        joined.eval()
         put_weights(joined, Path(adapter))
         return joined
     except (OSError, TypeError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -26,7 +32,7 @@ def add_adapter(model: Any, adapter: str) -> Any:
         ) from error
 
 
-def put_weights(joined: Any, adapter: Path) -> None:
+def put_weights(joined: "nn.Module", adapter: Path) -> None:
     """Give a PEFT model the weights of an adapter that bear its own names. PEFT renames them as it
     does those of transformers 4, and loses some (Laguna's shared experts) with a warning."""
     import peft
@@ -38,7 +44,7 @@ def put_weights(joined: Any, adapter: Path) -> None:
             weight.data.copy_(stored[name])
 
 
-def _check_size(model: Any, given: dict[str, Any], size: int) -> None:
+def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> None:
     """Refuse a config that makes PEFT allocate more than a file of `size` bytes can fill."""
     import peft
 

@@ -8,10 +8,12 @@ rests on the proof by running the model (`why_not_plain`).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutput
 
 # Config keys that scale or cap logits, in so far as a config tells.
 BENDING = (
@@ -30,7 +32,7 @@ STRETCH = 16
 LARGE_LOGIT = 100.0
 
 
-def plain_head(model: Any) -> "torch.nn.Linear | None":
+def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
     """The output embeddings if they are one matrix that nobody wraps, moves or adapts."""
     import torch
 
@@ -42,7 +44,7 @@ def plain_head(model: Any) -> "torch.nn.Linear | None":
     return head
 
 
-def foretold_bend(model: Any) -> str | None:
+def foretold_bend(model: "PreTrainedModel") -> str | None:
     """Why logits will not be those of a plain matrix, as far as class and config tell."""
     if plain_head(model) is None:
         return _why_wrapped(model)
@@ -54,7 +56,7 @@ def foretold_bend(model: Any) -> str | None:
     return None
 
 
-def why_not_plain(model: Any, ids: "torch.Tensor") -> str | None:
+def why_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
     """None where logits are the decoder's states times one matrix; else the reason.
 
     Families scale or cap their logits under many names, some in code of their own: a pass over a
@@ -66,7 +68,7 @@ def why_not_plain(model: Any, ids: "torch.Tensor") -> str | None:
     return why_bent(model, model.base_model(input_ids=ids, use_cache=False))
 
 
-def why_not_apart(model: Any) -> str | None:
+def why_not_apart(model: "PreTrainedModel") -> str | None:
     """None where a decoder and one plain matrix can be told apart; else the reason."""
     if plain_head(model) is None:
         return _why_wrapped(model)
@@ -75,12 +77,13 @@ def why_not_apart(model: Any) -> str | None:
     return None
 
 
-def why_bent(model: Any, output: Any) -> str | None:
+def why_bent(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
     """None where the logits are the states of `output`, what the decoder gave, times the matrix;
     else the reason."""
     head = plain_head(model)
     assert head is not None  # they were told apart
     hidden = output.last_hidden_state
+    assert hidden is not None
     largest = float(head(hidden[0]).float().abs().max())
     factor = max(STRETCH, LARGE_LOGIT / max(largest, 1e-6))
     for states in (hidden, hidden * factor):
@@ -90,7 +93,7 @@ def why_bent(model: Any, output: Any) -> str | None:
     return None
 
 
-def _why_wrapped(model: Any) -> str:
+def _why_wrapped(model: "PreTrainedModel") -> str:
     """Why the output layer is no plain head."""
     import torch
 
@@ -108,18 +111,24 @@ def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype"
     return bool((one - other).abs().max() <= bound)
 
 
-def logits_after(model: Any, output: Any, hidden: "torch.Tensor") -> "torch.Tensor":
+def logits_after(
+    model: "PreTrainedModel", output: "BaseModelOutput", hidden: "torch.Tensor"
+) -> "torch.Tensor":
     """Logits (tokens, vocabulary) of the model's own forward where its body has given `hidden` in
     the place of the last states of `output`."""
+    import torch
+
     given = replace(output, last_hidden_state=hidden)
-    ids = hidden.new_zeros(hidden.shape[:2]).long().to(model.get_input_embeddings().weight.device)
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    ids = hidden.new_zeros(hidden.shape[:2]).long().to(embedding.device)
     with replaced_forward(model.base_model, lambda *args, **kwargs: given):
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
     return logits
 
 
 @contextmanager
-def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced_forward(module: "torch.nn.Module", forward: Callable[..., object]) -> Iterator[None]:
     """For a moment, a call of `module` computes `forward`, inside of what hooks do around it."""
     replaced = module.__dict__.get("forward")
     module.forward = forward

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, UnsupportedModel, UsageError, first_line
@@ -13,10 +13,14 @@ from ropext.models.masked import headless, is_masked
 
 if TYPE_CHECKING:
     import torch
+    from transformers import BitsAndBytesConfig, PreTrainedModel
 
     from ropext.options.evaluate import DocumentOptions
     from ropext.options.training import TrainingOptions
 
+    Loaded = tuple[PreTrainedModel, Mapping[str, list[str]]]  # and what its files lack
+
+Built = TypeVar("Built")
 
 # Attentions that torch alone computes: no package is missing for them.
 OF_TORCH = ("eager", "sdpa")
@@ -72,20 +76,20 @@ def skeleton(
     trust_remote_code: bool = False,
     masked: bool | None = None,
     dtype: "torch.dtype | None" = None,
-) -> Any:
+) -> "PreTrainedModel":
     """The model from its config alone, its weights on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
-    keywords: dict[str, Any] = {}
+    keywords: dict[str, torch.dtype] = {}
     if dtype is not None:  # None would replace the config's own by float32
         keywords["dtype"] = dtype
     if masked is None:
         masked = is_masked(snapshot)
     try:
         with init_empty_weights(include_buffers=False):
-            model = auto_class(masked).from_config(
+            model: PreTrainedModel = auto_class(masked).from_config(
                 config,
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
@@ -111,7 +115,7 @@ class Loading:
     attention: str | None = None  # None: SDPA where the model has it
     trust_remote_code: bool = False
     masked: bool = False  # the model fills in masked tokens
-    quantiser: Any = None  # a quantization config of transformers
+    quantiser: "BitsAndBytesConfig | None" = None
 
 
 def loading_of(
@@ -125,16 +129,16 @@ def loading_of(
     return Loading(dtype, place, options.attn_implementation, trust_remote_code, masked)
 
 
-def load_model(snapshot: Snapshot, how: Loading) -> Any:
+def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
     """The causal or masked language model, in evaluation mode."""
-    keywords: dict[str, Any] = {}
+    keywords = dict[str, object]()
     if how.place is not None:
         keywords["device_map"] = how.place
     if how.quantiser is not None:
         keywords["quantization_config"] = how.quantiser
 
-    def build(attention: str) -> Any:
-        return auto_class(how.masked).from_pretrained(
+    def build(attention: str) -> "Loaded":
+        loaded: Loaded = auto_class(how.masked).from_pretrained(
             snapshot.directory,
             dtype=how.dtype,
             trust_remote_code=how.trust_remote_code,
@@ -143,6 +147,7 @@ def load_model(snapshot: Snapshot, how: Loading) -> Any:
             output_loading_info=True,
             **keywords,
         )
+        return loaded
 
     with loading_errors(snapshot, how):
         model, report = with_attention(how.attention, build)
@@ -171,7 +176,7 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
         ) from error
 
 
-def with_attention(wanted: str | None, build: Callable[[str], Any]) -> Any:
+def with_attention(wanted: str | None, build: Callable[[str], Built]) -> Built:
     """A model built with the attention asked for, or with SDPA where it has that, else eager.
 
     Always said, for a config may name another one, and transformers fetches kernels by such names.

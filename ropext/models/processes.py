@@ -2,12 +2,15 @@
 what they share in a training: rows, weights, and what only one knows."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ropext.errors import InputError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from accelerate import FullyShardedDataParallelPlugin
 
 Found = TypeVar("Found")
 WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writes alone
@@ -71,7 +74,7 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
         )
 
 
-def check_fsdp(**options: bool) -> None:
+def check_fsdp(unshared: Sequence[str]) -> None:
     """Refuse a launch with FSDP that cannot load, or options that it cannot share."""
     if not is_fsdp():
         return
@@ -81,14 +84,14 @@ def check_fsdp(**options: bool) -> None:
             "launched with FSDP: its config must say fsdp_version: 2 and "
             "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
         )
-    for name in (name for name, value in options.items() if value):
+    if unshared:
         raise UsageError(
-            f"--{name.replace('_', '-')} is for one process or DDP, and this was launched with "
+            f"{unshared[0]} is for one process or DDP, and this was launched with "
             "FSDP: leave it out, or launch with the config that ropext.training.launch calls ddp"
         )
 
 
-def keep_float32(plugin: Any) -> None:
+def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
     """What accelerate's FSDP2 would round to bfloat16 stays float32: the loss, and the gradients
     while they are added up over the processes."""
     if plugin is not None and plugin.mixed_precision_policy is not None:

@@ -12,13 +12,16 @@ import signal
 import string
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ropext.errors import InputError
 from ropext.systems import limit_memory
+
+if TYPE_CHECKING:  # the child needs nothing of it
+    from ropext.jsontext import Json, JsonObject
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, where the system limits them
@@ -32,7 +35,7 @@ MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 _idle: dict[tuple[str, int], "subprocess.Popen[str]"] = {}
 
 
-def ask(kind: str, question: Mapping[str, Any], size: int = 0) -> Any:
+def ask(kind: str, question: "JsonObject", size: int = 0) -> "Json":
     """What a child answers; ValueError says why it does not, TimeoutError that it ended itself. Its
     limits grow with the size of the files that it reads."""
     seconds = SECONDS + SECONDS_A_MEGABYTE * size / 1e6
@@ -116,7 +119,7 @@ def encode(file: str) -> tuple[int, int]:
     return len(text), len(tokenizer.encode(text).ids)
 
 
-def render(template: str, messages: Any, words: dict[str, Any], opening: bool) -> str:
+def render(template: str, messages: "Json", words: "dict[str, Json]", opening: bool) -> str:
     """Render a conversation through a chat template, as stock transformers does."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -130,7 +133,12 @@ def render(template: str, messages: Any, words: dict[str, Any], opening: bool) -
 def main() -> None:
     """Answer until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    answer_to: Any = {"render": render, "encode": encode, "build": build}[sys.argv[1]]
+    answers: dict[str, Callable[..., object]] = {
+        "render": render,
+        "encode": encode,
+        "build": build,
+    }
+    answer_to = answers[sys.argv[1]]
     # What it needs is imported before its time is counted.
     if answer_to is render:
         render("", [], {}, False)

@@ -13,8 +13,9 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
@@ -25,7 +26,7 @@ from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
 from ropext.inputs import from_home
 from ropext.inspecting import plan_config
 from ropext.inspecting.held import ORIGINAL
-from ropext.jsontext import JsonObject
+from ropext.jsontext import Json, JsonObject
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
 from ropext.options.extend import Extend, Writing, parse_extend
@@ -35,6 +36,12 @@ from ropext.planning import CONFIG_ALONE, ExtensionPlan, InMemory
 from ropext.rope import CONFIG
 from ropext.scaling.self_extend import FoldOptions
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+    from typing_extensions import TypeIs
+
 Model = TypeVar("Model")
 
 # State of the model in memory, not of the scheme that the config describes.
@@ -43,7 +50,7 @@ PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionTyp
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 
 
-def base_model(model: Any) -> Any:
+def base_model(model: object) -> "PreTrainedModel":
     """The transformers model itself, out of a PEFT wrapper."""
     from transformers import PreTrainedModel
 
@@ -54,7 +61,7 @@ def base_model(model: Any) -> Any:
     return model
 
 
-def _skeleton(model: Any, config: Any) -> Any:
+def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrainedModel":
     """A model of the same class with real buffers and no parameters."""
     from accelerate import init_empty_weights
 
@@ -65,13 +72,15 @@ def _skeleton(model: Any, config: Any) -> Any:
         return type(model)(config)
 
 
-def _is_config(value: Any) -> bool:
+def _is_config(value: object) -> "TypeIs[PreTrainedConfig]":
     from transformers import PreTrainedConfig
 
     return isinstance(value, PreTrainedConfig)
 
 
-def _update_config(live: Any, old: Any, new: Any) -> None:
+def _update_config(
+    live: "PreTrainedConfig", old: "PreTrainedConfig", new: "PreTrainedConfig"
+) -> None:
     """Write into a live config what differs between the two, its parts included.
 
     Past __setattr__, which would standardise the rope dict a second time.
@@ -81,15 +90,16 @@ def _update_config(live: Any, old: Any, new: Any) -> None:
             continue
         before = vars(old).get(key)
         after = vars(new).get(key)
-        if _is_config(after) and _is_config(vars(live).get(key)):
-            _update_config(vars(live)[key], before, after)
+        part = vars(live).get(key)
+        if _is_config(part) and _is_config(before) and _is_config(after):
+            _update_config(part, before, after)
         elif key not in vars(new):
             vars(live).pop(key, None)
         elif before != after:
             vars(live)[key] = copy.deepcopy(after)
 
 
-def _update_attributes(live: Any, old: Any, new: Any) -> None:
+def _update_attributes(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
     from torch import nn
 
     every_module_has = vars(nn.Module()).keys()
@@ -99,36 +109,57 @@ def _update_attributes(live: Any, old: Any, new: Any) -> None:
             setattr(live, key, copy.deepcopy(after))
 
 
-def _renew_rotary(live: Any, new: Any) -> None:
+def _device_of(live: "nn.Module") -> "torch.device":
+    """Where a module's numbers are; the CPU for one without any."""
+    import torch
+
+    for tensor in chain(live.parameters(), live.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
     """A rotary embedding keeps state of its own (longrope's cached long set, dynamic's length) and
     may have been cast with the model; all of it is taken from a fresh one.
     """
-    tensors = [*live.parameters(), *live.buffers()]
-    device = tensors[0].device if tensors else "cpu"
+    device = _device_of(live)
     stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
-    for key in [*stale, *(name for name in live._buffers if name.endswith("inv_freq"))]:
+    stale += [name for name in live._buffers if name.endswith("inv_freq")]
+    for key in stale:
         delattr(live, key)
     for name, value in new._buffers.items():
-        live.register_buffer(name, value.to(device), persistent=False)
+        if value is not None:
+            live.register_buffer(name, value.to(device), persistent=False)
     for key, value in vars(new).items():
         if isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
             setattr(live, key, copy.deepcopy(value))
 
 
-def _renew_buffers(live: Any, old: Any, new: Any) -> None:
+def _renew_buffers(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
     """What is made anew at another length: a causal mask, position numbers."""
     for key in new._non_persistent_buffers_set & live._buffers.keys():
-        made = new._buffers[key]
-        if made is not None and made.shape != old._buffers[key].shape:
-            live.register_buffer(key, made.to(live._buffers[key].device), persistent=False)
+        renewed = new._buffers[key]
+        before = old._buffers[key]
+        held = live._buffers[key]
+        if renewed is None or before is None or held is None:
+            continue
+        if renewed.shape != before.shape:
+            live.register_buffer(key, renewed.to(held.device), persistent=False)
 
 
-def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
+def _shapes(model: "nn.Module", but: set[str]) -> set[tuple[str, "torch.Size"]]:
+    """The names and shapes of all weights `but` some."""
+    shapes = set[tuple[str, "torch.Size"]]()
+    for name, tensor in model.state_dict().items():
+        if name not in but:
+            shapes.add((name, tensor.shape))
+    return shapes
+
+
+def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Iterable[str]) -> None:
     others = {f"{name}.weight" for name in tables}
-    before, after = (
-        {(name, tensor.shape) for name, tensor in model.state_dict().items() if name not in others}
-        for model in (old, new)
-    )
+    before = _shapes(old, but=others)
+    after = _shapes(new, but=others)
     if before != after:
         raise InputError(
             "the new config describes other weights than the model in memory has "
@@ -137,7 +168,7 @@ def _check_same_weights(old: Any, new: Any, tables: Iterable[str]) -> None:
         )
 
 
-def _apply(model: Any, config: Any, beside: InMemory) -> None:
+def _apply(model: object, config: "PreTrainedConfig", beside: InMemory) -> None:
     from ropext.patching.self_extend import apply_fold, remove_fold
 
     live = base_model(model)
@@ -155,7 +186,7 @@ def _apply(model: Any, config: Any, beside: InMemory) -> None:
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before = dict(old.named_modules())
     after = dict(new.named_modules())
-    seen = set()  # some modules hold copies of the config, most the same one
+    seen = set[int]()  # some modules hold copies of the config, most the same one
     for name, module in live.named_modules():
         if name not in after:
             continue  # an adapter's own layers
@@ -174,7 +205,7 @@ def _apply(model: Any, config: Any, beside: InMemory) -> None:
 
 def apply_config(
     model: Model,
-    config: Mapping[str, Any],
+    config: JsonObject,
     beside: InMemory = CONFIG_ALONE,
 ) -> Model:
     """Make a loaded model compute as if it had been loaded with this config dict; returns it.
@@ -214,7 +245,7 @@ class MemorySource:
     RoPE.
     """
 
-    model: Any
+    model: object
     config: JsonObject
     prover: Callable[[Path], JsonObject]
 
@@ -222,7 +253,7 @@ class MemorySource:
 
     @property
     def inputs(self) -> Sequence[Path | str]:
-        return [_name(self.model)]
+        return [_name(base_model(self.model))]
 
     def is_file(self, output: Path) -> bool:
         return False
@@ -245,7 +276,7 @@ class MemorySource:
         return {}  # there are no files yet
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        self.model.save_pretrained(stage.directory)
+        base_model(self.model).save_pretrained(stage.directory)
         path = stage.directory / CONFIG
         written = json.loads(path.read_text(encoding="utf-8"))
         merged = written | dict(self.config)
@@ -270,13 +301,13 @@ class MemorySource:
         return full
 
 
-def _name(live: Any) -> str:
+def _name(live: "PreTrainedModel") -> str:
     """The directory or hub id that a loaded model came from, as transformers keeps it."""
     return str(getattr(live.config, "_name_or_path", ""))
 
 
 def plan_of(
-    model: Any,
+    model: object,
     *,
     window: int | None = None,
     group: int | None = None,
@@ -291,32 +322,33 @@ def plan_of(
     return plan_config(original_of(live), parse_extend(options), name, given)
 
 
-def plan_in(live: Any) -> ExtensionPlan | None:
+def plan_in(live: object) -> ExtensionPlan | None:
     """The plan that a patched model computes by."""
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     return made
 
 
-def hooks_of(live: Any) -> set[int]:
+def hooks_of(live: object) -> set[int]:
     """The numbers of the hooks that a patch put on a model."""
     from ropext.patching.schemes import SLOPES
     from ropext.patching.self_extend import FOLDED
 
-    hooks = [*vars(live).get(SLOPES, ()), *vars(live).get(FOLDED, ())]
+    hooks = list(vars(live).get(SLOPES, ()))
+    hooks += vars(live).get(FOLDED, ())
     return {hook.id for hook in hooks}
 
 
-def config_of(live: Any) -> dict[str, Any]:
+def config_of(live: "PreTrainedModel") -> dict[str, Json]:
     """The config of a model as it computes, with all spellings where a plan wrote it."""
-    config: dict[str, Any] = json.loads(live.config.to_json_string())
+    config: dict[str, Json] = json.loads(live.config.to_json_string())
     made = plan_in(live)
     return config if made is None else config | dict(made.config)
 
 
-def original_of(live: Any) -> dict[str, Any]:
+def original_of(live: "PreTrainedModel") -> dict[str, Json]:
     """The config from before any patch, as save_pretrained would write it: without what the
     library fills in."""
-    config: dict[str, Any] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
+    config: dict[str, Json] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
     return config
 
 
@@ -367,7 +399,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
     return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
 
 
-def _base_of(live: Any) -> dict[str, Any]:
+def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
     name = _name(live)
     is_here = not name or Path(name).is_dir()
     return {

@@ -15,15 +15,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropext import families, stock
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.options.cache import UNROUNDED, StoredCache
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Attended = tuple[Tensor, Tensor | None]  # what is seen, and the weights where they are kept
+Attention = Callable[..., Attended]
 NAME = "ropext_rounded_cache"  # in transformers' tables of attention functions
 BLOCK = 32  # channels that share a scale
 LEAST_TURN = 64  # channels of the smallest Hadamard matrix
@@ -103,7 +108,7 @@ def turn_of_values(kind: str, width: int) -> int:
 
 
 @contextmanager
-def cache_rounded(live: Any, stored: StoredCache) -> Iterator[None]:
+def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None]:
     """While this lasts, a loaded model attends to a cache that is stored so."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -112,20 +117,24 @@ def cache_rounded(live: Any, stored: StoredCache) -> Iterator[None]:
     before = live.config._attn_implementation
     if before == NAME:
         raise UsageError("the cache of this model is rounded already")
-    seen: dict[Any, tuple[Tensor, Tensor]] = {}
+    seen = dict[nn.Module, tuple[Tensor, Tensor]]()
 
-    def inner(module: Any) -> Callable[..., Any]:
+    def inner(module: nn.Module) -> Attention:
         """Return the function that the model's layer would call."""
         if before == "eager":  # each family's own
-            own = sys.modules[type(module).__module__]
-            return cast(Callable[..., Any], vars(own)["eager_attention_forward"])
-        return cast(Callable[..., Any], ALL_ATTENTION_FUNCTIONS[before])
+            family = sys.modules[type(module).__module__]
+            return cast(Attention, vars(family)["eager_attention_forward"])
+        return cast(Attention, ALL_ATTENTION_FUNCTIONS[before])
 
-    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
+    def look(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
+    ) -> Attended:
         seen[module] = (k, v)
         return inner(module)(module, q, k, v, mask, **rest)
 
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
+    def attend(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
+    ) -> Attended:
         keys = rounded_cache(k, stored.keys, turn_of_keys(stored.keys, k.shape[-1]))
         values = rounded_cache(v, stored.values, turn_of_values(stored.values, v.shape[-1]))
         return inner(module)(module, q, keys, values, mask, **rest)
@@ -142,7 +151,7 @@ def cache_rounded(live: Any, stored: StoredCache) -> Iterator[None]:
         live.set_attn_implementation(before)
 
 
-def _probe(live: Any) -> None:
+def _probe(live: "PreTrainedModel") -> None:
     """Read a few tokens, so that each attention layer shows what it attends to."""
     trains = live.training
     try:
@@ -154,7 +163,9 @@ def _probe(live: Any) -> None:
         live.train(trains)
 
 
-def _check_layers(config: Any, seen: list[tuple[Tensor, Tensor]], stored: StoredCache) -> None:
+def _check_layers(
+    config: "PreTrainedConfig", seen: list[tuple[Tensor, Tensor]], stored: StoredCache
+) -> None:
     """Refuse where layers attend to something else than what a cache keeps of them."""
     named = config.to_dict()
     stock.ask_about(named)

@@ -1,9 +1,13 @@
 """Give a loaded model that does not rotate other rows, or other slopes, as a plan says."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ropext.errors import InputError
 from ropext.scaling.tables import Growth
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
 
 SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that are handed ALiBi's bias
 SLOPES = "_ropext_slopes"  # attribute of a model whose ALiBi slopes were patched: its hooks
@@ -12,23 +16,23 @@ STORED = {"torch.float64": "F64", "torch.float32": "F32"}
 STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
-def tables_of(live: Any, growth: Growth | None) -> dict[str, Any]:
+def tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.Module"]:
     """The position tables that were given other rows, or will be: modules by their names."""
-    return {
-        name: module
-        for name, module in live.named_modules()
-        if ROWS in vars(module)
-        or (growth is not None and growth.positions.is_table(f"{name}.weight"))
-    }
+    tables = dict[str, "nn.Module"]()
+    for name, module in live.named_modules():
+        is_grown = growth is not None and growth.positions.is_table(f"{name}.weight")
+        if is_grown or ROWS in vars(module):
+            tables[name] = module
+    return tables
 
 
-def set_rows(table: Any, growth: Growth | None) -> None:
+def set_rows(table: "nn.Module", growth: Growth | None) -> None:
     """Give a table other rows, made of those before any patch; without a growth, those."""
     import torch
 
     from ropext.schemes.growing import grown  # late: no rotary model needs it
 
-    old = vars(table).pop(ROWS, table.weight)
+    old: torch.Tensor = vars(table).pop(ROWS, table.weight)
     table.weight = old
     if growth is None:
         return
@@ -44,9 +48,11 @@ def set_rows(table: Any, growth: Growth | None) -> None:
     table.weight = torch.nn.Parameter(rows, requires_grad=old.requires_grad)
 
 
-def set_slopes(live: Any, growth: Growth | None) -> None:
+def set_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
     """Scale the slopes in the bias that each layer is handed; without a growth, as stock."""
     import torch
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
 
     for hook in vars(live).pop(SLOPES, ()):
         hook.remove()
@@ -55,7 +61,9 @@ def set_slopes(live: Any, growth: Growth | None) -> None:
     factor = growth.target / growth.positions.context
     factors = torch.tensor(growth.slopes(live.config.num_attention_heads, factor))
 
-    def scale(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def scale(
+        _: nn.Module, args: tuple[object, ...], kwargs: dict[str, torch.Tensor]
+    ) -> tuple[tuple[object, ...], dict[str, torch.Tensor]]:
         name = "position_bias" if "position_bias" in kwargs else "alibi"
         bias = kwargs[name]
         by_head = bias.reshape(-1, len(factors), bias.shape[-1])
@@ -71,6 +79,8 @@ def set_slopes(live: Any, growth: Growth | None) -> None:
             changed["attention_mask"] = torch.where(hidden, mask, mask * ratios)
         return args, kwargs | changed
 
-    layers = (module for module in live.modules() if type(module).__name__ in SLOPED)
-    hooks = [layer.register_forward_pre_hook(scale, with_kwargs=True) for layer in layers]
+    hooks = list[RemovableHandle]()
+    for module in live.modules():
+        if type(module).__name__ in SLOPED:
+            hooks.append(module.register_forward_pre_hook(scale, with_kwargs=True))
     setattr(live, SLOPES, hooks)

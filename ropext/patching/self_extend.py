@@ -11,15 +11,21 @@ is touched.
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.scaling.self_extend import Fold
 
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+# Of a module that is called: the module, its arguments and its keywords.
+Hook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]
 NAME = "ropext_self_extend"  # in transformers' tables of attention functions
 FOLD = "_ropext_fold"  # attribute of an attention module: what is read, how it rotates
 FOLDED = "_ropext_folded"  # attribute of a model: how to take its folds back
@@ -55,9 +61,11 @@ class Folding:
 
     fold: Fold
     positions: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.long))
-    cache: Callable[[], Any] = lambda: None  # of keys; like the two below held weakly
+    cache: "Callable[[], Cache | None]" = lambda: None  # of keys; like the two below held weakly
     layout: Layout | None = None
-    layout_of: Sequence[Callable[[], Any]] = ()  # the positions and the mask it was made from
+    layout_of: Sequence[
+        Callable[[], Tensor | None]
+    ] = ()  # the positions and the mask it was made from
 
     def begin(self, positions: Tensor) -> None:
         """Begin a forward pass over tokens at these positions."""
@@ -111,7 +119,9 @@ class Rotation:
         return torch.cat([left, turned, right], -1)
 
 
-def _layout(positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: Any) -> Layout:
+def _layout(
+    positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: "Cache | None"
+) -> Layout:
     """Find where queries and keys stand, and keep that with the cache for those who go on in it."""
     rows, count = positions.shape
     shown = None if mask is None else _allowed(mask[:, 0])  # the heads share it
@@ -152,7 +162,7 @@ def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
     return int(starts.max().clamp(0, keys - count))
 
 
-def _cached_positions(cache: Any, rows: int, count: int) -> Tensor:
+def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
     """Return the positions of the first keys in a cache, as they were when it was filled."""
     held: Tensor | None = None if cache is None else vars(cache).get(CACHED)
     if held is None or held.shape[1] < count or rows % len(held):
@@ -164,7 +174,7 @@ def _cached_positions(cache: Any, rows: int, count: int) -> Tensor:
 
 
 def _attention(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
 ) -> tuple[Tensor, None]:
     """Stand for stock's attention: as stock below the context, folded beyond it."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
@@ -347,7 +357,7 @@ def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(weighed).sum(0)
 
 
-def apply_fold(live: Any, how: Fold) -> None:
+def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
     """Let a loaded transformers model read by Self-Extend."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -362,7 +372,8 @@ def apply_fold(live: Any, how: Fold) -> None:
     AttentionInterface.register(NAME, UNCOMPILED)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     live.set_attn_implementation(NAME)
-    setattr(live, FOLDED, hooks := list[Any]())
+    hooks = list[RemovableHandle]()
+    setattr(live, FOLDED, hooks)
     try:
         rotations = {module: _rotation(seen, how.spectra) for module, seen in _moved(live).items()}
         if not any(rotations.values()):
@@ -380,7 +391,7 @@ def apply_fold(live: Any, how: Fold) -> None:
         raise
 
 
-def remove_fold(live: Any) -> None:
+def remove_fold(live: "PreTrainedModel") -> None:
     """Take Self-Extend back."""
     if FOLDED not in vars(live):
         return
@@ -391,11 +402,11 @@ def remove_fold(live: Any) -> None:
     live.set_attn_implementation(STOCK)
 
 
-def _note(reading: Folding) -> Any:
+def _note(reading: Folding) -> Hook:
     """Make a hook of a rotary embedding that keeps the positions it is handed."""
 
-    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for value in (*args, *kwargs.values()):
+    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for value in chain(args, kwargs.values()):
             if isinstance(value, Tensor) and not value.is_floating_point():
                 if value.dim() != 2:
                     raise UnsupportedModel("self-extend: positions of several axes (mRoPE)")
@@ -404,27 +415,32 @@ def _note(reading: Folding) -> Any:
     return note
 
 
-def _note_cache(reading: Folding) -> Any:
+def _note_cache(reading: Folding) -> Hook:
     """Make a hook of an attention module that keeps the cache it is handed."""
 
-    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caches = [value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length")]
-        reading.cache = weakref.ref(caches[0]) if caches else lambda: None
+    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        reading.cache = lambda: None
+        for value in chain(args, kwargs.values()):
+            if hasattr(value, "get_seq_length"):
+                reading.cache = weakref.ref(cast("Cache", value))
+                return
 
     return note
 
 
-def _moved(live: Any) -> dict[Any, list[tuple[Tensor, ...]]]:
+def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]:
     """What each attention module that sees the whole text is handed: queries and keys of three
     tokens, at the first positions and `SHIFT` further on."""
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    seen: dict[Any, list[tuple[Tensor, ...]]] = {}
+    seen = dict[nn.Module, list[tuple[Tensor, ...]]]()
     kinds = getattr(live.config.get_text_config(), "layer_types", None) or ()
     windowed = {index for index, kind in enumerate(kinds) if kind != "full_attention"}
 
-    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Any:
+    def look(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
+    ) -> tuple[Tensor, None]:
         for name, what in ARGUMENTS.items():
             if rest.get(name) is not None:
                 raise UnsupportedModel(f"self-extend: {type(module).__name__} has {what}")

@@ -1,14 +1,17 @@
 """What a training takes, counted on a model without weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ropext.models import processes
 from ropext.models.load import skeleton
 from ropext.models.memory import free_memory
 from ropext.training import defaults, models
 from ropext.training.training import Training
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Layers are run again in the backward pass unless what they keep for it takes less than this share
 # of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
@@ -17,15 +20,24 @@ KEPT_BYTES = 34
 PLENTY = 0.125
 # Copies of each trained number: itself, its gradient, and AdamW's two moments.
 COPIES = 4
-# What is trained of a model without weights: names, parameters and their bytes.
-Moving = Callable[[Any], tuple[Sequence[str], int, int]]
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What is trained of a model."""
+
+    names: tuple[str, ...]  # layers that get a LoRA, or the spectrum
+    count: int  # parameters
+    size: int  # their bytes
+    new_rows: tuple[str, ...] = ()  # of position tables, in words
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a training takes."""
 
-    targets: tuple[str, ...]  # what is trained
+    targets: tuple[str, ...]  # what is trained, new rows of tables among it
+    new_rows: tuple[str, ...]
     moving: int  # parameters in it
     moving_bytes: int  # with gradients and the optimiser's state
     weight_bytes: int  # of the model that is read, in all devices together
@@ -33,7 +45,7 @@ class Needs:
     sliced: str | None  # why the loss is not sliced
 
 
-def count_needs(training: Training, moving: Moving) -> Needs:
+def count_needs(training: Training, moving: Callable[["PreTrainedModel"], Moving]) -> Needs:
     """Count on a model without weights; what cannot be trained is refused."""
     settings = training.settings
     options = training.options
@@ -47,11 +59,12 @@ def count_needs(training: Training, moving: Moving) -> Needs:
     tokens = rows * settings.longest // processes.of_each_row()
     activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
     weight_bytes = size * sum(parameter.numel() for parameter in model.parameters())
-    targets, parameters, moving_bytes = moving(model)
+    moved = moving(model)
     return Needs(
-        targets=tuple(targets),
-        moving=parameters,
-        moving_bytes=COPIES * moving_bytes,
+        targets=moved.names + moved.new_rows,
+        new_rows=moved.new_rows,
+        moving=moved.count,
+        moving_bytes=COPIES * moved.size,
         weight_bytes=weight_bytes,
         recompute=activations > PLENTY * free_memory(models.device(options)),
         sliced=training.learning.why_whole(model),

@@ -7,7 +7,6 @@ key in the lowest tenth is drawn. Steps, batches, file names and the order of fi
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,8 +15,11 @@ from ropext.corpus.drawing import MOST_TOKENS
 from ropext.corpus.encoding import Flags
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError
+from ropext.evaluation.documents import DocumentWords, read_corpus
+from ropext.jsontext import Json
 from ropext.lengths import length_text
-from ropext.options.training import Fit, TrainingOptions
+from ropext.options.evaluate import Evaluate
+from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.rows import glue
@@ -175,6 +177,24 @@ def _held_out(
     return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
 
 
+def judging_documents(
+    data: TrainingData, options: Finetune, encoder: corpus.DocumentEncoder, target: int
+) -> Sequence[corpus.Document]:
+    """The documents of --eval that reach the target, or those held out of DATA."""
+    count = options.eval_documents
+    if not count or options.evaluate is None:
+        return data.judging(count, target)
+    # A datasets id is evaluated on its test split, as `ropext eval` does.
+    reading = Evaluate(
+        data=options.evaluate,
+        column=options.column,
+        split_documents=options.split_documents,
+        max_document_mib=options.max_document_mib,
+    )
+    wanted = corpus.Wanted((target,), given=True, max_documents=count)
+    return read_corpus(reading, encoder, wanted, DocumentWords(data="--eval")).documents
+
+
 def read_for_fit(
     source: str,
     options: Fit,
@@ -273,7 +293,7 @@ def assistant_turns(
 
 
 def _by_rendering(
-    messages: list[Any], index: int, text: str, encoder: corpus.DocumentEncoder
+    messages: list[Json], index: int, text: str, encoder: corpus.DocumentEncoder
 ) -> tuple[int, int]:
     """Where a turn stands, as the template itself shows; (0, 0) where it does not."""
     if index == 0:

@@ -53,7 +53,9 @@ WITH_GRADIENTS = 3
 
 TINY = 100e6  # parameters
 LEARNING_RATES = (  # of models with fewer parameters than this
-    *((TINY, 2e-3, ON_DEMO), (1e9, 5e-4, BETWEEN), (30e9, 2e-4, LORA)),
+    (TINY, 2e-3, ON_DEMO),
+    (1e9, 5e-4, BETWEEN),
+    (30e9, 2e-4, LORA),
     (inf, 1e-4, QLORA_LARGE),
 )
 
@@ -113,32 +115,51 @@ class Settings:
         return {k: v for k, v in vars(self).items() if isinstance(v, Setting)}
 
 
-def settings(
-    options: Finetune,
-    parameters: int,
-    context: int,
-    target: int,
-    per_pass: int = 0,
-    processes: int = 1,
-    judging: int = 1,
-) -> Settings:
-    """The settings of a run on a model of so many parameters; once the data is read, on `per_pass`
-    rows of it, with evaluations that read `judging` tokens (0 where no document is held out).
-    Before that the steps are the most there will be."""
+@dataclass(frozen=True)
+class Size:
+    """The model that is trained, and the lengths that it is extended from and to."""
+
+    parameters: int
+    context: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What there is to read, and who shares it."""
+
+    per_pass: int = 0  # rows that the data holds; 0 where it is not read yet
+    processes: int = 1
+    judging: int = 1  # tokens that an evaluation reads; 0 where no document is held out
+
+
+UNREAD = Amount()
+
+
+def settings(options: Finetune, size: Size, amount: Amount = UNREAD) -> Settings:
+    """The settings of a run. Before the data is read the steps are the most there will be."""
 
     chosen = partial(_chosen, options)
-    is_open = judging > 0 and None is options.steps is options.epochs and options.patience != 0
-    patience = PATIENCE * is_open if options.patience is None else options.patience
+    judging = amount.judging
+    is_open = judging > 0 and options.steps is None and options.epochs is None
+    is_open = is_open and options.patience != 0
+    patience = options.patience
+    if patience is None:
+        patience = PATIENCE if is_open else 0
     steps = chosen("steps", MOST_STEPS, OPEN)
-    size = (8192, ON_DEMO) if parameters < TINY else (2**18, LONGQLORA)
-    batch = chosen("batch_tokens", max(size[0], target), size[1])
-    row = _row_tokens(options, context, target)
+    usual = 2**18
+    why_usual = LONGQLORA
+    if size.parameters < TINY:
+        usual = 8192
+        why_usual = ON_DEMO
+    batch = chosen("batch_tokens", max(usual, size.target), why_usual)
+    row = _row_tokens(options, size.context, size.target)
     rows = Setting(max(1, round(batch.value / row.value)), f"batch tokens: {batch.source}")
-    if per_pass and options.steps is None:
-        rows = _shared_rows(options, rows, per_pass, processes)
+    if amount.per_pass and options.steps is None:
+        rows = _shared_rows(options, rows, amount)
         if not is_open:
-            steps = _of_data(options, rows.value, per_pass)
-    _, rate, why_rate = next(row for row in LEARNING_RATES if parameters < row[0])
+            steps = _of_data(options, rows.value, amount.per_pass)
+    _, rate, why_rate = next(row for row in LEARNING_RATES if size.parameters < row[0])
     rank = chosen("rank", 16, "YaRN's released LoRA script")
     warmup, why = (10, POSE) if options.strategy == "pose" else (20, YARN)
     # A fifth of 60 steps ends no lower than a twentieth (benchmarks/finetune_quality.py).
@@ -162,7 +183,7 @@ def settings(
         weight_decay=Setting(WEIGHT_DECAY, YARN),
         gradient_norm=Setting(GRADIENT_NORM, "usual; YaRN's script means to clip and does not"),
         keep_short=options.keep_short,
-        context=context,
+        context=size.context,
         between=options.eval_every or between,
         patience=patience if judging else 0,
         is_open=is_open,
@@ -188,14 +209,16 @@ def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
     return Setting(window, f"twice the context, at most 2048 ({POSE}) and half the target")
 
 
-def _shared_rows(options: Finetune, rows: Setting, per_pass: int, processes: int) -> Setting:
+def _shared_rows(options: Finetune, rows: Setting, amount: Amount) -> Setting:
     """Rows of a step: fewer where the data holds few."""
-    wanted = max(1, int((options.epochs or SHARED) * per_pass))
-    if options.batch_tokens is None and wanted < FEWEST_STEPS * rows.value:
-        share = max(1, min(rows.value, wanted // FEWEST_STEPS) // processes)
-        fewer = f"fewer, for {FEWEST_STEPS} steps of this data (--batch-tokens)"
-        rows = Setting(share * processes, fewer) if share * processes < rows.value else rows
-    return rows
+    wanted = max(1, int((options.epochs or SHARED) * amount.per_pass))
+    if options.batch_tokens is not None or wanted >= FEWEST_STEPS * rows.value:
+        return rows
+    share = max(1, min(rows.value, wanted // FEWEST_STEPS) // amount.processes)
+    fewer = share * amount.processes
+    if fewer >= rows.value:
+        return rows
+    return Setting(fewer, f"fewer, for {FEWEST_STEPS} steps of this data (--batch-tokens)")
 
 
 def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:

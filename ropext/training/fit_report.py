@@ -1,10 +1,8 @@
 """A fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
-from typing import Any
-
 from ropext import scaling
 from ropext.errors import listed
-from ropext.jsontext import values_json
+from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text, octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
@@ -168,7 +166,7 @@ def fit_story(done: Fitted) -> Story:
 
 def fit_files(done: Fitted) -> dict[str, bytes]:
     """OUT/pair-factors.json and OUT/fit."""
-    out: dict[str, Any] = {
+    out: JsonObject = {
         "pair-factors.json": {
             "pair_factors": done.pair_factors,
             "attention_factor": done.attention_factor,

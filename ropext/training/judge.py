@@ -5,19 +5,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from ropext import corpus
 from ropext.evaluation.prediction import NEXT_TOKEN, Prediction
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.jsontext import Json, JsonObject
 from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
-from ropext.results.retrieval import grouped, share_of
+from ropext.results.retrieval import CAN_DO, ItemScore, grouped, share_of
 from ropext.results.values import FEWEST_DOCUMENTS, Value
+from ropext.results.windows import forward_tokens, short_windows
 from ropext.training.rows import FIT_TASK
 
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
@@ -27,7 +30,11 @@ KNOBS = "knobs.json"  # of a judged step
 
 
 def read_now(
-    model: Any, variant: Variant, reads: Reads, store: Store | None = None, pause: Show = unseen
+    model: nn.Module,
+    variant: Variant,
+    reads: Reads,
+    store: Store | None = None,
+    pause: Show = unseen,
 ) -> Measurement:
     """Read by a model as it computes now."""
     stores = {variant.label: store or Store()}
@@ -40,6 +47,17 @@ def tokens_of(reads: Reads | None) -> int:
     if reads is None:
         return 0
     return len(reads.documents) * reads.frame.longest * (reads.frame.mask_stride or 1)
+
+
+def short_tokens_of(reads: Reads) -> int:
+    """Read by the base, in its short windows."""
+    windows = short_windows(reads.frame.longest, reads.frame.context)
+    return len(reads.documents) * forward_tokens(windows)
+
+
+def can_answer(items: Sequence[ItemScore]) -> bool:
+    """Whether a base answers its questions inside its own context; where none are asked, it may."""
+    return not items or share_of(items).value >= CAN_DO
 
 
 def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
@@ -97,7 +115,7 @@ class JudgedSteps:
         self.reads = reads
         self.variant = variant
 
-    def keep(self, step: int, knobs: Mapping[str, Any], store: Store) -> None:
+    def keep(self, step: int, knobs: JsonObject, store: Store) -> None:
         """Write a step; its knobs come last, for a kill may come before them."""
         store.put(KNOBS, dict(knobs))
         store.written(self.folder / str(step))
@@ -109,6 +127,6 @@ class JudgedSteps:
         stores = {name: Store(self.folder / name) for name in names}
         return dict(self.reads.measured(variants, stores).models)
 
-    def knobs(self, step: int) -> dict[str, Any]:
+    def knobs(self, step: int) -> dict[str, Json]:
         knobs = Store(self.folder / str(step)).get(KNOBS).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in knobs}

@@ -3,16 +3,21 @@ loop of a training asks nothing else of it; loading, writing and refusing do."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
-from ropext.evaluation.prediction import NEXT_TOKEN, MaskedTokens, Prediction
+from ropext.corpus import DocumentEncoder
+from ropext.evaluation.prediction import NEXT_TOKEN, MaskedTokens, Prediction, masked_tokens
 from ropext.models.head import foretold_bend
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import MASKED, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.modeling_outputs import MaskedLMOutput
 
 Loss = Callable[..., torch.Tensor]  # as transformers' Trainer calls it
 
@@ -26,16 +31,18 @@ class NextTokenLearning:
     notes: ClassVar[tuple[str, ...]] = ()
     loss: ClassVar[Loss | None] = None  # None = the model's own
 
-    def rows(self, rows: Sequence[Row], tokenizer: Any, seed: int) -> Sequence[Row]:
+    def rows(
+        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
+    ) -> Sequence[Row]:
         """What the model reads, made of rows of text."""
         return rows
 
-    def use_sliced_loss(self, model: Any) -> str | None:
+    def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
         """Give a model the loss that needs no whole logits; the reason where it keeps its own and
         that is to be said."""
         return use_sliced_loss(model)
 
-    def why_whole(self, model: Any) -> str | None:
+    def why_whole(self, model: "PreTrainedModel") -> str | None:
         """Why the loss will need whole logits, as far as a model without weights tells."""
         return foretold_bend(model)
 
@@ -51,15 +58,17 @@ class MaskedLearning:
         f"{MASK_STRIDE}th of the last tokens",
     )
 
-    def rows(self, rows: Sequence[Row], tokenizer: Any, seed: int) -> Sequence[Row]:
+    def rows(
+        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
+    ) -> Sequence[Row]:
         """Text between special tokens, some of it masked."""
         return MaskedRows(rows, tokenizer, self.prediction, seed)
 
-    def use_sliced_loss(self, model: Any) -> str | None:
+    def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
         """Few of the tokens are scored, so that stock's loss of whole logits stays."""
         return None
 
-    def why_whole(self, model: Any) -> str | None:
+    def why_whole(self, model: "PreTrainedModel") -> str | None:
         """It is known beforehand."""
         return "a masked language model takes its own"
 
@@ -72,12 +81,23 @@ Learning = NextTokenLearning | MaskedLearning
 NEXT_TOKEN_LEARNING = NextTokenLearning()
 
 
+def learning_of(masked: bool, encoder: DocumentEncoder, model: str) -> Learning:
+    """How a model of this name learns: by masked tokens, or by the next one."""
+    if masked:
+        return MaskedLearning(masked_tokens(encoder, model))
+    return NEXT_TOKEN_LEARNING
+
+
 class MaskedRows(Sequence[Row]):
     """Rows of a masked language model: each between special tokens, which take the place of its
     last ones, and with what the stock collator masks, by the seed and its number alone."""
 
     def __init__(
-        self, rows: Sequence[Row], tokenizer: Any, prediction: MaskedTokens, seed: int
+        self,
+        rows: Sequence[Row],
+        tokenizer: "PreTrainedTokenizerBase",
+        prediction: MaskedTokens,
+        seed: int,
     ) -> None:
         self.rows = rows
         self.tokenizer = tokenizer
@@ -100,11 +120,15 @@ class MaskedRows(Sequence[Row]):
         return replace(row, ids=ids, labels=batch["labels"][0].numpy())
 
 
-def _masked_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+def _masked_loss(
+    outputs: "MaskedLMOutput",
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Stock's, but the mean of all masked tokens of a step: BERT's own takes that of each batch."""
     from transformers.loss.loss_utils import ForMaskedLMLoss
 
-    loss: torch.Tensor = ForMaskedLMLoss(
-        outputs.logits, labels, outputs.logits.shape[-1], num_items_in_batch
-    )
+    logits = outputs.logits
+    assert logits is not None
+    loss: torch.Tensor = ForMaskedLMLoss(logits, labels, logits.shape[-1], num_items_in_batch)
     return loss

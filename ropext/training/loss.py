@@ -3,9 +3,9 @@
 The whole logits of one 32k row at a vocabulary of 128k take 39 GiB in a bfloat16 training step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,11 +15,15 @@ from ropext.models.head import replaced_forward, why_not_plain
 from ropext.models.processes import by_first
 from ropext.training.rows import IGNORED
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.utils.generic import ModelOutput
+
 PROBE = 32  # tokens
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     training = model.training
     model.eval()
     try:
@@ -28,22 +32,23 @@ def _evaluating(model: Any) -> Iterator[None]:
         model.train(training)
 
 
-def probe_ids(model: Any) -> torch.Tensor:
+def probe_ids(model: "PreTrainedModel") -> torch.Tensor:
     """Tokens drawn at random, to see by what a model computes."""
     weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, weight.shape[0], (1, PROBE), generator=generator).to(weight.device)
 
 
 @torch.no_grad()
-def why_not_sliced(model: Any) -> str | None:
+def why_not_sliced(model: "PreTrainedModel") -> str | None:
     """None where the loss may be made of head and decoder apart; else the reason."""
     with _evaluating(model):
         return why_not_plain(model, probe_ids(model))
 
 
 @torch.no_grad()
-def chunks_are_joined(model: Any, jump: int) -> bool:
+def chunks_are_joined(model: "PreTrainedModel", jump: int) -> bool:
     """Whether tokens after a jump in the positions still see those before it, as pose needs.
 
     Some attention implementations take a jump for the border of a packed document.
@@ -83,10 +88,8 @@ def sliced_cross_entropy(
 ) -> torch.Tensor:
     """The sum of the losses of hidden (n, h) against labels (n), float32; IGNORED ones count
     nothing."""
-    apply: Any = _Sliced.apply
-    size = slice_tokens(weight.shape[0])
-    total: torch.Tensor = apply(hidden, weight, bias, labels, size)
-    return total
+    apply: Callable[..., torch.Tensor] = _Sliced.apply
+    return apply(hidden, weight, bias, labels, slice_tokens(weight.shape[0]))
 
 
 class _Sliced(torch.autograd.Function):
@@ -130,13 +133,19 @@ class _Sliced(torch.autograd.Function):
                 of_weight += rounded.T @ piece
             if of_bias is not None:
                 of_bias += slope.sum(0)
-        gradients = (g if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias))
-        ctx.save_for_backward(of_hidden, *gradients)
+        if of_weight is not None:
+            of_weight = of_weight.to(hidden.dtype)
+        if of_bias is not None:
+            of_bias = of_bias.to(hidden.dtype)
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *up: torch.Tensor) -> Any:
-        return (*(None if g is None else g * up[0] for g in ctx.saved_tensors), None, None)
+    def backward(ctx: Any, *up: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = list[torch.Tensor | None]()
+        for gradient in ctx.saved_tensors:
+            gradients.append(None if gradient is None else gradient * up[0])
+        return (*gradients, None, None)
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
@@ -147,7 +156,7 @@ def shift(labels: torch.Tensor) -> torch.Tensor:
 class SlicedForward:
     """Stands in for a causal model's own `forward` in training: same loss, no logits."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
 
     def __call__(
@@ -156,11 +165,14 @@ class SlicedForward:
         labels: torch.Tensor | None = None,
         shift_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **inputs: Any,
-    ) -> Any:
+        **inputs: torch.Tensor | bool,
+    ) -> "ModelOutput":
         if shift_labels is None:
             if labels is None:
-                return type(self.model).forward(self.model, input_ids=input_ids, **inputs)
+                output: ModelOutput = type(self.model).forward(
+                    self.model, input_ids=input_ids, **inputs
+                )
+                return output
             shift_labels = shift(labels)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -175,7 +187,7 @@ class SlicedForward:
         return CausalLMOutputWithPast(loss=total / num_items_in_batch)
 
 
-def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum of the losses, computed inside a call of the output layer: only there does FSDP have
     its weights, which it shares among processes."""
     head = trained_head(model)
@@ -188,7 +200,7 @@ def head_loss(model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.T
     return total
 
 
-def trained_head(model: Any) -> nn.Linear:
+def trained_head(model: "PreTrainedModel") -> nn.Linear:
     """The output layer; where PEFT trains a copy of it, that copy."""
     head: Any = model.get_output_embeddings()
     copies = getattr(head, "modules_to_save", None)
@@ -198,7 +210,7 @@ def trained_head(model: Any) -> nn.Linear:
     return linear
 
 
-def use_sliced_loss(model: Any) -> str | None:
+def use_sliced_loss(model: "PreTrainedModel") -> str | None:
     """Give a causal model the sliced loss; the reason where it keeps its own."""
     reason = by_first(lambda: why_not_sliced(model))
     if reason is None:

@@ -2,9 +2,8 @@
 
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -23,8 +22,12 @@ from ropext.models.load import (
 )
 from ropext.models.masked import is_masked
 from ropext.options.training import Finetune, TrainingOptions
-from ropext.scaling.tables import Growth
 from ropext.training.defaults import Settings
+from ropext.training.trainable import LORA_ALONE, Trainable
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import BitsAndBytesConfig, PreTrainedModel
 
 TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
@@ -43,7 +46,7 @@ def dtype(options: TrainingOptions) -> torch.dtype:
     return torch.bfloat16 if device(options).type == "cuda" else torch.float32
 
 
-def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
+def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
     """The model with its weights, and the attention that was asked for, or one that it has. Under
     FSDP the first process alone holds them, and accelerate shares them out from there (its
     cpu_ram_efficient_loading)."""
@@ -70,7 +73,8 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> Any:
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtypes[name])
     elif not packed:  # packed weights cannot be moved once they are loaded
-        model = model.to(where)
+        module: nn.Module = model
+        module.to(where)
     model.config.use_cache = False
     return model
 
@@ -89,7 +93,7 @@ def check_tracker(name: str) -> None:
         )
 
 
-def four_bits(where: torch.device) -> Any:
+def four_bits(where: torch.device) -> "BitsAndBytesConfig":
     """QLoRA's quantiser: 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, section 3)."""
     import transformers
 
@@ -109,34 +113,32 @@ def four_bits(where: torch.device) -> Any:
 
 
 def add_adapter(
-    model: Any, options: Finetune, settings: Settings, table: Growth | None = None
-) -> Any:
+    model: "PreTrainedModel",
+    options: Finetune,
+    settings: Settings,
+    trainable: Trainable = LORA_ALONE,
+) -> "PeftModel":
     """The model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a position
     table, whose new rows alone move) trainable."""
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
     names: list[str] | str = DUMMY_TARGET_MODULES  # PEFT's word for none
-    size: dict[str, Any] = {}
     if settings.rank is not None and settings.alpha is not None:
         linear = target_names(model, options.targets)
         check_rank(model, linear, settings.rank.value)
         names = _precise(model, linear)
-        size = {"r": settings.rank.value, "lora_alpha": settings.alpha.value}
     saved = _norm_names(model) if options.train_norms else []
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
         name = next(name for name, module in model.named_modules() if module is embedding)
         # PEFT ties a trained embedding only where a name here ends in one that it knows.
         saved += [name, f"{name}.lm_head"]
-    if table is not None and options.train != "lora":
-        held = (name for name, _ in model.named_parameters() if table.positions.is_table(name))
-        saved += [name.removesuffix(".weight") for name in held]
+    saved += trainable.modules(model)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     config = peft.LoraConfig(
         # Of PEFT's kinds none is a masked language model.
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
-        **size,
         lora_dropout=options.dropout,
         target_modules=names,
         modules_to_save=saved or None,
@@ -144,33 +146,15 @@ def add_adapter(
         ensure_weight_tying=tied and options.train_embeddings,
         bias="none",
     )
+    if settings.rank is not None and settings.alpha is not None:
+        config.r = settings.rank.value
+        config.lora_alpha = settings.alpha.value
     joined = peft.get_peft_model(model, config)
-    if table is not None:
-        for _, rows in trained_tables(joined, table):
-            (module,) = (m for m in joined.modules() if m._parameters.get("weight") is rows)
-            kind = rows.dtype
-            rows.data = rows.data.float()  # as a LoRA is: small steps would round
-            module.register_forward_hook(lambda _, __, read, kind=kind: read.to(kind))
-            rows.register_hook(partial(_without_old, table))
+    trainable.prepare(joined)
     return joined
 
 
-def _without_old(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient that moves the new rows alone: AdamW, its weight decay zero, leaves the others."""
-    offset = table.positions.offset
-    rows = [*range(offset), *(offset + row for row in table.old_rows.values())]
-    return gradient.index_fill(0, torch.tensor(rows, device=gradient.device), 0.0)
-
-
-def trained_tables(joined: Any, table: Growth) -> Iterator[tuple[str, nn.Parameter]]:
-    """The copies of a position table in which new rows are trained, by the names of the modules."""
-    for name, weight in joined.named_parameters():
-        plain = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
-        if weight.requires_grad and table.positions.is_table(plain):
-            yield plain.removesuffix(".weight"), weight
-
-
-def linear_names(model: Any) -> list[str]:
+def linear_names(model: "PreTrainedModel") -> list[str]:
     """Short names of the linear layers inside the model's blocks, in their order.
 
     A block is what stands in a list of modules; the output head and what projects images or sound
@@ -192,7 +176,7 @@ def linear_names(model: Any) -> list[str]:
     return [name for name, plain in names.items() if plain]
 
 
-def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
+def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
     """The names that get a LoRA; one that is not there is refused with those that are."""
     linears = linear_names(model)
     if not linears:
@@ -206,7 +190,7 @@ def target_names(model: Any, wanted: tuple[str, ...]) -> list[str]:
     return list(wanted) or linears
 
 
-def _precise(model: Any, names: list[str]) -> list[str]:
+def _precise(model: "PreTrainedModel", names: list[str]) -> list[str]:
     """The same, or full names where a short one would also match outside of the text decoder."""
     inside = {id(module) for module in model.get_decoder().modules()}
     where = {
@@ -219,7 +203,7 @@ def _precise(model: Any, names: list[str]) -> list[str]:
     )
 
 
-def _norm_names(model: Any) -> list[str]:
+def _norm_names(model: nn.Module) -> list[str]:
     """Full names of the norms: modules with one-dimensional weights that are no linear layer."""
     names = []
     for name, module in model.named_modules():
@@ -230,7 +214,7 @@ def _norm_names(model: Any) -> list[str]:
     return names
 
 
-def check_rank(model: Any, names: Iterable[str], rank: int) -> None:
+def check_rank(model: "PreTrainedModel", names: Iterable[str], rank: int) -> None:
     """A rank beyond a layer's smaller side would train more than the layer has."""
     wanted = set(names)
     sides = [

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 from ropext import guard
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import Record, digest, read_record, versions, weights_digest
 from ropext.errors import InputError, Stopped
 from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
-from ropext.jsontext import values_json
+from ropext.jsontext import Json, values_json
 from ropext.models import processes
 from ropext.models.memory import memory_errors
 from ropext.narration import (
@@ -35,18 +36,19 @@ from ropext.narration import (
 from ropext.options.fields import FILES, NUMBERS
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
-from ropext.training import loss, trainer
-from ropext.training.counting import Needs, count_needs
+from ropext.training import loss
+from ropext.training.counting import Moving, Needs, count_needs
 from ropext.training.place import (
     check_output_of,
     say_versions,
     settle_done,
     settle_output_of,
 )
-from ropext.training.rows import Row
-from ropext.training.trainer import History, Optimisation
 from ropext.training.training import Training
 from ropext.workdir import SCHEMA, USED, Workdir, has_work
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Adds to what will be the output: its path, how the fit was called, and the directory where it lies
 # finished but without its name.
@@ -63,7 +65,7 @@ class Objective(ABC, Generic[Done]):
     out_of_memory: ClassVar[str]  # what helps
     title: str  # what is done, in a clause
     remarks: Sequence[str]  # what is said of it beforehand
-    facts: Mapping[str, Any] = {}  # what --json says of this kind alone
+    facts: Mapping[str, Json] = {}  # what --json says of this kind alone
     needs: Needs
     folder: Path
     finish: Finish | None = None  # adds to a fit's OUT, before that has its name
@@ -88,11 +90,11 @@ class Objective(ABC, Generic[Done]):
         """Tokens read without gradients."""
 
     @abstractmethod
-    def moving(self, model: Any) -> tuple[Sequence[str], int, int]:
-        """What is trained of a model without weights: names, parameters and their bytes. What the
-        device, or the launch, cannot do is refused."""
+    def moving(self, model: "PreTrainedModel") -> Moving:
+        """What is trained of a model without weights. What the device, or the launch, cannot do is
+        refused."""
 
-    def manifest(self, show: Show = unseen) -> dict[str, Any]:
+    def manifest(self, show: Show = unseen) -> dict[str, Json]:
         """What decides the numbers. Weights that are not remembered are read for it, which is
         shown."""
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
@@ -125,7 +127,10 @@ class Objective(ABC, Generic[Done]):
         """Return the record of an output that this very training left, where all of its files are
         as they were written."""
         listed = guard.files_in(output)
-        if listed is None or not set(listed) <= {*guard.unchanged(output, listed), guard.RECORD}:
+        if listed is None:
+            return None
+        unchanged = set(guard.unchanged(output, listed)) | {guard.RECORD}
+        if not set(listed) <= unchanged:
             return None
         record = read_record(output)
         if record is None:
@@ -137,7 +142,7 @@ class Objective(ABC, Generic[Done]):
             settle_done(output)
         return record
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """What `--dry-run --json` shows."""
         training = self.training
         settings = self.settings
@@ -254,8 +259,14 @@ class Objective(ABC, Generic[Done]):
     @property
     def measured(self) -> Measurement:
         """All models that were read by what judges."""
+        judge = self.reads
+        return Measurement(judge.frame, self.models, judge.described)
+
+    @property
+    def reads(self) -> Reads:
+        """What judges, where there is something."""
         assert self.judge is not None
-        return Measurement(self.judge.frame, self.models, self.judge.described)
+        return self.judge
 
     def read(
         self,
@@ -266,8 +277,7 @@ class Objective(ABC, Generic[Done]):
     ) -> Mapping[str, MeasuredModel]:
         """Have variants read what judges, or answer `items`, each by itself, in its place. It is
         kept, so that a run that goes on does not do it again."""
-        assert self.judge is not None
-        reads = self.judge
+        reads = self.reads
         folder = self.folder / "readings"
         if items is not None:
             reads = replace(reads, documents=(), questions=tuple((item,) for item in items))
@@ -275,7 +285,7 @@ class Objective(ABC, Generic[Done]):
         progress = Progress(hooks=Hooks(show=pause))
         return Reader(computing).measure(variants, reads, stores, progress).models
 
-    def check_jumps(self, model: Any) -> None:
+    def check_jumps(self, model: "PreTrainedModel") -> None:
         """Refuse short rows where their second chunk would not see the first."""
         if self.training.options.strategy != "pose":
             return
@@ -290,13 +300,6 @@ class Objective(ABC, Generic[Done]):
         """The log of what first steps took, as a file of the result."""
         log = self.folder / USED
         return {USED: log.read_bytes()} if log.is_file() else {}
-
-    def optimise(self, label: str, model: Any, rows: Sequence[Row], **more: Any) -> History:
-        """Train what of a model can be trained, from the last checkpoint on."""
-        place = self.folder / label
-        recompute = self.needs.recompute
-        wanted = Optimisation(self.training, model, rows, place, recompute, **more)
-        return trainer.train(wanted, self.say)
 
 
 @contextmanager

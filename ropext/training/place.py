@@ -1,4 +1,4 @@
-"""Where a training works and what it writes: whether both may be taken."""
+"""Where a training works and what it writes: whether both may be taken, and its small files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,3 +66,11 @@ def say_versions(folder: Path, now: Mapping[str, str], say: Say) -> None:
     here = ", ".join(f"{name} {now.get(name, 'absent')}" for name in changed)
     if changed:
         say(f"{folder} was begun with {then}, and goes on with {here}")
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files below a folder, by their relative paths."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON
-from ropext.jsontext import values_json
+from ropext.jsontext import Json, JsonObject, values_json
 from ropext.report.cells import Column
 from ropext.report.text import size
 from ropext.results import BASE
@@ -26,12 +26,12 @@ MANY_PASSES = 8
 class Story:
     """What the record and the cards say of a training."""
 
-    section: Mapping[str, Any]  # of ropext.json, under "finetune" or "fit"
+    section: JsonObject  # of ropext.json, under "finetune" or "fit"
     summary: tuple[str, ...]
     numbers: tuple[Table, ...]
-    trained_on: Mapping[str, Any]  # of ropext.json, and beside the adapter
+    trained_on: JsonObject  # of ropext.json, and beside the adapter
 
-    def sections(self, name: str) -> dict[str, Any]:
+    def sections(self, name: str) -> dict[str, Json]:
         """Of ropext.json."""
         return {name: dict(self.section), TRAINED_ON: dict(self.trained_on)}
 
@@ -70,7 +70,7 @@ def plan_text(objective: Objective[Any]) -> str:
     return "\n".join([f"{title}\n\n{columns((), settings_rows)}\n", *lines])
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple | list):
@@ -78,7 +78,7 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def json_files(contents: Mapping[str, Any]) -> dict[str, bytes]:
+def json_files(contents: JsonObject) -> dict[str, bytes]:
     files = dict[str, bytes]()
     for name, content in contents.items():
         text = json.dumps(content, indent=1)
@@ -115,16 +115,19 @@ SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 
 def section_of(
     done: Finetuned | Fitted, options: Iterable[str], facts: Iterable[str]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return what ropext.json says of either training, with some options, and facts of the
     result."""
     training = done.training
-    section = dict[str, Any](settings=training.settings.named, overlap=training.overlap)
-    section["numbers"] = done.numbers
+    section: dict[str, object] = {
+        "settings": training.settings.named,
+        "overlap": training.overlap,
+        "numbers": done.numbers,
+    }
     for name in facts:
         section[name] = getattr(done, name)
     section["key"] = done.objective.key()
-    written: dict[str, Any] = values_json(section)
+    written: dict[str, Json] = values_json(section)
     for name in options:
         written[name] = getattr(training.options, name)
     return written

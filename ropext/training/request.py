@@ -16,8 +16,8 @@ from ropext.training.objective import Finish
 from ropext.workdir import beside
 
 if TYPE_CHECKING:  # of the two kinds one is imported
-    from ropext.training.finetune import AdapterObjective
-    from ropext.training.fit import SpectrumObjective
+    from ropext.training.adapter_objective import AdapterObjective
+    from ropext.training.spectrum_objective import SpectrumObjective
 
 
 @dataclass(frozen=True)

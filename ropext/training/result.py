@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ropext.jsontext import values_json
+from ropext.jsontext import Json, values_json
 from ropext.planning import Plan
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap
@@ -33,7 +33,7 @@ class TrainingResult:
     def training(self) -> Training:
         return self.objective.training
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         content = {"output": str(self.output), self.objective.plan_key: self.objective.to_json()}
         for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:
@@ -52,7 +52,7 @@ class Finetuned(TrainingResult):
     evaluations: Sequence[dict[str, float]] = field(repr=False)
     numbers: Numbers = field(repr=False)
     overlap: Overlap | None = field(repr=False)  # of the documents that these are over
-    control: dict[str, Any] | None = field(repr=False)
+    control: dict[str, Json] | None = field(repr=False)
     notes: Sequence[str]
 
     @property

@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +185,7 @@ class Rows(Sequence[Row]):
         self.questions = questions
         self.far_half = far_half
         self.per_pass = rows_in(documents, strategy)
+        self.per_row = 1  # pieces that a row is read in
         if not self.per_pass:
             raise InputError(_too_short(documents, strategy))
         if not any(document.mask().any() for document in self.documents):
@@ -237,7 +237,7 @@ class ControlRows(Sequence[Row]):
     def __init__(self, rows: Rows, context: int) -> None:
         self.rows = rows
         self.context = context
-        self.per_row = -(-rows.strategy.length // context)
+        self.per_row = -(-rows.strategy.length // context)  # pieces that a row is read in
 
     def __len__(self) -> int:
         return len(self.rows) * self.per_row
@@ -314,7 +314,7 @@ class FitQuestions:
         self.around: tuple[Haystack, ...] = (running_text(stream.tolist()), noise(encoder))
         self.before = [] if encoder.bos is None else [encoder.bos]
 
-    def row(self, number: int, *_: Any) -> Row | None:
+    def row(self, number: int, *_: object) -> Row | None:
         """The next item where the row of this number asks: items are evenly among the rows."""
         item = int((number + 1) * self.share)
         return self.fitted(item) if item > int(number * self.share) else None
@@ -325,9 +325,15 @@ class FitQuestions:
         around = self.around[number // len(TASKS) % len(self.around)]
         room = self.strategy.length - len(self.before)
         depths = (float(rng.random()),)
-        how: dict[str, Any] = {"depths": depths, "index": number, "seed": self.seed + FITTED}
         task = find_task(TASKS[number % len(TASKS)])
-        (item,) = task.build(self.encoder, around, length=room, **how)
+        (item,) = task.build(
+            self.encoder,
+            around,
+            length=room,
+            depths=depths,
+            index=number,
+            seed=self.seed + FITTED,
+        )
         ids = np.asarray([*self.before, *item.prompt, *item.answer], np.int32)
         scored = np.zeros(len(ids), bool)
         scored[-len(item.answer) :] = True
@@ -339,10 +345,12 @@ class FitQuestions:
         """Keys among repeated sentences, which no fitted item has around it."""
         around = repetition(self.encoder)
         room = length - len(self.before)
-        how: dict[str, Any] = {"length": room, "depths": DEPTHS, "seed": self.seed}
-        items: list[Item] = []
+        task = find_task(FIT_TASK)
+        items = list[Item]()
         for index in range(-(-count // len(DEPTHS))):
-            items += find_task(FIT_TASK).build(self.encoder, around, index=index, **how)
+            items += task.build(
+                self.encoder, around, length=room, depths=DEPTHS, index=index, seed=self.seed
+            )
         return items[:count]
 
     def why_none(self, length: int) -> str | None:
@@ -370,7 +378,8 @@ class WithShort(Sequence[Row]):
         self.rows = rows
         self.long = per_step
         self.short = options.keep_short
-        self.per_step, steps = self.long + self.short, len(rows) // per_step
+        self.per_step = self.long + self.short
+        steps = len(rows) // per_step
         if self.short:
             seed = options.seed + SHORT
             self.windows = Rows(documents, Full(context), self.short * steps, seed)
@@ -402,7 +411,7 @@ class Collator:
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         length = max(len(row.ids) for row in rows)
 
-        def padded(parts: Sequence[npt.NDArray[Any]], filler: int) -> torch.Tensor:
+        def padded(parts: Sequence[npt.NDArray[np.generic]], filler: int) -> torch.Tensor:
             out = torch.full((len(rows), length), filler)
             for at, part in enumerate(parts):
                 out[at, : len(part)] = torch.from_numpy(part.astype("int64"))

@@ -8,7 +8,7 @@ gradients arrive and what is computed is what stock computes from the same numbe
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +17,13 @@ from torch.nn import functional
 
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
 from ropext.forms import LARGEST_THETA, yarn_bounds
+from ropext.jsontext import Json
 from ropext.rope import RopeSite, compression
 from ropext.training.loss import head_loss, probe_ids, shift
 from ropext.training.rows import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # A pair may end this much faster than the model was trained with: wavelengths of 0.9 and more.
 SHORTEST = 0.9
@@ -49,7 +53,7 @@ class Space(nn.Module):
     def forward(self) -> Moved:
         raise NotImplementedError
 
-    def knobs(self) -> dict[str, Any]:
+    def knobs(self) -> dict[str, Json]:
         """The fields of a recipe that plan the present values."""
         raise NotImplementedError
 
@@ -102,7 +106,7 @@ class EveryPair(Space):
         attention = self.start_attention + ATTENTION_UNIT * self.attention
         return (self.start + offsets).exp(), attention.exp()
 
-    def knobs(self) -> dict[str, Any]:
+    def knobs(self) -> dict[str, Json]:
         factors, attention = self.values()
         return {"pair_factors": factors, "attention_factor": attention}
 
@@ -155,7 +159,7 @@ class Ramp(Space):
             return "the ramp's two ends crossed"
         return super().outside()
 
-    def knobs(self) -> dict[str, Any]:
+    def knobs(self) -> dict[str, Json]:
         with torch.no_grad():
             low, high = (float(end) for end in self._ends())
 
@@ -199,7 +203,7 @@ class Theta(Space):
             return f"theta reached {LARGEST_THETA:g}, beyond which no config is read"
         return super().outside()
 
-    def knobs(self) -> dict[str, Any]:
+    def knobs(self) -> dict[str, Json]:
         return {"theta": self.rope.theta * math.exp(float(self._shift().detach()))}
 
 
@@ -232,11 +236,14 @@ class _Live:
         # Up to this length a longrope of two sets reads the other one, which does not move.
         self.beyond = now.short_context
 
-    def __call__(self, x: Any, position_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, x: torch.Tensor, position_ids: torch.Tensor, *args: object, **kwargs: object
+    ) -> Moved:
         layer_type = kwargs.get("layer_type", args[0] if args else None)
         other = layer_type is not None and self.label and layer_type != self.label
         if other or (self.beyond and int(position_ids.max()) < self.beyond):
-            return self.own(x, position_ids, *args, **kwargs)
+            stock: Moved = self.own(x, position_ids, *args, **kwargs)
+            return stock
         factors, attention = self.space()
         inv_freq = (self.inv_freq.to(factors.device) / factors).float()
         prefix = f"{self.label}_" if self.label else ""
@@ -248,7 +255,8 @@ class _Live:
         buffers[frequency] = inv_freq.to(x.device)
         setattr(self.module, scaling, (self.attention_factor * attention).float().to(x.device))
         try:
-            return self.arithmetic(self.module, x, position_ids, *args, **kwargs)
+            learned: Moved = self.arithmetic(self.module, x, position_ids, *args, **kwargs)
+            return learned
         finally:
             buffers[frequency] = held
             setattr(self.module, scaling, before)
@@ -278,14 +286,16 @@ def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
     )
 
 
-def remove(model: Any) -> None:
+def remove(model: nn.Module) -> None:
     """Stock's own forwards again."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _Live):
             del module.forward
 
 
-def make_live(model: Any, sites: Sequence[RopeSite], target: int, space: Space) -> None:
+def make_live(
+    model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: Space
+) -> None:
     """Install the space and prove on the model itself that it computes the same as before, and
     that a gradient arrives."""
     with torch.no_grad():
@@ -322,7 +332,7 @@ def make_live(model: Any, sites: Sequence[RopeSite], target: int, space: Space) 
         )
 
 
-def _probe(model: Any, target: int) -> torch.Tensor:
+def _probe(model: "PreTrainedModel", target: int) -> torch.Tensor:
     """Logits of random tokens at the far end of the target."""
     ids = probe_ids(model)
     positions = torch.arange(target - ids.shape[1], target, device=ids.device)[None]
@@ -345,7 +355,7 @@ class Learner(nn.Module):
 
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
 
-    def __init__(self, model: Any, space: Space, *, sliced: bool, tail: int) -> None:
+    def __init__(self, model: "PreTrainedModel", space: Space, *, sliced: bool, tail: int) -> None:
         super().__init__()
         self.model = model
         self.space = space
@@ -357,7 +367,7 @@ class Learner(nn.Module):
         input_ids: torch.Tensor,
         labels: torch.Tensor,
         row_weights: torch.Tensor | None = None,
-        **inputs: Any,
+        **inputs: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         reason = self.space.outside()
         if reason is not None:
@@ -385,19 +395,21 @@ class Learner(nn.Module):
             means.append(loss / max(1, len(at)))
         return torch.stack(means).mean()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(  # type: ignore[override]
+        self, *args: object, **kwargs: object
+    ) -> dict[str, torch.Tensor]:
         return self.space.state_dict()
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+        self, state_dict: Mapping[str, torch.Tensor], strict: bool = True, assign: bool = False
+    ) -> object:
         return self.space.load_state_dict(dict(state_dict))
 
-    def get_input_embeddings(self) -> Any:
+    def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()
 
-    def activation_checkpointing_enable(self, **options: Any) -> None:
+    def activation_checkpointing_enable(self, **options: Json) -> None:
         self.model.activation_checkpointing_enable(**options)
 
-    def gradient_checkpointing_enable(self, **options: Any) -> None:
+    def gradient_checkpointing_enable(self, **options: Json) -> None:
         self.model.gradient_checkpointing_enable(**options)

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
+from torch import nn
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ropext.checkpoint.adapter import WEIGHTS
 from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
 from ropext.evaluation.forward import NanInLogits
+from ropext.jsontext import Json, JsonObject
 from ropext.models.adapter import put_weights
 from ropext.models.memory import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
@@ -34,7 +36,8 @@ MOST = 3  # checkpoints that are kept
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
 
-Evaluate = Callable[[Any, int], tuple[float, float]]  # both, of a model after so many steps
+Evaluate = Callable[[nn.Module, int], tuple[float, float]]  # both, of a model after so many steps
+Batch = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -77,26 +80,37 @@ class _Trainer(transformers.Trainer):
     job: "Optimisation"
     say: Say
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if Path(resume_from_checkpoint, WEIGHTS).is_file() and not self.is_fsdp_enabled:
+            assert self.model is not None
             put_weights(self.model, Path(resume_from_checkpoint))
 
     def lower_rate(self) -> None:
         """From the step after the next one on; checkpoints keep it."""
-        schedule: Any = self.lr_scheduler
+        schedule = self.lr_scheduler
+        assert schedule is not None  # made before the first step
         schedule.base_lrs = [defaults.REDUCED * rate for rate in schedule.base_lrs]
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor | int | None]:
         """The rows of a step, and of how many tokens its loss is the mean. Where a conversation's
         user speaks in all of them that is none: the step then teaches nothing, and is not 0 / 0."""
-        samples, scored = super().get_batch_samples(*args, **kwargs)
+        samples, scored = super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(scored, torch.Tensor):
             scored = torch.where(scored == 0, 1, scored)
         return samples, scored
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         seen = loss.detach().reshape(1)
         if self.args.world_size > 1:  # all stop at the same step, or the others would wait for one
             seen = self.accelerator.gather(seen)
@@ -106,14 +120,17 @@ class _Trainer(transformers.Trainer):
             raise LossNotFinite(f"the loss is {float(wrong[0])} at step {step}")
         return loss
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
+        stopping = self.job.stopping
         entries = self.state.log_history
         done = [e for e in entries if WATCHED in e and e["step"] == self.state.global_step]
-        if self.job.evaluate is None or done:  # the last step is also the end of the epoch
+        if stopping.evaluate is None or done:  # the last step is also the end of the epoch
             return {WATCHED: done[0][WATCHED]} if done else {}
+        model = self.model
+        assert model is not None
         try:
-            value, tail = self.job.evaluate(self.model, self.state.global_step)
+            value, tail = stopping.evaluate(model, self.state.global_step)
         except NanInLogits as error:  # in every process, for all read the same documents
             raise LossNotFinite(
                 f"after step {self.state.global_step} held-out documents cannot be read: {error}"
@@ -124,10 +141,10 @@ class _Trainer(transformers.Trainer):
         self.control.should_save = True
         self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
         evaluations = evaluations_in(self.state.log_history)
-        if self.job.patience and self.state.global_step in missed(evaluations):
+        if stopping.patience and self.state.global_step in missed(evaluations):
             self.lower_rate()
-        if _no_better([evaluation["held_out"] for evaluation in evaluations], self.job.patience):
-            self.say(f"{self.job.patience} evaluations in a row were no better: stopping")
+        if _no_better([evaluation["held_out"] for evaluation in evaluations], stopping.patience):
+            self.say(f"{stopping.patience} evaluations in a row were no better: stopping")
             self.control.should_training_stop = True
         return {WATCHED: value}
 
@@ -167,16 +184,35 @@ class _Watch(transformers.TrainerCallback):
         self.since = 0.0
         self.trainer: _Trainer | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         self.first = state.global_step
         self.pace.left(self.first, self.job.last_step)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         self.begun = True
         if state.global_step == self.first:
             self.since = time.monotonic()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
         step = state.global_step
         steps = self.job.last_step
         first = step == self.first + 1
@@ -185,18 +221,24 @@ class _Watch(transformers.TrainerCallback):
         left = self.pace.left(step, steps)
         if step < steps and left is None:
             return
-        more = ", evaluations not counted" if first and self.job.evaluate else ""
-        most = "at most " if self.job.patience and step < steps else ""
+        more = ", evaluations not counted" if first and self.job.stopping.evaluate else ""
+        most = "at most " if self.job.stopping.patience and step < steps else ""
         left = f"{most}about {left or '0 s'} left{more}"
         self.say(f"step {step} of {most}{steps}: loss {logs['loss']:.4f}, {left}")
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> TrainerControl:
         if state.global_step == self.first + 1 and state.is_world_process_zero:
             took = time.monotonic() - self.since
             log = self.job.folder.parent / USED
             what = f"the first step ({self.job.folder.name})"
             tell_used(log, self.say, args.device, what, took)
-        if state.global_step in self.job.lowered_after and self.trainer is not None:
+        if state.global_step in self.job.stopping.lowered_after and self.trainer is not None:
             self.trainer.lower_rate()
         over = self.job.last_step <= state.global_step < state.max_steps
         stopping = self.asked()
@@ -209,10 +251,27 @@ class _Watch(transformers.TrainerCallback):
             control.should_save = control.should_training_stop = True
         return control
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: object,
+    ) -> None:
         if state.is_world_process_zero:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            (self.job.folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
             rotate(self.job.folder, state.best_model_checkpoint)
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """What ends a training, and lowers its rate on the way: evaluations, or the steps of another
+    one."""
+
+    evaluate: Evaluate | None = None
+    patience: int = 0  # evaluations in a row without a better one
+    until: int | None = None  # ends after this step, with the schedule of all of them
+    lowered_after: Sequence[float] = ()  # steps, in the place of evaluations
 
 
 @dataclass(frozen=True)
@@ -220,24 +279,21 @@ class Optimisation:
     """All that one training needs."""
 
     training: Training
-    model: Any
+    model: nn.Module
     rows: Sequence[Row]
     folder: Path
     recompute: bool  # layers are run again in the backward pass
     rows_per_step: int
     row_tokens: int
-    evaluate: Evaluate | None = None
-    until: int | None = None  # ends after this step, with the schedule of all of them
-    patience: int = 0
-    lowered_after: Sequence[float] = ()  # steps, in the place of evaluations
+    stopping: Stopping
     save_every: int | None = None
 
     @property
     def last_step(self) -> int:
-        return self.until or self.training.settings.steps.value
+        return self.stopping.until or self.training.settings.steps.value
 
 
-def arguments(job: Optimisation) -> transformers.TrainingArguments:
+def arguments(job: Optimisation) -> TrainingArguments:
     """Trainer's own arguments, from ours."""
     settings = job.training.settings
     options = job.training.options
@@ -247,13 +303,13 @@ def arguments(job: Optimisation) -> transformers.TrainingArguments:
     steps = settings.steps.value
     on_cpu = models.device(options).type == "cpu"
     dtype = models.dtype(options)  # what is trained is float32 all the same
-    recomputing: dict[str, Any] = {}
+    recomputing = dict[str, Json]()
     if job.recompute:  # transformers 5.2x renamed the switch
-        known = {argument.name for argument in fields(transformers.TrainingArguments)}
+        known = {argument.name for argument in fields(TrainingArguments)}
         kind = "activation" if "activation_checkpointing" in known else "gradient"
         recomputing[f"{kind}_checkpointing"] = True
         recomputing[f"{kind}_checkpointing_kwargs"] = {"use_reentrant": False}
-    return transformers.TrainingArguments(
+    return TrainingArguments(
         output_dir=str(job.folder),
         max_steps=steps,
         per_device_train_batch_size=micro,
@@ -272,9 +328,9 @@ def arguments(job: Optimisation) -> transformers.TrainingArguments:
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=job.save_every or max(1, steps // defaults.CHECKPOINTS),
-        metric_for_best_model=WATCHED if job.evaluate else None,
-        greater_is_better=False if job.evaluate else None,
-        eval_strategy="steps" if job.evaluate else "no",
+        metric_for_best_model=WATCHED if job.stopping.evaluate else None,
+        greater_is_better=False if job.stopping.evaluate else None,
+        eval_strategy="steps" if job.stopping.evaluate else "no",
         eval_steps=settings.between,
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -337,7 +393,7 @@ def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
         ) from error
 
 
-def _check_state(state: dict[str, Any]) -> None:
+def _check_state(state: JsonObject) -> None:
     """Refuse a state of Trainer's over which it stumbles after its first step: a stranger's."""
     rest = {key: value for key, value in state.items() if key not in _NO_NUMBERS}
     for entry in (*state["log_history"], rest):
@@ -380,7 +436,7 @@ def train(job: Optimisation, say: Say) -> History:
     # Another process may have looked before the first had cleared away what --force replaces.
     start = from_first(start)
     if start is not None:
-        history = history_in(start, job.patience)
+        history = history_in(start, job.stopping.patience)
         if _finished(history, job):
             return history
         say(f"going on after step {history.steps}")
@@ -408,7 +464,7 @@ def train(job: Optimisation, say: Say) -> History:
     last = last_checkpoint(job.folder)
     if last is None:
         raise NothingKept("interrupted before the first checkpoint; nothing was kept")
-    history = history_in(last, job.patience)
+    history = history_in(last, job.stopping.patience)
     if stopped() and not _finished(history, job):
         raise Interrupted(
             f"interrupted and saved after step {history.steps} of {job.last_step}; run "

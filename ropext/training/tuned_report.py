@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # The rows of the table.
 TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
-NEW_ROWS = " new rows of "  # among what a fine-tuning trains
 # What the record repeats of the options.
 TUNED_BY = (
     "strategy",
@@ -139,7 +138,7 @@ def _apart(one: float, other: float) -> str:
 def finetune_story(done: Finetuned) -> Story:
     """For the record and the card."""
     training = done.training
-    targets = done.objective.needs.targets
+    needs = done.objective.needs
     options = training.options
     settings = training.settings
     overlap = training.overlap
@@ -147,7 +146,7 @@ def finetune_story(done: Finetuned) -> Story:
     tokens = done.kept_step * settings.step_tokens
     final_loss = done.losses[-1]["loss"] if done.losses else None
     section = section_of(done, TUNED_BY, ("stopped_early", "passes")) | {
-        "targets": list(targets),
+        "targets": list(needs.targets),
         "steps": steps,
         "trained_steps": done.steps,
         "tokens": tokens,
@@ -155,7 +154,7 @@ def finetune_story(done: Finetuned) -> Story:
         "final_loss": final_loss,
         "control": done.control is not None,
     }
-    ways = [f"in {target}" for target in targets if NEW_ROWS in target]
+    ways = [f"in {rows}" for rows in needs.new_rows]
     if settings.rank is not None:
         rank = settings.rank.value
         ways.append(f"with a LoRA of rank {rank}, which is merged into the weights")

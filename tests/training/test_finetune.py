@@ -211,7 +211,8 @@ def test_a_run_that_nobody_said_how_long_to_make_is_ended_by_its_held_out_docume
 
 def test_a_run_says_after_its_first_step_how_long_it_will_take():
     told = []
-    watch = trainer._Watch(told.append, SimpleNamespace(last_step=200, evaluate=len, patience=0))
+    job = SimpleNamespace(last_step=200, stopping=trainer.Stopping(evaluate=len))
+    watch = trainer._Watch(told.append, job)
     now = [0.0]
     watch.pace = Pace(clock=lambda: now[0])
     watch.on_train_begin(None, SimpleNamespace(global_step=7), None)

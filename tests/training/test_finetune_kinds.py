@@ -22,7 +22,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.memory import memory_errors
 from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
-from ropext.training import learning, models, trainer, writing
+from ropext.training import adapter_writing, learning, models, trainer
 from ropext.training.finetune import prepare
 from ropext.training.origin import open_origin
 from ropext.training.report import Story, passes_text
@@ -227,7 +227,8 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
         json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
     )
     story = Story({}, (), (), {})
-    writing._write_adapter(replace(origin, snapshot=there), adapter, tmp_path / "out", story)
+    there = replace(origin, snapshot=there)
+    adapter_writing.write_adapter(there, adapter, tmp_path / "out", story)
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
     assert found == wanted

@@ -32,6 +32,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.training import fit, fit_report, judge, models, trainer
+from ropext.training.spectrum_objective import SpectrumObjective
 
 pytestmark = pytest.mark.slow
 
@@ -588,13 +589,13 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
     the target and short ones, from the same rows."""
     from transformers import AutoModelForCausalLM
 
-    decide, seen = fit.SpectrumObjective._decide, []
+    decide, seen = SpectrumObjective._decide, []
 
     def remembering(self, pause, steps):
         seen.append((self, self.steps.knobs(4)))
         return decide(self, pause, steps)
 
-    monkeypatch.setattr(fit.SpectrumObjective, "_decide", remembering)
+    monkeypatch.setattr(SpectrumObjective, "_decide", remembering)
     options = KNOWN | {"steps": 4, "batch_tokens": 512, "eval_every": 4, "keep_short": 2}
     options |= {"retrieval_items": 0, "retrieval_share": 0.0, "learning_rate": 0.05}
     train(

@@ -12,8 +12,8 @@ from ropext.options.extend import Extend
 from ropext.patching import apply_config
 from ropext.planning import make_plan
 from ropext.training import spectrum
-from ropext.training.origin import example_knobs
 from ropext.training.spectrum import Learner, LeftGuards
+from ropext.training.starts import example_knobs
 
 TARGET = 256
 

@@ -113,8 +113,9 @@ def test_gradients_of_old_rows_are_zero(place):
     origin = open_origin(str(place / "opt-long"))
     options = Finetune(train="new-rows")
     model, no_lora = models.load(origin.snapshot, options), SimpleNamespace(rank=None, alpha=None)
-    joined = models.add_adapter(model, options, no_lora, origin.table)
-    ((name, rows),) = models.trained_tables(joined, origin.table)
+    trainable = origin.positions.trainable(options, "opt")
+    joined = models.add_adapter(model, options, no_lora, trainable)
+    ((name, rows),) = trainable.tables(joined)
     assert name == OPT_TABLE.removesuffix(".weight")
     ids = torch.arange(TARGET)[None]
     joined(input_ids=ids, labels=ids).loss.backward()

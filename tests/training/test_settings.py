@@ -10,7 +10,7 @@ from ropext.training import defaults
 
 
 def settings(parameters, context=4096, target=32768, **options):
-    return defaults.settings(Finetune(**options), parameters, context, target)
+    return defaults.settings(Finetune(**options), defaults.Size(parameters, context, target))
 
 
 def test_a_7b_model_gets_the_papers_optimiser_and_at_most_its_steps():
@@ -47,8 +47,9 @@ def test_held_out_documents_say_how_long_a_default_run_is_or_else_four_passes_do
 
 
 def of_data(per_pass, processes=1, parameters=7e9, judging=1, **options):
-    sizes = (parameters, 4096, 16384, per_pass, processes, judging)
-    return defaults.settings(Finetune(**options), *sizes)
+    size = defaults.Size(parameters, 4096, 16384)
+    amount = defaults.Amount(per_pass, processes, judging)
+    return defaults.settings(Finetune(**options), size, amount)
 
 
 @pytest.mark.parametrize("judging", [1, 8 * 16384, 64 * 16384, 10**9])

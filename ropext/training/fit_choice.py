@@ -1,0 +1,80 @@
+"""Which spectrum a fit writes: its best step, where that surely beats the start and loses no
+retrieval; and what is said of the one that is written."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ropext.planning import Plan
+from ropext.results import BASE, FITTED, START, rules
+from ropext.results.measurement import Measurement
+from ropext.results.values import MARGIN
+from ropext.rope import compression
+from ropext.training import fit_report, spectrum
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is written, and why."""
+
+    step: int  # 0 = the start
+    reason: str
+    plan: Plan
+
+    @property
+    def pair_factors(self) -> tuple[float, ...]:
+        """By how much each pair is slowed."""
+        site = self.plan.main
+        return compression(site.rope.spectrum, site.wanted)
+
+
+@dataclass(frozen=True)
+class ClosedForms:
+    """The closed forms that a fit could start from, and what they read."""
+
+    plans: Mapping[str, Plan]
+    measured: Measurement
+
+
+def why_start_stays(measured: Measurement, start: str) -> str | None:
+    """Why the fitted spectrum is not surely better than `start`, the closed form that it began at;
+    None where it is."""
+    change = fit_report.change_text(rules.far_change(measured, FITTED, START))
+    if not rules.is_better(measured, FITTED, START):
+        gain = rules.far_change(measured, START, FITTED)
+        if gain.gains is None:
+            unknown = f"not known whether a step is better than {start}"
+            return f"{unknown} over the far half ({gain.why_not_known})"
+        return f"no step is better than {start} by {MARGIN} nats a token or more ({change})"
+    lost = rules.lost(measured, FITTED, START)
+    if lost is not None:
+        text = fit_report.share_text(lost)
+        return f"the fit answers fewer questions than {start} ({text})"
+    return None
+
+
+def notes_on_written(
+    verdict: Verdict, measured: Measurement, closed: ClosedForms, ceiling: float
+) -> list[str]:
+    """Say what is to be known of the spectrum that is written: what a guard held (no pair factor
+    above `ceiling`), where truncation is still better, and who does not read it."""
+    notes = list[str]()
+    plan = verdict.plan
+    label = FITTED if verdict.step else START
+    guarded = spectrum.held(verdict.pair_factors, ceiling)
+    if verdict.step and guarded:
+        notes.append(f"held at a guard: pair {', '.join(map(str, guarded))}")
+    behind = rules.far_change(measured, label, BASE)
+    if behind.ci95 is not None and behind.ci95[0] > 0:
+        notes.append(
+            "truncating the text still beats it: the base, which sees only its last "
+            f"{plan.context} tokens, predicts the far half {behind.value:.4f} nats a token "
+            "better"
+        )
+    distance = 0.0
+    yarn = closed.plans.get("yarn")
+    if yarn is not None:
+        distance = rules.far_loss(closed.measured, "yarn") - rules.far_loss(measured, label)
+    readers = fit_report.readers_note(plan, yarn, distance)
+    if readers:
+        notes.append(readers)
+    return notes

@@ -1,0 +1,48 @@
+"""What a fit leaves.
+
+OUT/                    the base's weights, the new config, record and card, as `extend` writes them
+OUT/pair-factors.json   what --method longrope --pair-factors reads
+OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png, used.log
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ropext import proof
+from ropext.checkpoint import provenance
+from ropext.checkpoint.card import Card, card_of
+from ropext.checkpoint.provenance import record_of
+from ropext.checkpoint.source import WriteManner, write
+from ropext.checkpoint.writing import DirectorySource
+from ropext.jsontext import JsonObject
+from ropext.narration import Show
+from ropext.training.place import write_files
+from ropext.training.report import Story
+from ropext.training.result import Fitted
+
+
+def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: Show) -> None:
+    """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
+    objective = done.objective
+    plan = done.plan
+    output = done.output
+    snapshot = objective.snapshot
+
+    def prove(directory: Path) -> JsonObject:
+        write_files(directory, extras)
+        return proof.prove_plan(directory, plan, snapshot.config)
+
+    def card_with_numbers(proved: JsonObject | None) -> Card:
+        plain = card_of(plan, snapshot, output.name, proved)
+        return replace(plain, summary=plain.summary + story.summary, numbers=story.numbers)
+
+    finish = None
+    if objective.finish is not None:
+        finish = partial(objective.finish, output, objective.call)
+    record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
+    source = DirectorySource(snapshot, plan.config, prove, card_with_numbers, finish)
+    manner = WriteManner(link=done.training.options.link, force=objective.call.force, show=show)
+    full = replace(record, more=dict(record.more) | story.sections("fit"))
+    write(source, output, full, manner)

@@ -1,0 +1,339 @@
+"""A fit as it goes: the numbers of a spectrum move, the weights are frozen, and the best step is
+written."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ropext.evaluation.forward import NanInLogits
+from ropext.evaluation.variants import Variant, applied
+from ropext.models import processes
+from ropext.narration import Show
+from ropext.options.training import Fit
+from ropext.planning import Plan
+from ropext.results import BASE, EXTENDED, FITTED, START, rules
+from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.tasks import Item
+from ropext.training import fit_report, loss, models, spectrum, trainer
+from ropext.training.counting import Moving
+from ropext.training.fit_choice import ClosedForms, Verdict, notes_on_written, why_start_stays
+from ropext.training.fit_writing import write_fitted
+from ropext.training.judge import (
+    JudgedSteps,
+    can_answer,
+    fit_numbers,
+    read_now,
+    short_tokens_of,
+)
+from ropext.training.objective import Objective
+from ropext.training.result import Fitted
+from ropext.training.rows import Row, Rows, WithShort
+from ropext.training.starts import Starts, plan_with
+from ropext.training.training import Training
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+STEP = "step"  # one that is judged on the way
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What is asked before and after a fit."""
+
+    near: Sequence[Item] = ()  # inside the context, of the base
+    far: Sequence[Item] = ()  # at the target
+
+
+NO_QUESTIONS = Questions()
+
+
+class SpectrumObjective(Objective[Fitted]):
+    """Pair factors and attention factor move; the step that beats the start surely is written."""
+
+    command = "fit"
+    plan_key = "planned"
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
+        "--factor. The last checkpoint is kept"
+    )
+    model: "PreTrainedModel"
+    closed: Measurement  # of every closed form to start from
+    start: str  # the closed form that the steps begin at, and that one of them has to beat
+    steps: JudgedSteps
+
+    def __init__(
+        self,
+        training: Training,
+        options: Fit,
+        starts: Starts,
+        questions: Questions,
+        remarks: Sequence[str],
+    ) -> None:
+        super().__init__(training)
+        self.options = options
+        self.within = starts.within
+        self.starts = starts.forms
+        self.documents = training.data.documents
+        self.facts = {"within": self.within, "starts": list(self.starts)}
+        start = ", ".join(self.starts)
+        if len(self.starts) > 1:
+            start = f"the best of {start}"
+        self.title = f"from {self.context} to {self.target} tokens, starting from {start}"
+        self.remarks = remarks
+        self.rows = self._with_short(training.rows)
+        self.near = questions.near
+        self.far = questions.far
+        self.history = trainer.History()
+
+    def _with_short(self, rows: Rows) -> Sequence[Row]:
+        per_step = self.settings.rows.value
+        return WithShort(rows, per_step, self.documents, self.context, self.options)
+
+    @property
+    def forward_tokens(self) -> int:
+        settings = self.settings
+        target = self.target
+        judged = self.training.judged
+        judgements = -(-settings.steps.value // settings.between)
+        questions = 2 * len(self.far) * target + len(self.near) * self.context
+        passes = len(self.starts) + judgements + 1
+        return int(passes * judged * target + self._base_tokens + questions)
+
+    @property
+    def _base_tokens(self) -> int:
+        """What the base reads of the held-out documents, in its short windows."""
+        return short_tokens_of(self.reads)
+
+    def _tokens_read(self, judgements: int) -> int:
+        """What was read without gradients until now, by all processes and earlier runs."""
+        passes = len(self.starts) + judgements + (FITTED in self.models)
+        asked = len(self.models[BASE].items) * self.context
+        for label in {START, FITTED} & self.models.keys():
+            asked += len(self.models[label].items) * self.target
+        return passes * self.training.judged * self.target + self._base_tokens + asked
+
+    def moving(self, model: "PreTrainedModel") -> Moving:
+        count = 0
+        size = 0
+        for numbers in self.space(next(iter(self.starts))).parameters():
+            count += numbers.numel()
+            size += numbers.nbytes
+        return Moving((f"the spectrum ({self.within})",), count, size)
+
+    def space(self, start: str) -> spectrum.Space:
+        """What moves, beginning at a closed form."""
+        plan = self.starts[start]
+        return spectrum.space_of(
+            self.within, plan.main, self.target, self.options.ceiling * plan.factor
+        )
+
+    def variant(self, label: str, plan: Plan) -> Variant:
+        """A spectrum that is read."""
+        return Variant(label, EXTENDED, self.snapshot, plan.config)
+
+    def measure(self, pause: Show) -> None:
+        """Read the base through its short window and every closed form, find the best of these, and
+        ask base and start."""
+        for sentence in filter(None, (*self.remarks, self.training.lineage_before)):
+            self.note(sentence)
+        self.model = models.load(self.snapshot, self.options)
+        self.model.requires_grad_(False)
+        self._read_starts(pause)
+        self._ask_before(pause)
+
+    def _read_starts(self, pause: Show) -> None:
+        base = [Variant(BASE, BASE, self.snapshot)]
+        forms = [self.variant(method, plan) for method, plan in self.starts.items()]
+        said = f"reading {self.training.judged} held-out documents by the base"
+        self.models |= self._measure(said, base, pause)
+        closed = self._measure("reading them by {}", forms, pause)
+        self.closed = replace(self.measured, models=closed)
+        losses = {method: rules.fit_loss(self.closed, method) for method in self.starts}
+        inside = {}
+        for method, lost in losses.items():
+            if self.space(method).outside() is None:
+                inside[method] = lost
+        allowed = inside or losses  # else all lie outside of the guards
+        self.start = min(allowed, key=lambda method: allowed[method])
+        if len(losses) > 1:
+            shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
+            self.say(f"far half and tail, nats a token: {shown}; starting from {self.start}")
+        self.models[START] = closed[self.start]
+
+    def _measure(
+        self,
+        sentence: str,
+        variants: Sequence[Variant],
+        pause: Show,
+        items: Sequence[Item] | None = None,
+    ) -> Mapping[str, MeasuredModel]:
+        """Read documents or ask questions by stock arithmetic, as configs say; the sentence, with
+        the label, is said where an earlier run has not done it."""
+
+        @contextmanager
+        def computing(variant: Variant) -> Iterator["PreTrainedModel"]:
+            self.say(sentence.format(variant.label))
+            with applied(self.model, variant) as model:
+                yield model
+
+        return self.read(computing, variants, pause, items)
+
+    def _ask_before(self, pause: Show) -> None:
+        """A base that cannot answer inside its own context is not asked at the target: it has
+        nothing to lose there, and its wrong answers would teach nothing about distance."""
+        self._ask(Variant(BASE, EXTENDED, self.snapshot), self.near, pause)
+        if not can_answer(self.models[BASE].items):
+            rows = self.training.rows
+            plain = Rows(rows.documents, rows.strategy, rows.size, rows.seed, far_half=True)
+            self.far = ()
+            self.rows = self._with_short(plain)
+            self.note(
+                "no questions at the target: the base does not answer them inside its own context"
+            )
+        self._ask(self.variant(START, self.starts[self.start]), self.far, pause)
+
+    def _ask(self, variant: Variant, items: Sequence[Item], pause: Show) -> None:
+        sentence = f"asking {{}} {len(items)} questions"
+        label = variant.label
+        answers = self._measure(sentence, [variant], pause, items)[label].items
+        self.models[label] = replace(self.models[label], items=answers)
+
+    def learn(self) -> None:
+        """Train the spectrum from its start. What was judged before a guard, or a loss that is no
+        number, stays."""
+        settings = self.settings
+        model = self.model
+        plan = self.starts[self.start]
+        space = self.space(self.start)
+        label = f"{FITTED}-{self.start}"
+        place = self.folder / "steps" / self.start
+        self.steps = JudgedSteps(place, self.reads, self.variant(STEP, plan))
+        learned = plan_with(self.snapshot, self.options, space.method, space.knobs())
+        here = self.variant(label, learned)
+        with applied(model, here):
+            reason = loss.why_not_sliced(model)
+            if reason is not None:
+                self.note(f"the loss needs whole logits: {reason}")
+            self.check_jumps(model)
+            spectrum.make_live(model, plan.sites, self.target, space)
+            tail = self.reads.frame.tail_span(self.target)[0]
+            learner = spectrum.Learner(model, space, sliced=reason is None, tail=tail)
+            self.say(
+                f"fitting {self.needs.moving} numbers from {self.start}: "
+                f"{settings.steps.value} steps of {settings.step_tokens} tokens"
+            )
+            judged = f"(from {self.start}); the steps judged before count"
+            try:
+                job = trainer.Optimisation(
+                    training=self.training,
+                    model=learner,
+                    rows=self.rows,
+                    folder=self.folder / label,
+                    recompute=self.needs.recompute,
+                    rows_per_step=settings.per_step,
+                    row_tokens=settings.longest,
+                    stopping=trainer.Stopping(partial(self._evaluate, space)),
+                )
+                self.history = trainer.train(job, self.say)
+                return
+            except spectrum.LeftGuards as error:
+                self.note(f"stopped: {error} {judged}")
+            except trainer.LossNotFinite as error:
+                lower = "(a lower --learning-rate may go further)"
+                self.note(f"stopped: {error.where} {judged} {lower}")
+            finally:
+                spectrum.remove(model)
+                del learner
+                gc.collect()
+        last = trainer.last_checkpoint(self.folder / label)
+        if last is not None:
+            self.history = trainer.history_in(last, 0)
+
+    def _evaluate(self, space: spectrum.Space, _: nn.Module, step: int) -> tuple[float, float]:
+        """Read the held-out documents by the present spectrum, and keep it with its reading."""
+        left = space.outside()
+        if left is not None:
+            raise spectrum.LeftGuards(left)
+        store = Store()
+        self.model.eval()
+        done = read_now(self.model, self.steps.variant, self.reads, store, self.show)
+        if processes.is_main():
+            self.steps.keep(step, space.knobs(), store)
+        return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
+
+    def choose(self, pause: Show) -> Fitted | None:
+        """The lowest step, if it beats the start surely and loses no retrieval."""
+        if not processes.is_main():
+            return None
+        judged = self.steps.models()
+        verdict = self._decide(pause, judged)
+        plan = verdict.plan
+        self.note(verdict.reason)
+        written = FITTED if verdict.step else START
+        measured = self.measured
+        closed = ClosedForms(self.starts, self.closed)
+        ceiling = self.space(self.start).ceiling
+        for sentence in notes_on_written(verdict, measured, closed, ceiling):
+            self.note(sentence)
+        change = rules.far_change(measured, FITTED, START) if FITTED in self.models else None
+        history = self.history
+        steps = replace(measured, models=judged)
+        return Fitted(
+            output=self.output,
+            objective=self,
+            measurement=measured,
+            plan=plan,
+            kept=written,
+            reason=verdict.reason,
+            start=self.start,
+            step=verdict.step,
+            tokens=self.settings.step_tokens * history.steps,
+            forward_tokens=self._tokens_read(len(judged)),
+            method=plan.method,
+            pair_factors=verdict.pair_factors,
+            attention_factor=plan.main.wanted.attention_factor,
+            change=change,
+            numbers=fit_numbers(measured),
+            losses=history.losses,
+            closed_forms={form: rules.far_loss(self.closed, form) for form in self.starts},
+            judgements={int(step): rules.far_loss(steps, step) for step in steps.models},
+            notes=self.notes,
+        )
+
+    def _decide(self, pause: Show, steps: dict[str, MeasuredModel]) -> Verdict:
+        """Which step is written, why, and the plan of it; 0 is the start."""
+
+        def keep_start(sentence: str) -> Verdict:
+            return Verdict(0, f"{sentence}: the start is written", self.starts[self.start])
+
+        if not steps:
+            return keep_start("nothing was found to judge")
+        everything = replace(self.measured, models=self.models | steps)
+        step = int(rules.best_step(everything, steps, START))
+        # Once more, by stock arithmetic from the config that is written.
+        method = self.space(self.start).method
+        plan = plan_with(self.snapshot, self.options, method, self.steps.knobs(step))
+        variant = self.variant(FITTED, plan)
+        said = f"reading them by the spectrum of step {step}, as its config says"
+        try:
+            self.models |= self._measure(said, [variant], pause)
+        except NanInLogits as error:
+            return keep_start(f"step {step}: {error}")
+        self._ask(variant, self.far, pause)
+        why = why_start_stays(self.measured, self.start)
+        if why is not None:
+            return keep_start(why)
+        change = fit_report.change_text(rules.far_change(self.measured, FITTED, START))
+        return Verdict(step, f"step {step} is kept: {change}", plan)
+
+    def write(self, result: Fitted, show: Show) -> None:
+        files = fit_report.fit_files(result)
+        for name, content in self.first_steps().items():
+            files[f"fit/{name}"] = content
+        write_fitted(result, files, fit_report.fit_story(result), show)
