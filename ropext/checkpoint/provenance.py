@@ -24,6 +24,7 @@ from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile
 from ropext.errors import InputError
 from ropext.families import Model
+from ropext.families.config import named
 from ropext.inputs import is_plain_name
 from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.planning import ExtensionPlan
@@ -313,8 +314,11 @@ def lineage(record: Record) -> list[JsonObject]:
 
 def history(record: Record) -> str:
     """The recorded extensions in words, the oldest first."""
-    step = "{method}, {context:,} to {target:,} tokens"
-    return f"{'; then '.join(step.format(**it) for it in lineage(record)[::-1])} (ropext.json)"
+    steps = list[str]()
+    for link in reversed(lineage(record)):
+        method = named(link["method"])  # a record is a stranger's, and may hold any text
+        steps.append(f"{method}, {link['context']:,} to {link['target']:,} tokens")
+    return f"{'; then '.join(steps)} (ropext.json)"
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:

@@ -442,6 +442,18 @@ def test_an_altered_record_is_one_sentence_of_every_command(checkpoint, damage):
             command()
 
 
+def test_a_line_cannot_be_forged_by_a_method_of_a_record(checkpoint):
+    """Found by the campaign of 27 November: in a warning of a plan."""
+    content = copy.deepcopy(seeds.chained(SMALL))
+    content["base"]["extended"]["method"] = "a\nlicense      free"
+    (checkpoint / "config.json").write_text(json.dumps(content["base"]["config"]))
+    (checkpoint / "ropext.json").write_text(json.dumps(content))
+    made = inspecting.plan(str(checkpoint), factor=2.0)
+    assert any("license" in warning for warning in made.warnings)
+    assert all(warning.isprintable() for warning in made.warnings)
+    campaign.check_text(campaign.text.inspection(inspecting.inspect(str(checkpoint))))
+
+
 @pytest.mark.parametrize(
     "sections",
     [
