@@ -113,15 +113,13 @@ def command(
     if not given and plot is None:
         served = inspecting.serving(model, revision=revision)
         if served is not None:
-            from ropext.report import text
-
-            out.result(text.served(served), served)
+            out.result(_shown_as_it_stands(served, details=details), served)
             return
     if plot is None and given.keys() == {"for_loaders"}:
         names = Extend(**given).for_loaders
         served = inspecting.as_it_stands(model, revision=revision)
         if served is not None:
-            _show_gated(out, served, names)
+            _show_gated(out, served, names, details=details)
             return
     show(out, inspecting.plan(model, revision=revision, **given), plot, details=details)
 
@@ -150,17 +148,28 @@ def _fit(
     out.result(body, made.to_json() | {"memory": fit.to_json()})
 
 
-def _show_gated(out: Out, served: "Served", names: Sequence[str]) -> None:
-    """Print how a model is read, and raise where one of these loaders reads it otherwise."""
-    from ropext import inspecting
+def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -> str:
+    """Write how a model is read as it stands on one screen, or all of it."""
     from ropext.report import text
+    from ropext.report.screen import served_screen
+
+    if details:
+        return text.served(served, verdict)
+    return served_screen(served, verdict)
+
+
+def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
+    """Print how a model is read, and raise where one of these loaders reads it otherwise; then why
+    is a part of the answer."""
+    from ropext import inspecting
 
     try:
         inspecting.gate(served, names)
     except (GateFailed, NotMeasured):
-        out.result(text.served(served), served)
+        out.result(_shown_as_it_stands(served, details=True), served)
         raise
-    out.result(text.served(served, f"--for {','.join(names)}: read as its config means"), served)
+    verdict = f"--for {','.join(names)}: read as its config means"
+    out.result(_shown_as_it_stands(served, verdict, details=details), served)
 
 
 def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool) -> None:

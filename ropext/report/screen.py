@@ -12,6 +12,7 @@ from ropext.report.text import (
     extend_command,
     fact_lines,
     headlines,
+    served_headline,
     serving_text,
     size,
     stand_in,
@@ -19,7 +20,8 @@ from ropext.report.text import (
 from ropext.table import WIDTH, folded
 
 if TYPE_CHECKING:
-    from ropext.loaders import Serving
+    from ropext.inspecting import Served
+    from ropext.loaders import LoaderReading, Serving
 
 LINES = 24  # of a terminal
 # Programs that serve the base's own weights when they are told other keys.
@@ -28,13 +30,15 @@ SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there
 REMARK_ROWS = 6  # that commands leave to warnings and notes
 DETAILS = "--details shows the methods, the new keys, why each loader reads it so, more programs"
 
+SERVED_DETAILS = "--details shows what each loader and version makes of it, and why"
+
 
 def plan_screen(made: ExtensionPlan) -> str:
     """Write `ropext plan` in at most 24 lines."""
     facts = made.reasons()
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
-    facts += _readers(made)
+    facts += _readers(made.readings)
     above = headlines(made)
     above.append(fact_lines(facts))
     below = [DETAILS]
@@ -47,12 +51,25 @@ def plan_screen(made: ExtensionPlan) -> str:
     return "\n".join(above + _remarks(made, room) + serving + below)
 
 
-def _readers(made: ExtensionPlan) -> list[tuple[str, str]]:
+def served_screen(read: "Served", verdict: str = "") -> str:
+    """Write `ropext plan` of a model that is extended already in at most 24 lines: the verdict of
+    its gate, who reads it, and how to run it."""
+    parts = [served_headline(read)]
+    if verdict:
+        parts.append(folded(verdict))
+    parts.append(fact_lines(_readers(read.readings)))
+    room = LINES - _height(parts) - 2
+    if lines := _first_lines(read.serving, room):
+        parts += ["to serve it:", lines]
+    return "\n".join([*parts, SERVED_DETAILS])
+
+
+def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
     """Name the loaders that read the result as planned, the others, and those not measured."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
-    for reading in newest(made.readings):
+    for reading in newest(readings):
         if reading.verdict == "same":
             same.append(reading.loader)
         elif reading.verdict in WRONG:

@@ -465,13 +465,20 @@ def _proof(proof: JsonObject | None) -> str:
     return proved
 
 
-def served(read: Served, verdict: str = "") -> str:
-    """`ropext plan` on an extended directory: the verdict of its gate, and who reads it how."""
+def served_headline(read: Served) -> str:
+    """Name a model that is extended already: how far, and by what."""
     head = f"{read.directory}: {read.model.context:,} tokens"
     if read.record:
         head += f", extended from {read.record.context:,} by {read.record.method}"
     elif scaled := scaled_by_config(read.model):
         head += f", {scaled}"
+    return head
+
+
+def served(read: Served, verdict: str = "") -> str:
+    """`ropext plan --details` on an extended directory: the verdict of its gate, and who reads it
+    how."""
+    head = served_headline(read)
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
     first = [head, verdict] if verdict else [head]

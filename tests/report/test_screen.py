@@ -1,15 +1,17 @@
 """A plan on one screen: at most 24 rows of a terminal, whatever the model and the method."""
 
+import json
 import math
 from dataclasses import replace
 
 import configs
 import pytest
 
+from ropext import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.report import text
-from ropext.report.screen import plan_screen
+from ropext.report.screen import plan_screen, served_screen
 
 PAIRS = tuple(1 + 0.1 * pair for pair in range(64))
 
@@ -84,3 +86,15 @@ def test_a_refused_plan_says_why_first():
     assert plan_screen(made).startswith(text.plan(made).splitlines()[0])
     assert "to write it" not in plan_screen(made)
     assert rows(plan_screen(made)) <= 24
+
+
+@pytest.mark.parametrize("config", [configs.LLAMA31, configs.DEEPSEEK_V3])
+def test_what_is_extended_already_is_one_screen_too(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = inspecting.serving(str(tmp_path))
+    shown = served_screen(read)
+    assert rows(shown) <= 24, shown
+    assert shown.splitlines()[0] == text.served(read).splitlines()[0]
+    assert "read by  " in shown
+    assert "vllm serve " in shown
+    assert shown.splitlines()[-1].startswith("--details shows")
