@@ -7,13 +7,13 @@ import pytest
 # count has fallen; never raise one.
 CEILINGS = {
     "nodes a statement": 7.4,
-    "comprehensions": 37.5,
+    "comprehensions": 36.8,
     "conditional expressions": 22.5,
-    "starred": 10.2,
+    "starred": 9.4,
     "packed assignments": 0.4,
-    "Any": 21.0,
-    "functions of more than six parameters": 18.0,
-    "files that import more than twenty others": 5.0,
+    "Any": 16.0,
+    "functions of more than six parameters": 15.0,
+    "files that import more than twenty others": 2.0,
     "species tests": 6.0,
 }
 
