@@ -14,6 +14,7 @@ from ropext.forms import Params
 from ropext.jsontext import Json, JsonObject
 from ropext.loaders import LoaderReading, OverrideLine, Serving
 from ropext.loaders.lookup import reading_in
+from ropext.loaders.table import Verdict
 from ropext.rope import ABSENT, CONFIG, Edit, RopeSite
 
 
@@ -314,6 +315,11 @@ def _older_agrees(config: dict[str, Json], model: Model) -> bool:
     return [site.params for site in alone.sites] == [site.params for site in model.sites]
 
 
+def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
+    """The reading with another verdict, for a reason of our own."""
+    return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
+
+
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
@@ -327,9 +333,9 @@ def _of_two_spellings(
         if reading.verdict == "same" and alone.verdict != "same":
             if not older_agrees:
                 why = "takes the older spelling, which disagrees with what transformers 5 takes"
-                reading = replace(reading, verdict="different", why=why, flag="")
+                reading = _in_doubt(reading, "different", why)
         elif reading.verdict == "same" and reading.loader != "transformers":
             why = "two spellings disagree; which one it takes was not measured"
-            reading = replace(reading, verdict="not measured", why=why, flag="")
+            reading = _in_doubt(reading, "not measured", why)
         out.append(reading)
     return tuple(out)

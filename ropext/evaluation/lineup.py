@@ -22,13 +22,13 @@ from ropext.checkpoint.provenance import (
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.live import held_by
-from ropext.evaluation.reach import context_of, has_table, is_bounded
-from ropext.evaluation.variants import Variant, trained_on
+from ropext.evaluation.reach import Reach, reach_of
+from ropext.evaluation.variants import Variant, base_variant, trained_on
 from ropext.inspecting import plan_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
-from ropext.planning import ExtensionPlan, InMemory
+from ropext.planning import ExtensionPlan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.overlap import Overlap, overlap
 from ropext.rope import Spectrum
@@ -70,22 +70,23 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     snapshot = open_snapshot(model, revision=revision)
     if name not in ("", model):
         snapshot = replace(snapshot, name=name, hub_id=None)
-    context, limit, masked = context_of(snapshot, options.context)
-    bounded = is_bounded(snapshot)
+    reach = reach_of(snapshot, options.context)
     if options.method:
-        return replace(_in_memory(snapshot, options, context), masked=masked)
+        return _in_memory(snapshot, options, reach)
+    limit = reach.limit
+    context = reach.context
     record = read_record(snapshot.directory)
-    if has_table(snapshot) and options.context is not None:
+    if not reach.reads_on and options.context is not None:
         record = None  # all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
     if record is not None and options.context is None:
         context = record.context
-    base, context, warning = _base(snapshot, record, options, context)
+    base, context, warning = _base(snapshot, record, options, replace(reach, context=context))
     variants = [] if base is None else [base]
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
-        if base is not None and other and not has_table(snapshot):
+        if base is not None and other and reach.reads_on:
             variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
         # What was done last, as the checkpoints of `ropext run` are called.
         done = [word for key, word in LATER.items() if record and record.more.get(key)]
@@ -95,7 +96,8 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
     variants += _with_caches(_with_adapter(variant, options.adapter), options)
     warnings = (warning,) if warning else ()
-    return Lineup(tuple(variants), context, limit, limit * bounded, warnings, masked)
+    most = reach.most(limit)
+    return Lineup(tuple(variants), context, limit, most, warnings, reach.masked)
 
 
 def line_up_patched(
@@ -104,9 +106,10 @@ def line_up_patched(
     """The variants of a model that was patched in memory: as it computes now, and by the config
     that it had before."""
     context = options.context or plan.context
-    base = Variant(BASE, BASE, snapshot, original, info=_turning(original))
+    reach = reach_of(snapshot, None)
+    base = base_variant(snapshot, original)
     variants = [base]
-    if not has_table(snapshot):
+    if reach.reads_on:
         variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
     spectra = [site.wanted for site in plan.sites]
     scaled = [site.wanted for site in plan.sites if site.scaled]
@@ -115,9 +118,8 @@ def line_up_patched(
         info |= plan.knobs
     extended = Variant(EXTENDED, EXTENDED, snapshot, target=plan.target, info=info)
     variants += _with_caches([extended], options)
-    masked = context_of(snapshot, None)[2]
-    most = plan.target * is_bounded(snapshot)
-    return Lineup(tuple(variants), context, plan.target, most, masked=masked)
+    most = reach.most(plan.target)
+    return Lineup(tuple(variants), context, plan.target, most, masked=reach.masked)
 
 
 def line_up_checkpoints(
@@ -140,7 +142,7 @@ def line_up_checkpoints(
         return {"content_sha256": contents[label]}
 
     variants = [
-        _short(base, **content(BASE)),
+        base_variant(base, info=content(BASE)),
         Variant(UNTOUCHED, UNTOUCHED, base, info=content(BASE)),
     ]
     if CONTROL in contents:
@@ -212,11 +214,11 @@ def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant
     return read
 
 
-def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
+def _in_memory(snapshot: Snapshot, options: Evaluate, reach: Reach) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
-    table = has_table(snapshot)
-    variants = [_short(snapshot)]
-    variants += [] if table else [Variant(UNTOUCHED, UNTOUCHED, snapshot)]
+    variants = [base_variant(snapshot)]
+    if reach.reads_on:
+        variants.append(Variant(UNTOUCHED, UNTOUCHED, snapshot))
     warnings = list[str]()
     plans = list[ExtensionPlan]()
     for method, far in itertools.product(options.method, options.factor or (None,)):
@@ -239,14 +241,11 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, context: int) -> Lineup:
         )
         variants += _with_caches(_with_adapter(variant, options.adapter), options)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
-    targets = [plan.target for plan in plans]
-    bounded = is_bounded(snapshot)
-    limit = min(targets) if table else max(context, *targets)
-    if bounded and not table:  # stock reads as far as the config says
-        longest = max(plans, key=lambda plan: plan.target).config
-        variants[1:] = [replace(variant, config=longest) for variant in variants[1:]]
+    limit = reach.limit_of(plans)
+    variants = reach.in_memory(variants, plans)
     said = tuple(dict.fromkeys(warnings))
-    return Lineup(tuple(variants), context, limit, limit * bounded, said)
+    most = reach.most(limit)
+    return Lineup(tuple(variants), reach.context, limit, most, said, reach.masked)
 
 
 def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
@@ -265,14 +264,15 @@ def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
 
 
 def _base(
-    snapshot: Snapshot, record: Record | None, options: Evaluate, context: int
+    snapshot: Snapshot, record: Record | None, options: Evaluate, reach: Reach
 ) -> tuple[Variant | None, int, str]:
     """The base, its context, and a warning where there is none."""
+    context = reach.context
     if options.base is not None:
         named = open_snapshot(options.base)
-        return _short(named), context_of(named, options.context)[0], ""
+        return base_variant(named), reach_of(named, options.context).context, ""
     if record is None:
-        return _short(snapshot), context, ""
+        return base_variant(snapshot), context, ""
     if record.more.get(READ_FROM):
         warning = (
             f"[no-base] {snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so "
@@ -281,38 +281,18 @@ def _base(
         )
         return None, context, warning
     untrained = _untrained(snapshot, record)
-    rows = None
-    if untrained is not None and has_table(untrained):
-        from ropext.schemes.plan import growth_of  # late: no rotary model needs it
-
-        rows = growth_of(untrained, record).undone()
-        untrained = None if rows is None else untrained
+    before = None
     if untrained is not None:
-        config = record.base["config"]
-        info = _turning(config)
-        return Variant(BASE, BASE, untrained, config, InMemory(rows), info=info), context, ""
+        before = reach.base_of(untrained, record)
+    if before is not None:
+        return before, context, ""
     hub_id = record.base.get("hub_id")
     try:
         revision = str(record.base["commit"]) if hub_id and record.base.get("commit") else None
         named = open_snapshot(str(hub_id or record.base.get("name") or ""), revision=revision)
     except RopextError as error:
         return None, context, f"no base to compare with ({error}); name it with --base MODEL"
-    return _short(named), context, ""
-
-
-def _short(snapshot: Snapshot, **info: Any) -> Variant:
-    """The base: a model through the short window."""
-    return Variant(BASE, BASE, snapshot, info=info | _turning(snapshot.config))
-
-
-def _turning(config: dict[str, Any]) -> dict[str, Any]:
-    """The frequencies of a base, for the pictures."""
-    try:
-        sites = families.read(config).sites
-    except UnsupportedModel:
-        return {}  # no rotary embeddings
-    first = next(site for site in sites if site.scaled)
-    return {"inv_freq": list(first.rope.spectrum.inv_freq)}
+    return base_variant(named), context, ""
 
 
 def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:

@@ -16,6 +16,7 @@ from ropext.evaluation.reading import pinned, read_pass
 from ropext.lengths import tail_tokens
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
+from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
 from ropext.results.values import Bootstrap
 
 ReadPass = Callable[[TokenScorer], TokenNll]
@@ -26,11 +27,11 @@ Asked = TypeVar("Asked", bound=DocumentOptions)
 class NextToken:
     """Each token is predicted from those before it, all of a text in one pass."""
 
-    scores_all: ClassVar[bool] = True  # one pass scores every token of what it reads
+    scoring: ClassVar[Scoring] = ALL_TOKENS
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
         """The lengths at which documents are read, and what is scored there."""
-        return Frame(context, lengths, tail_tokens(context), Bootstrap(seed))
+        return Frame(context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring)
 
     def protocol(self, name: str) -> Protocol:
         """How what is read becomes a perplexity, by the name of --protocol."""
@@ -54,7 +55,7 @@ class MaskedTokens:
     """Tokens are predicted where a mask stands in their place, from all others: only the last ones
     of a text are, in several passes. A tokenizer puts special tokens before and after a text."""
 
-    scores_all: ClassVar[bool] = False
+    scoring: ClassVar[Scoring] = MaskedTail(MASK_STRIDE)
 
     token: int  # the mask
     before: tuple[int, ...]
@@ -70,7 +71,7 @@ class MaskedTokens:
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
         """Every length scores the same tokens, so that the shortest bounds the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
-        return Frame(context, lengths, tail, Bootstrap(seed), MASK_STRIDE)
+        return Frame(context, lengths, tail, Bootstrap(seed), self.scoring)
 
     def protocol(self, name: str) -> Protocol:
         """The one that masks tokens; another is refused before."""

@@ -48,7 +48,7 @@ def prepare(
     labels = [variant.label for variant in lineup.variants]
     if options.kl and BASE not in labels:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
-    Metrics(options, labels, grid, lineup.masked).check(gates)
+    Metrics(options, labels, grid, prediction.scoring).check(gates)
     for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
     options = prediction.options(options, grid[-1])

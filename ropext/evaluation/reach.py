@@ -1,18 +1,98 @@
-"""How far a model is read: the context that it was trained on, and where its table ends."""
+"""How far a model reads: to any length, to the length that its config states, or to the last row of
+a position table. Which models are compared follows from it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ropext import families
 from ropext.checkpoint import Snapshot
+from ropext.checkpoint.provenance import Record
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.evaluation.variants import Variant, base_variant
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.models.masked import fills_in, is_masked
+from ropext.planning import ExtensionPlan, InMemory
+from ropext.rope import Positions
 from ropext.schemes import read_positions
 
 # Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
 READ = ("learned", "mixed", "disentangled")
 
 
-def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
-    """(trained context, longest length the config is made for, whether it fills in masks)."""
+@dataclass(frozen=True)
+class Reach:
+    """A model that reads texts of any length, well or badly."""
+
+    context: int  # tokens that it was trained on
+    limit: int  # the longest length that its config is made for
+    masked: bool = False  # it fills in masked tokens, where others predict the next
+
+    # Whether there is something to read beyond the base's window before any extension.
+    reads_on: ClassVar[bool] = True
+
+    def most(self, limit: int) -> int:
+        """Count the tokens that models made for a limit read; 0 = any number."""
+        return 0
+
+    def limit_of(self, plans: Iterable[ExtensionPlan]) -> int:
+        """Return the longest length for which extensions in memory are made."""
+        return max(self.context, *(plan.target for plan in plans))
+
+    def in_memory(
+        self, variants: Sequence[Variant], plans: Sequence[ExtensionPlan]
+    ) -> list[Variant]:
+        """Return the base and its extensions in memory as they read up to that length."""
+        return list(variants)
+
+    def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
+        """Return the model before its recorded extension, of weights that nothing trained since;
+        None where the weights do not hold it."""
+        return base_variant(extended, record.base["config"])
+
+
+class StatedReach(Reach):
+    """A model that stock transformers reads up to the length in its config, as an MPT."""
+
+    def most(self, limit: int) -> int:
+        return limit
+
+    def in_memory(
+        self, variants: Sequence[Variant], plans: Sequence[ExtensionPlan]
+    ) -> list[Variant]:
+        """All but the base have the config of the longest extension."""
+        longest = max(plans, key=lambda plan: plan.target).config
+        read = list(variants[:1])
+        for variant in variants[1:]:
+            read.append(replace(variant, config=longest))
+        return read
+
+
+class TableReach(Reach):
+    """A model whose positions are rows of a table: it reads nothing beyond the last of them."""
+
+    reads_on: ClassVar[bool] = False
+
+    def most(self, limit: int) -> int:
+        return limit
+
+    def limit_of(self, plans: Iterable[ExtensionPlan]) -> int:
+        """Return the length that all of them read."""
+        return min(plan.target for plan in plans)
+
+    def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
+        """Return the model with its old rows, where all of them were kept."""
+        from ropext.schemes.plan import growth_of  # late: no rotary model needs it
+
+        rows = growth_of(extended, record).undone()
+        if rows is None:
+            return None
+        return base_variant(extended, record.base["config"], InMemory(rows))
+
+
+def reach_of(snapshot: Snapshot, stated: int | None) -> Reach:
+    """Read how far a model reads from its config; `stated` is the trained context as the user says
+    it."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
@@ -21,36 +101,46 @@ def context_of(snapshot: Snapshot, stated: int | None) -> tuple[int, int, bool]:
         if scheme is not None and scheme.carried and scheme.kind not in READ:
             raise
         if scheme is not None and scheme.carried:
-            if scheme.tensors and stated is not None and stated > scheme.context:
-                raise UsageError(
-                    f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
-                    "leave the option out"
-                ) from None
-            return stated or scheme.context, scheme.context, is_masked(snapshot)
-        lengths = [snapshot.config.get(key) for key in LENGTH_KEYS]
-        stored = next((length for length in lengths if isinstance(length, int)), None)
-        stored = scheme.context or stored if scheme is not None else stored
-        if stated is None and stored is None:
+            return _carried(snapshot, scheme, stated)
+        if stated is None and _stored_length(snapshot, scheme) is None:
             if scheme is None or scheme.kind != "alibi":
                 raise
             raise UsageError(
                 f"the config of {snapshot.name} states no length; give --context N, the tokens it "
                 "was trained on"
             ) from None
-        context = stated or int(stored or 0)
-        limit = int(stored or context)
-        return context, limit if is_bounded(snapshot) else max(context, limit), False
+        return _uncarried(snapshot, scheme, stated)
     longest = max(model.context, model.stated_context)
-    return model.context, longest, fills_in(snapshot, model.masked_lm)
+    return Reach(model.context, longest, fills_in(snapshot, model.masked_lm))
 
 
-def has_table(snapshot: Snapshot) -> bool:
-    """Whether its positions are rows of a learned table, beyond which it reads nothing."""
-    scheme = read_positions(snapshot.config)
-    return scheme is not None and bool(scheme.tensors)
+def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Reach:
+    """Read a scheme that a config or a table carries."""
+    kind = TableReach if scheme.tensors else Reach
+    if scheme.tensors and stated is not None and stated > scheme.context:
+        raise UsageError(
+            f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
+            "leave the option out"
+        )
+    return kind(stated or scheme.context, scheme.context, is_masked(snapshot))
 
 
-def is_bounded(snapshot: Snapshot) -> bool:
-    """Whether it reads no further than its table, or as an MPT than its config says."""
-    scheme = read_positions(snapshot.config)
-    return scheme is not None and (bool(scheme.tensors) or scheme.text_type == "mpt")
+def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
+    """Read the length in the config of a model that nothing rotates; None where there is none."""
+    if scheme is not None and scheme.context:
+        return scheme.context
+    for key in LENGTH_KEYS:
+        length = snapshot.config.get(key)
+        if isinstance(length, int):
+            return length
+    return None
+
+
+def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> Reach:
+    """Read a scheme that no config extends, as slopes are."""
+    stored = _stored_length(snapshot, scheme)
+    context = stated or int(stored or 0)
+    limit = int(stored or context)
+    if scheme is not None and scheme.text_type == "mpt":
+        return StatedReach(context, limit)
+    return Reach(context, max(context, limit))

@@ -207,7 +207,7 @@ class Reader:
             scorer = self.scorer(model, reads)
             if not scorer.manner.split:
                 say(f"{variant.label}: its body and head cannot run apart; it is read in chunks")
-            if passes > 1 and reads.documents and reads.prediction.scores_all:
+            if passes > 1 and reads.documents and reads.frame.scoring.scores_all:
                 say(
                     f"{variant.label}: its spectrum changes with the length; it is read in "
                     f"{passes} passes, one for each spectrum"

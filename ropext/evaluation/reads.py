@@ -58,6 +58,7 @@ class Unit:
     tokens: int  # forward tokens of all
     compute: Callable[[TokenScorer, Against | None], Mapping[str, Any]]  # the content of each file
     beside: tuple[str, ...] = ()  # further files, of what the same passes show
+    asks: bool = False  # it is questions, not a document
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -67,11 +68,6 @@ class Unit:
     def is_in(self, store: Store) -> bool:
         """Whether a store has all that it makes."""
         return all(store.has(name) for name in self.files)
-
-    @property
-    def asks(self) -> bool:
-        """Whether it is questions, not a document."""
-        return self.name.startswith(ANSWERS)
 
 
 @dataclass(frozen=True)
@@ -200,7 +196,7 @@ class Reads:
                 read = partial(read_base, ids=ids, frame=frame, bos=bos)
                 yield unit(regime, "short window", windows, read, states_folder(frame))
                 continue
-            windows = [Window(0, length, 1)] * (frame.mask_stride or 1)
+            windows = [Window(0, length, 1)] * frame.scoring.passes
             if self.against is not None:
                 lengths = served_lengths(frame, variant.regimes(frame), length)
                 of_pass = ids[:length]
@@ -234,4 +230,4 @@ class Reads:
         tokens = shared + sum(item.most_read - shared for item in items)
         kind = f"{task} at {length_text(length)}"
         what = f"{task} at {length} ({label})"
-        return Unit(name, what, kind, 1, tokens, tokens, compute)
+        return Unit(name, what, kind, 1, tokens, tokens, compute, asks=True)

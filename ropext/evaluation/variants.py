@@ -10,16 +10,14 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import (
-    read_record,
-)
+from ropext.checkpoint.provenance import read_record
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.reading import LENGTH_DEPENDENT
-from ropext.jsontext import read_object
+from ropext.jsontext import Json, JsonObject, read_object
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
 from ropext.planning import CONFIG_ALONE, InMemory
-from ropext.results import EXTENDED, SHORT
+from ropext.results import BASE, EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
 from ropext.rope import RopeSite
@@ -62,7 +60,7 @@ class Variant:
         two; dynamic needs one for every length beyond the context. A masked language model reads
         every length, and a base no longer one than its own.
         """
-        if frame.mask_stride:
+        if not frame.scoring.scores_all:
             reach = frame.context if self.reads_short else frame.longest
             return tuple(length for length in frame.read_lengths if length <= reach)
         if self.reads_short:
@@ -78,7 +76,7 @@ class Variant:
 
     def regimes(self, frame: Frame) -> dict[str, int]:
         """Return the pass length of each folder of readings in its store."""
-        if self.reads_short and not frame.mask_stride:
+        if self.reads_short and frame.scoring.scores_all:
             return {"short": frame.longest}
         return {f"pass-{length}": length for length in self.passes(frame)}
 
@@ -94,8 +92,20 @@ def follows_length(config: dict[str, Any], longest: int) -> bool:
 
 def _names_length(config: dict[str, Any]) -> bool:
     """Whether the config of an unknown family names a spectrum that follows the length."""
-    named = str([config.get(key) for key in ("rope_scaling", "rope_parameters")])
-    return any(f"'{kind}'" in named for kind in LENGTH_DEPENDENT)
+    named = [*_texts(config.get("rope_scaling")), *_texts(config.get("rope_parameters"))]
+    return any(kind in named for kind in LENGTH_DEPENDENT)
+
+
+def _texts(value: Json) -> Iterator[str]:
+    """Every text in a piece of JSON, keys left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
 
 
 def _regime(site: RopeSite, length: int) -> Any:
@@ -131,6 +141,27 @@ def trained_on(variant: Variant) -> Trained | None:
     if not hashes.is_file():
         return both(before, unknown("the adapter"))
     return both(before, from_json(read_object(hashes)))
+
+
+def base_variant(
+    snapshot: Snapshot,
+    config: JsonObject | None = None,
+    beside: InMemory = CONFIG_ALONE,
+    info: JsonObject | None = None,
+) -> Variant:
+    """The base: a model through the short window, with its frequencies, for the pictures."""
+    known = dict(info or {}) | _turning(snapshot.config if config is None else dict(config))
+    return Variant(BASE, BASE, snapshot, config, beside, info=known)
+
+
+def _turning(config: dict[str, Any]) -> dict[str, Any]:
+    """The frequencies of the first scaled rotary embedding; nothing where none rotates."""
+    try:
+        sites = families.read(config).sites
+    except UnsupportedModel:
+        return {}  # no rotary embeddings
+    first = next(site for site in sites if site.scaled)
+    return {"inv_freq": list(first.rope.spectrum.inv_freq)}
 
 
 # While it lasts, the model that it yields computes as the variant says.

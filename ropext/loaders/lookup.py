@@ -1,7 +1,7 @@
 """What the loader table says of one rope dict, and of the loaders that a user names."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ropext import forms
 from ropext.errors import UsageError, did_you_mean
@@ -30,6 +30,8 @@ class LoaderReading:
     why: str = ""
     flag: str = ""
     evidence: str = "engine"
+    # Whether `why` says more than its evidence.
+    has_reason: bool = field(default=True, metadata={"json": None})
 
 
 def sourced(why: str, evidence: str) -> str:
@@ -108,6 +110,7 @@ def reading_in(
         why=sourced("; ".join(reasons), worst.evidence),
         flag=" ".join(flags),
         evidence=worst.evidence,
+        has_reason=bool(reasons),
     )
 
 

@@ -245,7 +245,7 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
         "resolved": work.recipe.resolved(),
         "stages": stages,
         "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
-        "gates": [vars(gate) for gate in evidence.gates],
+        "gates": [gate.recorded() for gate in evidence.gates],
     }
     if (choice := work.recipe.source.choice) is not None:
         tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
@@ -348,7 +348,7 @@ class Ran:
             "folder": str(self.folder),
             "stages": dict(self.stages),
             "evaluation": measured and {"variants": measured.results["variants"]},
-            "gates": [vars(gate) for gate in self.evidence.gates],
+            "gates": [gate.recorded() for gate in self.evidence.gates],
             "verdict": values_json(self.evidence.verdict),
         }
 

@@ -155,7 +155,15 @@ class ExtensionPlan:
         return {}
 
     def remarks(self) -> list[str]:
-        """Every note and warning, each with that word before it; warnings of one kind together."""
+        """Every note and warning, each with that word before it."""
+        return self.note_remarks() + self.warning_remarks()
+
+    def note_remarks(self) -> list[str]:
+        """Every note, with that word before it."""
+        return [f"note: {note}" for note in self.notes]
+
+    def warning_remarks(self) -> list[str]:
+        """Every warning, with that word before it; those of one kind together."""
         kinds = dict[str, str]()
         for warning in self.warnings:
             kind, bracket, rest = warning.partition("] ")
@@ -163,8 +171,7 @@ class ExtensionPlan:
                 kinds[kind] += f"; {rest}"
             else:
                 kinds[kind] = warning
-        remarks = [f"note: {note}" for note in self.notes]
-        return remarks + [f"warning: {warning}" for warning in kinds.values()]
+        return [f"warning: {warning}" for warning in kinds.values()]
 
     @property
     def uncarried(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ropext.lengths import length_text
 from ropext.report.cells import Column, Values, at_lengths, nats, shown, table_of
-from ropext.report.tables import score_text, tail_text
+from ropext.report.tables import score_text
 from ropext.results.gates import metric_text
 from ropext.results.measurement import Discordance
 from ropext.results.overlap import marked
@@ -19,13 +19,10 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     frame = compared.measured.frame
     lengths = [row.length for row in compared.lengths]
     rows = _rows(compared)
-    kind = "pseudo-perplexity" if frame.mask_stride else "perplexity"
-    inside = f"positions before {frame.context}"
-    if frame.mask_stride:
-        inside = f"the tail in windows of {frame.context}"
+    scoring = frame.scoring
     tails = table_of(
-        f"Tail {kind}, {compared.documents} paired documents",
-        f"{tail_text(frame.tail, (), frame.mask_stride)}; a winner only where it is "
+        f"Tail {scoring.perplexity}, {compared.documents} paired documents",
+        f"{scoring.tail_text(frame.tail, ())}; a winner only where it is "
         "surely below every other one, paired, all comparisons allowed for",
         rows,
         at_lengths("tail", lengths, shown),
@@ -43,7 +40,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
         ),
         table_of(
             f"NLL difference to {compared.reference} inside the trained context",
-            inside,
+            scoring.inside_text(frame.context),
             rows,
             [Column("difference", "short", nats)],
         ),

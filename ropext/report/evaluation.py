@@ -24,9 +24,10 @@ from ropext.results.measurement import (
     discordances,
     item_differences,
 )
-from ropext.results.perplexity import Frame, Reading, Span
+from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import HeatCell, heat_map
 from ropext.results.rules import Comparison, compare_text
+from ropext.results.scoring import Span
 from ropext.results.values import Value
 from ropext.table import Table, with_rows
 from ropext.tasks import find_task
@@ -114,9 +115,9 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
     name = "nll-by-position"
     what = "by position"
     spans = _by_position(frame)
-    if frame.mask_stride:  # the tail alone is scored
+    if not frame.scoring.scores_all:
         name = "tail"
-        what = f"of {tables.tail_text(frame.tail, frame.lengths, frame.mask_stride)}"
+        what = f"of {tables.tail_of(frame)}"
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
     if len(spans) > 1:  # one point above another is what the table says better
         caption = f"Loss {what}: lower is better"
@@ -124,7 +125,7 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
         drawn[name] = (caption, plots.lines(plot, losses(measured, spans), styled))
     readings = measured.readings
     base = readings.pop(BASE, None)
-    if base is not None and readings and not frame.mask_stride:
+    if base is not None and readings and frame.scoring.scores_all:
         gains = _curves(readings, _by_position(frame), partial(frame.difference, base))
         caption = "Context gain by position: above zero the long context helps"
         y = "gain over the base's short window (nats)"
@@ -221,7 +222,7 @@ class Compared:
         drawn = Drawn()
         spectra = _spectra(runs)
         styled = plots.styles(itertools.chain(self.parts, spectra))
-        if self.text is not None and not self.text.measured.frame.mask_stride:
+        if self.text is not None and self.text.measured.frame.scoring.scores_all:
             drawn |= _difference_picture(self.text, styled)
         drawn |= _heat_pictures(self.parts.values())
         if spectra:

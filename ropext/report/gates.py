@@ -15,8 +15,7 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
     rows = list[tuple[str, ...]]()
     for outcome in outcomes:
         state = "passed" if outcome.passed else "FAILED"
-        reason = outcome.reason.removeprefix(f"{outcome.variant}: ")
-        rows.append((state, outcome.gate, outcome.variant, reason))
+        rows.append((state, outcome.gate, outcome.variant, outcome.reason))
     note = "a gate names what must not be; it looks at the worse end of an interval, or the point"
     return Table("Gates", note, ("", "gate", "model", "what was looked at"), tuple(rows))
 
@@ -30,7 +29,7 @@ def _failure(outcome: Outcome) -> str:
     gate = parse_gate(outcome.gate)
     head = f"FAILED {outcome.gate}: "
     if outcome.value is None or outcome.looked_at is None:
-        return f"{head}nothing could be looked at, so it counts as failed: {outcome.reason}."
+        return f"{head}nothing could be looked at, so it counts as failed: {outcome.sentence}."
     meaning = _meaning(gate, outcome.variant, outcome.value)
     if outcome.is_uncertain:
         end = f"the end of its 95 % interval, {outcome.looked_at:.4g}, does not"

@@ -470,7 +470,9 @@ def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = ""
     """The wavelengths of the model as it is and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
     models |= {name: spectrum.inv_freq for name, spectrum in named.items()}
-    heading = f"{title}: rotary dim {rope.dim}, theta {rope.theta:g}".removeprefix(": ")
+    heading = f"rotary dim {rope.dim}, theta {rope.theta:g}"
+    if title:
+        heading = f"{title}: {heading}"
     lengths = {"trained context": rope.context, "target": target}
     return spectra(heading, models, lengths=lengths)
 

@@ -124,7 +124,7 @@ def _first_lines(lines: Sequence["Serving"], room: int) -> str:
 def _remarks(made: ExtensionPlan, room: int) -> list[str]:
     """Write the warnings, then the notes, as far as there is room; of the others, how many."""
     shown = list[str]()
-    remarks = sorted(made.remarks(), key=lambda remark: not remark.startswith("warning:"))
+    remarks = made.warning_remarks() + made.note_remarks()
     for number, remark in enumerate(remarks):
         text = folded(remark)
         is_last = number == len(remarks) - 1

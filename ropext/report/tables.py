@@ -21,7 +21,7 @@ from ropext.report.cells import (
 from ropext.results import EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked
-from ropext.results.perplexity import OctaveLoss
+from ropext.results.perplexity import Frame, OctaveLoss
 from ropext.results.retrieval import FOUND, RULERS
 from ropext.results.values import Value
 from ropext.table import BLANK, Number, Table, with_rows
@@ -122,31 +122,15 @@ def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[
     return rows
 
 
-def tail_text(tail: int, lengths: Sequence[int], stride: int = 0) -> str:
-    """Say which tokens a tail has; a length shorter than it has no more than its own."""
-    if stride:
-        return f"the last {tail} tokens of each document, every {stride}th masked in one pass"
-    short = [length_text(length) for length in lengths if length < tail]
-    text = f"the last {tail} tokens before each length"
-    if short:
-        text += f" (before {', '.join(short)} all there are)"
-    return text
-
-
-def _tail_of(run: Measurement) -> str:
-    frame = run.frame
-    return tail_text(frame.tail, frame.lengths, frame.mask_stride)
-
-
-def _kind_of(run: Measurement) -> str:
-    """Name what the numbers of a tail are."""
-    return "pseudo-perplexity" if run.frame.mask_stride else "perplexity"
+def tail_of(frame: Frame) -> str:
+    """Say which tokens the tail before each length of a frame has."""
+    return frame.scoring.tail_text(frame.tail, frame.lengths)
 
 
 def headline(run: Measurement) -> Table:
     """Lay out the number that the protocol is about."""
     titles = {
-        "tail": f"Tail {_kind_of(run)}: {_tail_of(run)}",
+        "tail": f"Tail {run.frame.scoring.perplexity}: {tail_of(run.frame)}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
     }
@@ -270,7 +254,8 @@ def by_factor(run: Measurement) -> Table:
                     if column.name in values:
                         row[column.name] = values[column.name]
         columns += at_target
-    title = f"{_kind_of(run).capitalize()} by method and factor, each at its own target"
+    kind = run.frame.scoring.perplexity.capitalize()
+    title = f"{kind} by method and factor, each at its own target"
     heads = [column.head for column in columns]
     return table_of(title, _explained(run, heads), rows.items(), columns)
 
@@ -310,7 +295,7 @@ def _by_length(run: Measurement) -> Table:
     if run.facts.headline == "tail":
         title = "Retrieval"
         if "perplexity" in head:
-            title = f"{_kind_of(run).capitalize()} of {_tail_of(run)}"
+            title = f"{run.frame.scoring.perplexity.capitalize()} of {tail_of(run.frame)}"
     return Table(title, _explained(run, head), head, body)
 
 

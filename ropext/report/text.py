@@ -247,12 +247,15 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
 
 def _loader_note(reading: "LoaderReading") -> str:
     """Write what stands behind a loader's name: its flag, or why it reads otherwise."""
-    note = reading.flag or reading.why
-    if not note or reading.verdict == "not measured":
+    if reading.verdict == "not measured":
         return ""
-    if note.startswith("("):
-        return f" {note}"
-    return f": {note}"
+    if reading.flag:
+        return f": {reading.flag}"
+    if not reading.why:
+        return ""
+    if not reading.has_reason:
+        return f" {reading.why}"
+    return f": {reading.why}"
 
 
 READ = 'what each loader makes of it ("same": it computes what is planned)'

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 from ropext.errors import UsageError
 from ropext.inputs import is_path
+from ropext.jsontext import Json
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import WHOLE_METRICS, judged, metrics_of
+from ropext.results.scoring import ALL_TOKENS, Scoring
 from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
 if TYPE_CHECKING:
@@ -65,20 +67,36 @@ class Gate:
 
     def unanswered(self, variant: str, reason: str) -> "Outcome":
         """Fail, for nothing could be looked at."""
-        return Outcome(self.text, variant, False, None, f"{variant}: {reason}")
+        return Outcome(self.text, variant, False, None, reason)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a gate, with the sentence that says why."""
+    """What became of a gate, and why."""
 
     gate: str
     variant: str
     passed: bool
     looked_at: float | None
-    reason: str
+    reason: str  # what was looked at
     value: float | None = None  # itself, where an end of its interval was looked at
     is_uncertain: bool = False  # the value alone would pass
+
+    @property
+    def sentence(self) -> str:
+        """Say of which model what was looked at."""
+        return f"{self.variant}: {self.reason}"
+
+    def recorded(self) -> dict[str, Json]:
+        """Return what the record of a run has of it."""
+        return vars(self) | {"reason": self.sentence}
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what --json prints; no value where nothing could be looked at."""
+        printed = self.recorded()
+        if self.value is None:
+            del printed["value"]
+        return printed
 
 
 def as_gates(given: object) -> list[Gate]:
@@ -150,8 +168,7 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
     failed = not math.isfinite(looked_at) or holds(looked_at, gate.limit)
     against = f" against {gate.run}" if gate.run else ""
     reason = (
-        f"{variant}: {what} of {name}{against} is {looked_at:.6g}, "
-        f"the gate fails at {gate.op} {gate.limit:g}"
+        f"{what} of {name}{against} is {looked_at:.6g}, the gate fails at {gate.op} {gate.limit:g}"
     )
     is_uncertain = math.isfinite(looked_at) and failed and not holds(value.value, gate.limit)
     distance = abs(value.value - gate.limit)
@@ -177,7 +194,7 @@ class Metrics:
     options: Measuring
     labels: Sequence[str]
     lengths: Sequence[int]
-    masked: bool = False
+    scoring: Scoring = ALL_TOKENS
 
     def check(self, gates: Sequence[Gate]) -> None:
         """Refuse a gate about what will not be there, before hours of work rather than after."""
@@ -243,7 +260,7 @@ class Metrics:
         between = run is not None
         beside_base = BASE in self.labels and variant != BASE
         with_base = beside_base and not between
-        for metric in metrics_of(masked=self.masked, with_base=with_base, between=between):
+        for metric in metrics_of(self.scoring, with_base=with_base, between=between):
             if not metric.needs or getattr(self.options, metric.needs, False):
                 at.append(metric.name)
         if self.options.protocol == "hf-stride" and variant != BASE and not between:

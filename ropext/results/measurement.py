@@ -137,8 +137,7 @@ class Measurement:
         written["warnings"] = list(facts.warnings)
         if facts.endpoint is not None:
             written["endpoint"] = facts.endpoint
-        if frame.mask_stride:
-            written["mask_stride"] = frame.mask_stride
+        written |= frame.scoring.to_json()
         if facts.not_measurable:
             written["not_measurable"] = dict(facts.not_measurable)
         if facts.ruler is not None:
@@ -204,10 +203,7 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
     """
     frames = [part.frame for part in parts]
     common = _common_lengths(parts)
-    masked = set[tuple[int, int, int] | None]()
-    for one in frames:
-        masked.add((one.mask_stride, one.tail, one.longest) if one.mask_stride else None)
-    if len(masked) > 1:
+    if len({frame.scoring.tokens_key(frame) for frame in frames}) > 1:
         raise InputError("the runs mask different tokens; give both the same --lengths")
     places = [_places(part, max(common)) for part in parts]
     # Hash order is the same whichever run comes first, so the seeded draws are too.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropext.results import STRIDED
+from ropext.results.scoring import Scoring
 
 if TYPE_CHECKING:
     from ropext.results.perplexity import Documents, Frame, Reading
@@ -240,10 +241,10 @@ def is_of_rounding(metric: str) -> bool:
     return any(row.name == name and row.needs == KV for row in TEXT_METRICS)
 
 
-def metrics_of(*, masked: bool, with_base: bool, between: bool) -> Iterator[Metric]:
+def metrics_of(scoring: Scoring, *, with_base: bool, between: bool) -> Iterator[Metric]:
     """Yield the metrics at each length of a model, or of the difference between two models."""
     for metric in TEXT_METRICS:
-        if metric.causal and masked:
+        if metric.causal and not scoring.scores_all:
             continue
         if metric.needs_base and not with_base:
             continue
@@ -255,10 +256,9 @@ def metrics_of(*, masked: bool, with_base: bool, between: bool) -> Iterator[Metr
 def text_values(text: ReadText) -> "dict[str, Value]":
     """Return every number of one model on text, by its name."""
     values: dict[str, Value] = {}
-    masked = bool(text.frame.mask_stride)
     with_base = text.base is not None
     for length in text.frame.lengths:
-        for metric in metrics_of(masked=masked, with_base=with_base, between=False):
+        for metric in metrics_of(text.frame.scoring, with_base=with_base, between=False):
             value = metric.take(text, length)
             if value is not None:
                 values[f"{metric.name}@{length}"] = value
@@ -272,9 +272,8 @@ def text_values(text: ReadText) -> "dict[str, Value]":
 def text_differences(pair: TextPair) -> "dict[str, Value]":
     """Return every paired difference of two models on text, by the metric's name."""
     values: dict[str, Value] = {}
-    masked = bool(pair.frame.mask_stride)
     for length in pair.frame.lengths:
-        for metric in metrics_of(masked=masked, with_base=False, between=True):
+        for metric in metrics_of(pair.frame.scoring, with_base=False, between=True):
             if metric.differ is not None:
                 values[f"{metric.name}@{length}"] = metric.differ(pair, length)
     for whole in WHOLE_METRICS:

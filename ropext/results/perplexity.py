@@ -20,10 +20,10 @@ import numpy.typing as npt
 from ropext.jsontext import JsonObject
 from ropext.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results import STRIDED
+from ropext.results.scoring import ALL_TOKENS, Scoring, Span
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
-Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
 # The version of the short window's definition: 2 has a BOS in front of every window, where the
 # tokenizer puts one before a text.
 SHORT_WINDOW = 2
@@ -135,7 +135,7 @@ class Frame:
     lengths: tuple[int, ...]
     tail: int
     bootstrap: Bootstrap
-    mask_stride: int = 0  # of masked language models: the tail is the same tokens at every length
+    scoring: Scoring = ALL_TOKENS
 
     @property
     def longest(self) -> int:
@@ -152,22 +152,17 @@ class Frame:
 
     def tail_span(self, length: int) -> Span:
         """Positions of the last N tokens before a length."""
-        if self.mask_stride:
-            return self.longest - self.tail, self.longest, length
-        return max(1, length - self.tail), length
+        return self.scoring.tail(self, length)
 
     @property
     def inside(self) -> Span:
         """What is scored inside the trained context."""
-        reach = min(self.context, self.longest)
-        return self.tail_span(reach) if self.mask_stride else (1, reach)
+        return self.scoring.inside(self)
 
     @property
     def far_half(self) -> Span:
         """What a fit's windows take their loss of, and by which a fine-tuning stops."""
-        if self.mask_stride:
-            return self.tail_span(self.longest)
-        return self.longest // 2, self.longest
+        return self.scoring.far_half(self)
 
     def mean(self, reading: Reading, span: Span) -> float:
         """Nats per token over a span, without an interval."""
@@ -228,7 +223,9 @@ class Frame:
 
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
         """Position buckets; none where a tail is all that is scored."""
-        return () if self.mask_stride else octaves(self.context, self.longest, parts)
+        if not self.scoring.scores_all:
+            return ()
+        return octaves(self.context, self.longest, parts)
 
 
 @dataclass(frozen=True)

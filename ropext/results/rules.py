@@ -12,7 +12,8 @@ from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
 from ropext.results.overlap import marked
-from ropext.results.perplexity import Frame, Reading, Span
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.scoring import Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
 # As shares of the lowest loss: who is not surely behind, and no further than this, ties with it;

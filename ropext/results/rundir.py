@@ -34,6 +34,7 @@ from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, R
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
 from ropext.results.retrieval import ItemScore
+from ropext.results.scoring import scoring_of
 from ropext.results.values import Bootstrap
 from ropext.workdir import STORES
 
@@ -159,7 +160,7 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
         lengths=lengths,
         tail=int(results["tail_tokens"]),
         bootstrap=bootstrap,
-        mask_stride=int(results.get("mask_stride", 0)),
+        scoring=scoring_of(results),
     )
     facts = _facts(results)
     documents = None

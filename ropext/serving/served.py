@@ -9,7 +9,7 @@ from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
-from ropext.evaluation.reach import context_of
+from ropext.evaluation.reach import reach_of
 from ropext.evaluation.variants import follows_length
 from ropext.inspecting import plan_config
 from ropext.models.adapter import add_adapter
@@ -64,8 +64,9 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
     snapshot = replace(snapshot, name=wish.name)
     stated = None if wish.extend is None else wish.extend.context
-    _, limit, masked = context_of(snapshot, stated)
-    if masked:
+    reach = reach_of(snapshot, stated)
+    limit = reach.limit
+    if reach.masked:
         raise UnsupportedModel(f"{wish.name} fills in masked tokens; serve needs a causal model")
     plan = None
     if wish.extend is not None:

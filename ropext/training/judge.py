@@ -46,7 +46,7 @@ def tokens_of(reads: Reads | None) -> int:
     """Read through windows of the target's length."""
     if reads is None:
         return 0
-    return len(reads.documents) * reads.frame.longest * (reads.frame.mask_stride or 1)
+    return len(reads.documents) * reads.frame.longest * reads.frame.scoring.passes
 
 
 def short_tokens_of(reads: Reads) -> int:

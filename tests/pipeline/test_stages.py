@@ -286,7 +286,7 @@ def test_a_log_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
 
 
 def test_a_failed_gate_has_its_exit_code(tmp_path):
-    bad = Outcome("g > 1", "tuned", False, 2.0, "tuned: g is 2")
+    bad = Outcome("g > 1", "tuned", False, 2.0, "g is 2")
     with pytest.raises(
         GateFailed, match=r"g > 1; the checkpoint that did not pass is kept in .*out\.run"
     ):

@@ -3,6 +3,7 @@
 import pytest
 
 from ropext.errors import UsageError
+from ropext.jsontext import values_json
 from ropext.options.evaluate import Evaluate
 from ropext.report.gates import failures
 from ropext.results import metrics
@@ -51,11 +52,28 @@ def test_the_worse_end_decides(text, passed):
 
 def test_the_reason_names_what_was_looked_at():
     outcome = check_gate(parse_gate("tail@32k > 8.5"), "yarn-4x", VALUES)
-    assert outcome.reason == (
+    assert outcome.sentence == (
         "yarn-4x: the upper end of the 95 % interval of tail@32k is 8.6, the gate fails at > 8.5"
         "; the value itself, 8.4, does not: about 64 would decide, instead of 16"
     )
     assert "no interval (n = 3)" in check_gate(parse_gate("short_tax > 1"), "m", VALUES).reason
+
+
+def test_a_gate_is_written_with_its_model_and_a_value_only_where_one_was_looked_at():
+    judged = check_gate(parse_gate("tail@32k.value > 8.5"), "yarn-4x", VALUES)
+    assert judged.reason == "the point of tail@32k is 8.4, the gate fails at > 8.5"
+    assert values_json(judged) == {
+        "gate": "tail@32k.value > 8.5",
+        "variant": "yarn-4x",
+        "passed": True,
+        "looked_at": 8.4,
+        "reason": "yarn-4x: the point of tail@32k is 8.4, the gate fails at > 8.5",
+        "value": 8.4,
+        "is_uncertain": False,
+    }
+    unanswered = parse_gate("tail@64k > 1").unanswered("m", "nothing is there")
+    assert "value" not in values_json(unanswered)
+    assert unanswered.recorded()["value"] is None
 
 
 def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide():

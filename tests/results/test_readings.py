@@ -16,7 +16,6 @@ from ropext.lengths import (
     parse_lengths,
     tail_tokens,
 )
-from ropext.report.tables import tail_text
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
@@ -28,6 +27,7 @@ from ropext.results.perplexity import (
 )
 from ropext.results.retrieval import ItemScore, heat_map, retrieval_values, share_of
 from ropext.results.rules import compare_text
+from ropext.results.scoring import ALL_TOKENS
 from ropext.results.values import Bootstrap, Value, wilson
 
 
@@ -332,6 +332,7 @@ def test_a_task_that_is_never_done_has_no_reach():
 
 
 def test_a_heading_says_of_which_lengths_the_tail_is_all_there_is():
+    tail_text = ALL_TOKENS.tail_text
     assert tail_text(1024, (1024, 4096)) == "the last 1024 tokens before each length"
     assert tail_text(1024, (512, 1024, 4096)) == (
         "the last 1024 tokens before each length (before 512 all there are)"

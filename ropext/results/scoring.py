@@ -1,0 +1,110 @@
+"""Which tokens of a document are scored: all of them, each given those before it, or those of its
+tail that a mask hides. What measures and reports asks these objects, and nothing else, which of
+the two it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ropext.jsontext import JsonObject
+from ropext.lengths import length_text
+
+if TYPE_CHECKING:
+    from ropext.results.perplexity import Frame
+
+Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """Every token is scored, given all before it: one pass over a text serves its lengths."""
+
+    scores_all: ClassVar[bool] = True
+    perplexity: ClassVar[str] = "perplexity"  # what exp of a mean loss is called
+    passes: ClassVar[int] = 1  # over one window
+
+    def tail(self, frame: "Frame", length: int) -> Span:
+        """Positions of the last N tokens before a length."""
+        return max(1, length - frame.tail), length
+
+    def inside(self, frame: "Frame") -> Span:
+        """What is scored inside the trained context."""
+        return 1, min(frame.context, frame.longest)
+
+    def far_half(self, frame: "Frame") -> Span:
+        """What is scored in the second half of the longest length."""
+        return frame.longest // 2, frame.longest
+
+    def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
+        """Say which tokens a tail has; a length shorter than it has no more than its own."""
+        short = [length_text(length) for length in lengths if length < tail]
+        text = f"the last {tail} tokens before each length"
+        if short:
+            text += f" (before {', '.join(short)} all there are)"
+        return text
+
+    def inside_text(self, context: int) -> str:
+        """Say which tokens are scored inside the trained context."""
+        return f"positions before {context}"
+
+    def tokens_key(self, frame: "Frame") -> object:
+        """What must be equal for two frames to score the same tokens of a document."""
+        return None
+
+    def to_json(self) -> dict[str, int]:
+        """As results.json has it."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MaskedTail:
+    """The tokens of a tail are scored, each masked once; each length is a window of its own, which
+    ends with the document, and all of them score the same tokens."""
+
+    scores_all: ClassVar[bool] = False
+    perplexity: ClassVar[str] = "pseudo-perplexity"
+
+    stride: int  # every so many tokens are masked in one pass
+
+    @property
+    def passes(self) -> int:
+        """Passes over one window."""
+        return self.stride
+
+    def tail(self, frame: "Frame", length: int) -> Span:
+        """Positions of the tail, read in the window of a length."""
+        return frame.longest - frame.tail, frame.longest, length
+
+    def inside(self, frame: "Frame") -> Span:
+        """The tail in a window of the trained context."""
+        return self.tail(frame, min(frame.context, frame.longest))
+
+    def far_half(self, frame: "Frame") -> Span:
+        """The tail in the longest window."""
+        return self.tail(frame, frame.longest)
+
+    def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
+        """Say which tokens a tail has."""
+        return f"the last {tail} tokens of each document, every {self.stride}th masked in one pass"
+
+    def inside_text(self, context: int) -> str:
+        """Say which tokens are scored inside the trained context."""
+        return f"the tail in windows of {context}"
+
+    def tokens_key(self, frame: "Frame") -> object:
+        """What must be equal for two frames to score the same tokens of a document."""
+        return self.stride, frame.tail, frame.longest
+
+    def to_json(self) -> dict[str, int]:
+        """As results.json has it."""
+        return {"mask_stride": self.stride}
+
+
+Scoring = AllTokens | MaskedTail
+ALL_TOKENS = AllTokens()
+
+
+def scoring_of(results: JsonObject) -> Scoring:
+    """Read what `to_json` wrote into results.json."""
+    stride = int(results.get("mask_stride", 0))
+    return MaskedTail(stride) if stride else ALL_TOKENS
