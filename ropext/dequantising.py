@@ -6,7 +6,7 @@ be measured unscaled; the config that is written here says what llama.cpp comput
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
@@ -29,9 +29,12 @@ BYTES = 4  # of a weight: what the file says, to the last digit
 
 
 @contextmanager
-def directory_of(model: str, say: Say = silent) -> Iterator[str]:
+def directory_of(
+    model: str, say: Say = silent, check: Callable[[str], object] | None = None
+) -> Iterator[str]:
     """The name of a model as it is; of a GGUF file that of a directory which lasts as long as
-    this."""
+    this. `check` is given that directory before its weights are made, which takes long: it refuses
+    what config, tokenizer and record show."""
     if bundled.find_gguf(model) is None:
         yield model
         return
@@ -40,11 +43,16 @@ def directory_of(model: str, say: Say = silent) -> Iterator[str]:
     snapshot = as_file(open_model(model))
     # Windows keeps a file that a model still maps.
     with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as folder:
-        yield str(dequantise(snapshot, Path(folder) / snapshot.head.path.stem, say))
+        place = Path(folder) / snapshot.head.path.stem
+        check_readable(snapshot)
+        if check is not None:
+            write_small(snapshot, place)
+            check(str(place))
+        yield str(dequantise(snapshot, place, say))
 
 
-def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
-    """Write a GGUF as a directory of float32 weights."""
+def check_readable(model: "GgufFile") -> None:
+    """Refuse a file that transformers cannot read here, whatever it holds."""
     if len(model.parts) > 1:
         raise InputError(
             f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
@@ -52,14 +60,31 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
         )
     for package in ("torch", "transformers", "gguf"):  # transformers names torch where gguf lacks
         import_module(package)
+
+
+def write_small(model: "GgufFile", place: Path) -> None:
+    """Write the config, the tokenizer and the record of a GGUF, without its weights."""
+    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
+        config = _small_parts(model, place)
+    _write_record(model, place, config)
+
+
+def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
+    """Write a GGUF as a directory of float32 weights."""
     needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)
     say(
         f"transformers dequantises {model.quantisation} to float32: {in_bytes(needed)} of "
         f"memory, and of {place.parent.parent} while this runs"
     )
-    with redirect_stderr(StringIO()):  # its progress bars
+    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
         config = _load(model, place)
+    _write_record(model, place, config)
+    return place
+
+
+def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> None:
+    """Write the config with the file's own rotary embeddings, and what ropext recorded."""
     (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
     if (stored := model.kept_record) is not None:
         (place / "ropext.json").write_bytes(dump(stored))
@@ -68,26 +93,61 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
         # A file names no more of its base than its positions.
         base = {**record.base, "config": with_rope(config, record.base["config"])}
         (place / "ropext.json").write_bytes(dump(stored | {"base": base}))
-    return place
 
 
 def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
     """Save what transformers makes of the file; its config."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     path = model.head.path
-    keywords: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        use_safetensors=True,
+    )
+    # They are plain float32 now, which transformers would refuse to save.
+    loaded.hf_quantizer = None
+    loaded.is_quantized = False
+    vars(loaded.config).pop("quantization_config", None)
+    loaded.save_pretrained(place)
+    _save_tokenizer(path, place)
+    return _config_in(place)
+
+
+def _small_parts(model: "GgufFile", place: Path) -> dict[str, Any]:
+    """Save what transformers makes of the file but for its weights; its config."""
+    from transformers import AutoConfig
+
+    path = model.head.path
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+    config.save_pretrained(place)
+    _save_tokenizer(path, place)
+    return _config_in(place)
+
+
+def _save_tokenizer(path: Path, place: Path) -> None:
+    """Save the tokenizer of a GGUF as transformers reads it."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False
+    )
+    tokenizer.save_pretrained(place)
+
+
+def _config_in(place: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
+    return config
+
+
+@contextmanager
+def _refusing(model: "GgufFile") -> Iterator[None]:
+    """Say of a file which transformers cannot read why, and what can be measured in its place."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, dtype=torch.float32, use_safetensors=True, **keywords
-        )
-        # They are plain float32 now, which transformers would refuse to save.
-        loaded.hf_quantizer = None
-        loaded.is_quantized = False
-        vars(loaded.config).pop("quantization_config", None)
-        loaded.save_pretrained(place)
-        AutoTokenizer.from_pretrained(path.parent, **keywords).save_pretrained(place)
+        yield
     except ImportError as error:
         raise InputError(f"{model.name}: transformers needs a package for it: {error}") from None
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
@@ -96,8 +156,6 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
             f"{model.name} cannot be dequantised by transformers ({reason[0]}); measure the "
             "Hugging Face checkpoint that it was made from"
         ) from error
-    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
-    return config
 
 
 def with_rope(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,19 @@ model is read in the memory that is free, for which alone a peak is estimated.
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ropext import families
+from ropext.checkpoint import Snapshot
 from ropext.errors import RopextError
+from ropext.evaluation.divergence import OPTION
 from ropext.evaluation.forward import (
     HEAD_BYTES,
     TILE_TOKENS,
     Manner,
     columns_for,
+    no_matrix,
     slice_for,
 )
 from ropext.evaluation.plan import Evaluation
@@ -20,6 +24,9 @@ from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, skeleton, with_attention
 from ropext.models.memory import free_memory
 from ropext.options.evaluate import DocumentOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Chunks shorter than this cost more time than they save memory.
 SHORTEST_CHUNK = 1024
@@ -169,20 +176,48 @@ class Costs:
     columns: int | None
 
 
+def empty_model(evaluation: Evaluation, snapshot: Snapshot) -> "PreTrainedModel":
+    """One of its models as it would be loaded, without weights."""
+    import torch
+
+    options = evaluation.options
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    masked = evaluation.lineup.masked
+    model: PreTrainedModel = with_attention(
+        options.attn_implementation,
+        lambda kind: skeleton(snapshot, kind, evaluation.trust_remote_code, masked, dtype),
+    )
+    return model
+
+
+def check_models(evaluation: Evaluation) -> None:
+    """Refuse what --kl and --kv cannot be measured of, as far as class and config tell."""
+    checked = set[Path]()
+    for variant in evaluation.lineup.variants:
+        snapshot = variant.snapshot
+        if snapshot.directory in checked:
+            continue
+        checked.add(snapshot.directory)
+        bend = None
+        if evaluation.options.kl:
+            bend = foretold_bend(empty_model(evaluation, snapshot))
+        if bend is not None:
+            raise no_matrix(OPTION)
+    for variant in evaluation.lineup.variants:
+        if variant.cache is not None:
+            from ropext.patching.rounding import kept_layers  # late: it loads torch
+
+            kept_layers(variant.snapshot.config)
+
+
 def count_evaluation(evaluation: Evaluation) -> Costs:
     """Count what an evaluation takes; no weight is read."""
     import torch
 
     snapshot = evaluation.lineup.variants[-1].snapshot
     options = evaluation.options
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    masked = evaluation.lineup.masked
     device = torch.device(device_of(options))
-    empty = with_attention(
-        options.attn_implementation,
-        lambda kind: skeleton(snapshot, kind, evaluation.trust_remote_code, masked, dtype),
-    )
-    shape = replace(shape_of(empty), device=device.type)
+    shape = replace(shape_of(empty_model(evaluation, snapshot)), device=device.type)
     free = free_memory(device)
     manner = choose_manner(
         shape,

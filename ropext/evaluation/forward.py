@@ -182,6 +182,14 @@ class NanInLogits(InputError):
     """The model's logits are not numbers."""
 
 
+def no_matrix(why: str) -> UnsupportedModel:
+    """The error of a model whose head has to be a matrix; `why` names the option that needs it."""
+    return UnsupportedModel(
+        f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
+        "it; leave the option out"
+    )
+
+
 class TokenScorer:
     """A loaded model, as evaluation needs it. Use inside `torch.inference_mode()`."""
 
@@ -277,10 +285,7 @@ class TokenScorer:
         """The matrix that makes logits of states; where the head is more than one, `why` names who
         needs it to be."""
         if not self.manner.split or self.manner.columns is None:
-            raise UnsupportedModel(
-                f"{why}: the head of this model is more than a matrix, or its body does not run "
-                "apart from it; leave the option out"
-            )
+            raise no_matrix(why)
         return plain_head(self.model)
 
     def token_nll(self, ids: Ids, watch: Watch | None = None) -> TokenNll:

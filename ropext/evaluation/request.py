@@ -10,6 +10,7 @@ from ropext import guard
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
 from ropext.evaluation.lineup import Lineup, line_up
+from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import EvaluationJob
 from ropext.inputs import model_name
@@ -54,34 +55,41 @@ class EvaluationRequest:
         guard.check(read, {"--output": output, "--losses": self.losses})
         guard.check_file(self.losses, "--losses", guard.LOSSES)
         with self._lined_up(output, call) as lineup:
-            evaluation = prepare(
-                options, lineup, call.trust_remote_code, self.gates, needs_target=True
-            )
-            if self.losses is not None and evaluation.corpus is None:
-                raise UsageError(
-                    "--losses writes the loss of every token of --data; give documents"
-                )
+            evaluation = self._evaluation(lineup, call)
             for variant in lineup.variants:
                 if not variant.snapshot.is_on_hub:
                     variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
             yield EvaluationJob(evaluation, self.gates, self.losses)
 
+    def _evaluation(self, lineup: Lineup, call: Call) -> Evaluation:
+        """Decide all that needs no weights."""
+        trust = call.trust_remote_code
+        evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
+        if self.losses is not None and evaluation.corpus is None:
+            raise UsageError("--losses writes the loss of every token of --data; give documents")
+        return evaluation
+
     @contextmanager
     def _lined_up(self, output: Path | None, call: Call) -> Iterator[Lineup]:
         """Line up what is measured: of a directory, of a GGUF, or of a model in memory."""
         options = self.options
-        if not isinstance(self.model, str):
+        model = self.model
+        if not isinstance(model, str):
             if self.revision is not None:
                 raise UsageError("revision is of a hub id; this model is in memory")
             from ropext.evaluation.holding import hold, opened  # late: no command needs it
 
-            held = hold(self.model, self.tokenizer, options, is_kept=output is not None)
+            held = hold(model, self.tokenizer, options, is_kept=output is not None)
             with opened(held, options) as lineup:
                 yield lineup
             return
         if self.tokenizer is not None:
             raise UsageError("tokenizer is for a model in memory; a directory has its own")
-        with directory_of(self.model, call.hooks.say) as place:
-            revision = self.revision if place == self.model else None
-            yield line_up(place, revision, options, self.model)
+
+        def check(place: str) -> None:
+            self._evaluation(line_up(place, None, options, model), call)
+
+        with directory_of(model, call.hooks.say, check) as place:
+            revision = self.revision if place == model else None
+            yield line_up(place, revision, options, model)

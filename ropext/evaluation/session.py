@@ -13,7 +13,7 @@ from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
-from ropext.evaluation.costs import Costs, count_evaluation
+from ropext.evaluation.costs import Costs, check_models, count_evaluation
 from ropext.evaluation.lineup import fetched
 from ropext.evaluation.live import held_by
 from ropext.evaluation.plan import Evaluation
@@ -47,7 +47,8 @@ class EvaluationJob:
         self.evaluation.workdir(output).check(call.force)
 
     def counts(self) -> Costs:
-        """Count passes, tokens and bytes."""
+        """Count passes, tokens and bytes; models that cannot be read as asked are refused."""
+        check_models(self.evaluation)
         return count_evaluation(self.evaluation)
 
     def make(self, output: Path | None, call: Call) -> Measurement:

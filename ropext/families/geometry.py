@@ -280,21 +280,32 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
             return None
         rate = _compression(text, kind)
         windowed = text.row.every_layer_windowed or is_windowed(kind) or rate is not None
-        out.append(CacheLayer(each, sizes.window if windowed else None, rate))
+        window = sizes.window if windowed else None
+        out.append(CacheLayer(each, window, rate, _latent_values(text, kind) is not None))
     return tuple(out) * _passes(text) or None
 
 
-def _values(text: TextConfig, kind: str) -> int | None:
-    """Numbers that a layer of this kind keeps per token.
+def _label_of(text: TextConfig, kind: str) -> Label | None:
+    """The label of the layers of this kind."""
+    return next((one for one in text.row.labels if kind in one.kinds), None)
 
-    Latent attention (MLA) keeps one compressed vector and one rotary key for all heads; where keys
-    and values are one vector (DeepSeek V4), it is kept once.
-    """
-    label = next((one for one in text.row.labels if kind in one.kinds), None)
+
+def _latent_values(text: TextConfig, kind: str) -> int | None:
+    """Numbers that latent attention (MLA) keeps per token: one compressed vector and one rotary key
+    for all heads; None for other attention."""
+    label = _label_of(text, kind)
     latent = label_size(text, label, "kv_lora_rank")
     rotary = label_size(text, label, "qk_rope_head_dim")
-    if latent and rotary:
-        return latent + rotary
+    return latent + rotary if latent and rotary else None
+
+
+def _values(text: TextConfig, kind: str) -> int | None:
+    """Numbers that a layer of this kind keeps per token. Where keys and values are one vector
+    (DeepSeek V4), it is kept once."""
+    latent = _latent_values(text, kind)
+    if latent is not None:
+        return latent
+    label = _label_of(text, kind)
     gated = text.flag("attention_k_eq_v")
     gated = text.defaults.get("attention_k_eq_v") if gated is None else gated
     heads = label_size(text, None if gated is False else label, "num_key_value_heads")

@@ -14,6 +14,7 @@ class CacheLayer(NamedTuple):
     values: int  # numbers per token
     window: int | None  # only of so many last tokens
     rate: int | None = None  # and one entry for every so many tokens, beside the window
+    is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
     def kept(self, tokens: int) -> int:
         entries = min(tokens, self.window or tokens) + (tokens // self.rate if self.rate else 0)

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from ropext import families, stock
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.families.model import CacheLayer
+from ropext.jsontext import Json
 from ropext.options.cache import UNROUNDED, StoredCache
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ BLOCK = 32  # channels that share a scale
 LEAST_TURN = 64  # channels of the smallest Hadamard matrix
 LARGEST_FP8 = 448.0  # of e4m3; what is larger becomes it
 PROBE_TOKENS = 3
+OTHER_NUMBERS = (
+    "--kv: the layers of this model attend to other numbers than their cache keeps (a latent "
+    "vector, keys shared between layers, or attention of their own)"
+)
 
 
 def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
@@ -163,22 +169,26 @@ def _probe(live: "PreTrainedModel") -> None:
         live.train(trains)
 
 
+def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
+    """Return what the layers of a model keep in a cache; refuse where no config tells, or where
+    they attend to something else."""
+    stock.ask_about(config)
+    layers = families.as_read(config).kv_layers
+    if layers is None:
+        raise UnsupportedModel("--kv: what the layers of this model keep in a cache is not known")
+    if any(layer.is_latent for layer in layers):
+        raise UnsupportedModel(OTHER_NUMBERS)
+    return layers
+
+
 def _check_layers(
     config: "PreTrainedConfig", seen: list[tuple[Tensor, Tensor]], stored: StoredCache
 ) -> None:
     """Refuse where layers attend to something else than what a cache keeps of them."""
-    named = config.to_dict()
-    stock.ask_about(named)
-    layers = families.as_read(named).kv_layers
-    if layers is None:
-        raise UnsupportedModel("--kv: what the layers of this model keep in a cache is not known")
-    kept = sorted(layer.values for layer in layers)
+    kept = sorted(layer.values for layer in kept_layers(config.to_dict()))
     attended = sorted(_values(keys) + _values(values) for keys, values in seen)
     if kept != attended:
-        raise UnsupportedModel(
-            "--kv: the layers of this model attend to other numbers than their cache keeps (a "
-            "latent vector, keys shared between layers, or attention of their own)"
-        )
+        raise UnsupportedModel(OTHER_NUMBERS)
     for keys, values in seen:
         for kind, width in ((stored.keys, keys.shape[-1]), (stored.values, values.shape[-1])):
             if kind in ("q8_0", "q4_0") and width % BLOCK:

@@ -2,6 +2,7 @@
 cache's row beside its own."""
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ropext.errors import OutputExists, UnsupportedModel, UsageError
 from ropext.evaluation.forward import tiled_divergence
+from ropext.evaluation.request import EvaluationRequest
+from ropext.narration import NOBODY
 from ropext.options.cache import StoredCache
+from ropext.options.evaluate import Evaluate
 from ropext.patching import patch, unpatch
 from ropext.patching.rounding import cache_rounded
 from ropext.pipeline.public import evaluate, extend
@@ -229,6 +233,25 @@ def test_the_tiles_of_half_precision():
     assert torch.equal(same, logs[0].argmax(-1) == logs[1].argmax(-1))
 
 
+def count_job(model, **options):
+    """What --dry-run counts."""
+    request = EvaluationRequest(str(model), Evaluate(**options))
+    with request.prepared(None, NOBODY) as job:
+        return job.counts()
+
+
+def test_a_dry_run_refuses_a_cache_of_latent_vectors(place, tmp_path):
+    ranks = {"kv_lora_rank": 16, "q_lora_rank": 16, "first_k_dense_replace": 2}
+    widths = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    rows = len(AutoTokenizer.from_pretrained(place / "model"))
+    shutil.copytree(place / "model", tmp_path / "latent")
+    tiny("deepseek_v3", vocab_size=rows, **ranks, **widths).save_pretrained(tmp_path / "latent")
+    plain = asked(place) | {"kl": False, "lengths": ()}
+    assert count_job(tmp_path / "latent", **plain).passes
+    with pytest.raises(UnsupportedModel, match="latent"):
+        count_job(tmp_path / "latent", **plain, kv=("fp8",))
+
+
 def test_what_cannot_be_compared_is_refused(place, tmp_path):
     write_checkpoint(tmp_path / "capped", **HEADS)
     rows = len(AutoTokenizer.from_pretrained(place / "model"))
@@ -236,6 +259,8 @@ def test_what_cannot_be_compared_is_refused(place, tmp_path):
     model.save_pretrained(tmp_path / "capped")
     with pytest.raises(UnsupportedModel, match="more than a matrix"):
         evaluate(str(tmp_path / "capped"), **asked(place))
+    with pytest.raises(UnsupportedModel, match="more than a matrix"):
+        count_job(tmp_path / "capped", **asked(place))
     with pytest.raises(UsageError, match="give --data"):
         evaluate(str(place / "model"), **asked(place, data=None, tasks="copy"))
     with pytest.raises(UsageError, match="--kv names q8_0 twice"):

@@ -12,7 +12,7 @@ from command_line import run
 from gguf_files import making
 
 import ropext
-from ropext import bundled, guard
+from ropext import bundled, dequantising, guard
 from ropext.checkpoint import staging
 from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
@@ -90,6 +90,20 @@ def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path)
     )
     with directory_of("any/directory") as place:
         assert place == "any/directory"
+
+
+def test_what_needs_no_weights_is_refused_before_they_are_made(models, monkeypatch, tmp_path):
+    def load(*_):
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr(dequantising, "_load", load)
+    file = str(models[1])
+    with pytest.raises(InputError, match="there is no such file"):
+        ropext.evaluate(file, data=str(tmp_path / "none.jsonl"))
+    with pytest.raises(UsageError, match="no such metric"):
+        ropext.evaluate(file, **READ, gates=["nothing > 1"])
+    with pytest.raises(UsageError, match="--losses writes the loss of every token"):
+        ropext.evaluate(file, tasks="copy", lengths="256", losses=tmp_path / "losses.parquet")
 
 
 def test_what_cannot_be_dequantised_is_said(tmp_path):
