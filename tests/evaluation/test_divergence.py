@@ -246,10 +246,10 @@ def test_a_dry_run_refuses_a_cache_of_latent_vectors(place, tmp_path):
     rows = len(AutoTokenizer.from_pretrained(place / "model"))
     shutil.copytree(place / "model", tmp_path / "latent")
     tiny("deepseek_v3", vocab_size=rows, **ranks, **widths).save_pretrained(tmp_path / "latent")
-    plain = asked(place) | {"kl": False, "lengths": ()}
+    plain = asked(place) | {"kl": False}
     assert count_job(tmp_path / "latent", **plain).passes
     with pytest.raises(UnsupportedModel, match="latent"):
-        count_job(tmp_path / "latent", **plain, kv=("fp8",))
+        count_job(tmp_path / "latent", **plain, kv="fp8")
 
 
 def test_what_cannot_be_compared_is_refused(place, tmp_path):
