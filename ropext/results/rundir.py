@@ -14,7 +14,8 @@ decides its units, so that what is there is never of another model. Nothing here
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,25 @@ def read_run(path: Path) -> Measurement:
     if not (path / RESULTS).exists():
         raise InputError(f"{path} is not finished; run the same ropext eval again to complete it")
     results = read_json(path / RESULTS)
+    if not isinstance(results, dict):
+        raise InputError(f"{path / RESULTS} is damaged: it is no JSON object; evaluate again")
     if results.get("schema") != SCHEMA:
         raise InputError(
             f"{path}/results.json has schema {results.get('schema')!r}; this ropext reads {SCHEMA}"
         )
+    return _measurement(path, manifest, results)
+
+
+@contextmanager
+def _naming(place: Path) -> Iterator[None]:
+    """Say of a run, or of a file in it, what is missing or torn."""
     try:
-        return _measurement(path, manifest, results)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise InputError(f"{path} is damaged: {error!r}; evaluate again") from error
+        yield
+    except KeyError as error:
+        missing = f"the key {error.args[0]!r} is missing"
+        raise InputError(f"{place} is damaged: {missing}; evaluate again") from error
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        raise InputError(f"{place} is damaged: {error!r}; evaluate again") from error
 
 
 def save_run(path: Path, measured: Measurement) -> None:
@@ -151,48 +163,65 @@ def save_run(path: Path, measured: Measurement) -> None:
 
 
 def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measurement:
-    lengths = tuple(int(length) for length in results["lengths"])
-    if not lengths:
-        raise ValueError("no lengths")
-    bootstrap = Bootstrap(int(results["seed"]), int(results["resamples"]))
-    frame = Frame(
-        context=int(results["context"]),
-        lengths=lengths,
-        tail=int(results["tail_tokens"]),
-        bootstrap=bootstrap,
-        scoring=scoring_of(results),
-    )
-    facts = _facts(results)
+    written = dict[str, MeasuredModel]()
+    with _naming(path / RESULTS):
+        frame = _frame(results)
+        facts = _facts(results)
+        for label, variant in results["variants"].items():
+            written[label] = _written_model(variant)
     documents = None
     hashes = list[str]()
     if (path / DOCUMENTS).exists():
         documents = _read_documents(path, frame)
         hashes = [prefixes[frame.longest] for prefixes in documents.prefix_hashes]
-    items = _read_items(path, facts.not_measurable)
+    with _naming(path / ITEMS):
+        items = _read_items(path, facts.not_measurable)
     models = dict[str, MeasuredModel]()
-    for label, variant in results["variants"].items():
-        source = ModelSource.from_json(variant)
+    for label, model in written.items():
+        source = model.source
         reading = None
         divergence = None
         agreement = None
         if documents is not None and source.passes:
             kept = store(path, source.store)
-            reading = kept.reading(label, source.passes, hashes)
-            if source.against:
-                compared = kept.compared(label, source.against, source.passes, hashes)
-                divergence, agreement = compared
-        models[label] = MeasuredModel(
-            kind=variant["kind"],
+            with _naming(path):
+                reading = kept.reading(label, source.passes, hashes)
+                if source.against:
+                    compared = kept.compared(label, source.against, source.passes, hashes)
+                    divergence, agreement = compared
+        models[label] = replace(
+            model,
             reading=reading,
             divergence=divergence,
             agreement=agreement,
-            unrounded=source.unrounded,
             items=tuple(items.get(label, ())),
-            overlap=overlap_in(variant.get("overlap")),
-            source=source,
-            numbers=ModelNumbers.from_json(variant),
         )
     return Measurement(frame, models, documents, facts, manifest, path)
+
+
+def _frame(results: JsonObject) -> Frame:
+    lengths = tuple(int(length) for length in results["lengths"])
+    if not lengths:
+        raise ValueError("no lengths")
+    return Frame(
+        context=int(results["context"]),
+        lengths=lengths,
+        tail=int(results["tail_tokens"]),
+        bootstrap=Bootstrap(int(results["seed"]), int(results["resamples"])),
+        scoring=scoring_of(results),
+    )
+
+
+def _written_model(variant: JsonObject) -> MeasuredModel:
+    """Read what results.json has of one model."""
+    source = ModelSource.from_json(variant)
+    return MeasuredModel(
+        kind=variant["kind"],
+        unrounded=source.unrounded,
+        overlap=overlap_in(variant.get("overlap")),
+        source=source,
+        numbers=ModelNumbers.from_json(variant),
+    )
 
 
 def _facts(results: JsonObject) -> EvaluationFacts:
@@ -227,14 +256,18 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
 def _read_documents(path: Path, frame: Frame) -> Documents:
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
+    files = list[Path]()
+    with _naming(path / DOCUMENTS):
+        for row in read_json(path / DOCUMENTS):
+            hashes = {int(length): digest for length, digest in row["hashes"].items()}
+            names.append(row["name"])
+            prefix_hashes.append(hashes)
+            files.append(_bytes_file(path, hashes[frame.longest]))
     token_bytes = list[npt.NDArray[np.int64]]()
-    for row in read_json(path / DOCUMENTS):
-        hashes = {int(length): digest for length, digest in row["hashes"].items()}
-        file = _bytes_file(path, hashes[frame.longest])
-        names.append(row["name"])
-        prefix_hashes.append(hashes)
-        # Mapped: a header that claims more than its file holds is refused, not allocated.
-        token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
+    with _naming(path):
+        for file in files:
+            # Mapped: a header that claims more than its file holds is refused, not allocated.
+            token_bytes.append(np.load(file, mmap_mode="r").astype(np.int64))
     return Documents(tuple(names), tuple(prefix_hashes), tuple(token_bytes))
 
 

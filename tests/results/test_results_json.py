@@ -4,10 +4,12 @@ The files in `recorded` were written before `Measurement` had types for what the
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ropext.errors import InputError
 from ropext.jsontext import write_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
@@ -40,6 +42,25 @@ def test_a_key_that_few_runs_have_is_kept(tmp_path, key):
     written = _measurement(tmp_path, {}, recorded | RARE[key]).results
     assert written == recorded | RARE[key]
     assert [name for name in written if name != key] == list(recorded)  # in their order
+
+
+@pytest.mark.parametrize("key", ["lengths", "protocol", "variants"])
+def test_a_missing_key_is_named_with_its_file(tmp_path, key):
+    recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
+    del recorded[key]
+    sentence = f"{tmp_path / 'results.json'} is damaged: the key '{key}' is missing; evaluate again"
+    with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
+        _measurement(tmp_path, {}, recorded)
+
+
+def test_a_key_that_a_model_or_an_answer_lacks_is_named_with_its_file(tmp_path):
+    recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
+    (tmp_path / "items.jsonl").write_text('{"variant": "yarn-4x"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"items\.jsonl is damaged: the key 'task' is missing"):
+        _measurement(tmp_path, {}, recorded)
+    del next(iter(recorded["variants"].values()))["metrics"]
+    with pytest.raises(InputError, match=r"results\.json is damaged: the key 'metrics' is missing"):
+        _measurement(tmp_path, {}, recorded)
 
 
 def test_what_is_not_a_number_is_read_back_as_such(tmp_path):
