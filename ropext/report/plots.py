@@ -333,12 +333,16 @@ def _draw_arrows(
 
 
 def _crossing(places: Sequence[float], values: Sequence[float], edge: float, side: int) -> float:
-    """Where a line leaves the frame, on a logarithmic axis."""
-    first = next(i for i, value in enumerate(values) if (edge - value) * side > 0)
-    if first == 0:
-        return places[0]
-    share = (edge - values[first - 1]) / (values[first] - values[first - 1])
-    return places[first - 1] * math.pow(places[first] / places[first - 1], share)
+    """Where a line leaves the frame for the last time, on a logarithmic axis; where it is furthest
+    outside, if it never leaves from inside."""
+    outside = [(edge - value) * side > 0 for value in values]
+    for after in range(len(values) - 1, 0, -1):
+        before = after - 1
+        if outside[after] and not outside[before]:
+            share = (edge - values[before]) / (values[after] - values[before])
+            return places[before] * math.pow(places[after] / places[before], share)
+    far = min(values) if side == 1 else max(values)
+    return places[list(values).index(far)]
 
 
 def _points(axis: "Axes", place: float) -> float:

@@ -39,3 +39,40 @@ def test_the_numbers_beside_arrows_stand_apart():
     # Of the numbers alone: an annotation's own extent has its arrow in it.
     boxes = [Text.get_window_extent(text, canvas.get_renderer()) for text in texts]
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+# The gain of the demo's untouched model and of PI, from 35 to 940 tokens.
+OCTAVES = tuple(256.0 * 2 ** (k / 4) for k in range(-11, 8))
+UNTOUCHED = (0.0,) * 12 + (-0.07, -0.71, -1.13, -1.37, -1.77, -2.33, -2.4)
+PI = (-1.77, -1.46, -1.57, -1.64, -1.84, -1.55, -1.78, -1.96, -1.89, -1.78, -1.99)
+PI += (-1.94, -1.98, -1.83, -1.84, -2.05, -2.08, -1.98, -2.02)
+
+
+def drawn_pi(points):
+    """The arrows of a picture with PI's line, the name of the shaded window, and a renderer."""
+    lines = []
+    for label, values in (("ntk-4x", (0.0,) * 19), ("untouched", UNTOUCHED), ("pi-4x", points)):
+        lines.append(Curve(label, OCTAVES, tuple(Value(value, 0.0, None, 8) for value in values)))
+    axis = plots.axes("Gain", "nats")
+    plots.draw_curves(axis, LinePlot("Gain", "nats", 256, 1024, has_zero=True), lines)
+    figure = axis.get_figure(root=True)
+    canvas = FigureCanvasAgg(figure)
+    figure.legend(loc="outside right upper")
+    canvas.draw()
+    (name,) = (text for text in axis.texts if text.get_text() == "trained context")
+    arrows = {text.get_text(): text for text in axis.texts if isinstance(text, Annotation)}
+    return arrows, name, canvas.get_renderer()
+
+
+def test_a_line_that_comes_back_has_its_arrow_where_it_leaves_for_good():
+    arrows, name, renderer = drawn_pi(PI)
+    assert set(arrows) == {"-2.4", "-2.08"}
+    # PI is in the frame at 45, 54 and 91 tokens, and below it from there on.
+    assert OCTAVES[5] < arrows["-2.08"].xy[0] < OCTAVES[6]
+    box = Text.get_window_extent(arrows["-2.08"], renderer)
+    assert not box.overlaps(name.get_window_extent(renderer))
+
+
+def test_a_line_that_is_never_in_the_frame_has_its_arrow_where_it_is_furthest():
+    arrows = drawn_pi(tuple(value - 1 for value in PI))[0]
+    assert arrows["-3.08"].xy[0] == OCTAVES[PI.index(-2.08)]
