@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
+from ropext.jsontext import Json
 from ropext.models.sandbox import ask
 from ropext.results.overlap import Hashes, unique
+
+if TYPE_CHECKING:
+    pass
 
 PASSAGE = 64
 EVERY = 64
@@ -166,7 +170,7 @@ class DocumentEncoder:
         self.vocabulary = vocabulary
         self.seed = seed
         self.chat = chat  # questions go through the template
-        self.template_args: dict[str, Any] = {}  # what else the template is told
+        self.template_args: dict[str, Json] = {}  # what else the template is told
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""

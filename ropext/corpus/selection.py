@@ -5,7 +5,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from ropext.corpus.drawing import Basket, DistinctTexts, draw
 from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder, joined
 from ropext.corpus.sources import RawDocument, Source, read_documents
 from ropext.errors import InputError
+from ropext.jsontext import Json
 from ropext.lengths import length_text
 from ropext.results.values import FEWEST_DOCUMENTS
 
@@ -46,7 +46,7 @@ class Corpus:
     num_spare: int  # long enough, but more than --max-docs
     reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by length asked about
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Counts for results.json."""
         return {
             "used": len(self.documents),

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from ropext import bundled
 from ropext.errors import InputError
 from ropext.inputs import check_link, is_path, open_regular
+from ropext.jsontext import JsonObject
 from ropext.narration import pasted
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")
-Messages = list[dict[str, Any]]
+Messages = list[JsonObject]
 DEFAULT_COLUMNS = ("text", "messages")
 NO_SPLIT = ""
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
@@ -288,7 +289,7 @@ _OF_EACH = (_read_text, _read_text, _read_jsonl, _read_parquet)
 READERS: dict[str, Reader] = dict(zip(DOCUMENTS, _OF_EACH, strict=True))
 
 
-def _column(row: Mapping[str, Any], source: Source, where: str) -> str:
+def _column(row: JsonObject, source: Source, where: str) -> str:
     candidates = DEFAULT_COLUMNS if source.column is None else (source.column,)
     for candidate in candidates:
         if candidate in row:
@@ -299,7 +300,7 @@ def _column(row: Mapping[str, Any], source: Source, where: str) -> str:
     )
 
 
-def _content(row: Mapping[str, Any], source: Source, where: str) -> str | Messages:
+def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
     name = _column(row, source, where)
     content = row[name]
     if isinstance(content, str):

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropext.checkpoint.provenance import digest, installed
 from ropext.errors import InputError, RopextError, UsageError
+from ropext.jsontext import Json, JsonObject
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ropext.evaluation.variants import Computing, Variant
     from ropext.options.evaluate import Evaluate
     from ropext.results.measurement import Store
@@ -36,13 +39,13 @@ def check(tasks: Sequence[str]) -> None:
             )
 
 
-def decided_by(tasks: Sequence[Any]) -> dict[str, Any]:
+def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
     """What else decides the harness's numbers: its version, that of the library that reads the
     questions, and the files of the tasks, which are edited in their place."""
     from lm_eval.tasks import TaskManager
 
     named = [task for task in tasks if isinstance(task, str)]
-    index: Mapping[str, Any] = TaskManager().task_index if named else {}
+    index: JsonObject = TaskManager().task_index if named else {}
     folders: set[Path] = set()
     for task in named:
         folders |= _folders(task, index)
@@ -50,7 +53,7 @@ def decided_by(tasks: Sequence[Any]) -> dict[str, Any]:
     return {"versions": installed(("lm-eval", "datasets")), "tasks": files}
 
 
-def _folders(task: str, index: Mapping[str, Any]) -> set[Path]:
+def _folders(task: str, index: JsonObject) -> set[Path]:
     """Where a task lies, or each of those that a tag stands for."""
     if (path := _told(index.get(task), "yaml_path")) is not None:
         return {path.parent}
@@ -60,7 +63,7 @@ def _folders(task: str, index: Mapping[str, Any]) -> set[Path]:
     return {path.parent for path in paths if path is not None}
 
 
-def _told(entry: Any, name: str) -> Any:
+def _told(entry: Json, name: str) -> Json:
     """What the harness's list says of a task: in a dict up to 0.4.9, in an object later."""
     value = entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
     if name != "yaml_path":
@@ -79,18 +82,18 @@ def _folder_digest(folder: Path) -> str:
 
 def run_tasks(
     computing: "Computing",
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     options: "Evaluate",
     length: int,
     variants: Sequence["Variant"],
     stores: "Mapping[str, Store]",
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Per variant and task the harness's own metrics; what its store has already is not run again.
 
     The context length is passed on, since the harness cuts longer prompts from the left with no
     more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
     """
-    results: dict[str, Any] = {}
+    results: dict[str, Json] = {}
     decided = decided_by(options.lm_eval)
     for variant in variants:
         if variant.reads_short:
@@ -106,7 +109,9 @@ def run_tasks(
     return results
 
 
-def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
+def _run(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", options: "Evaluate", length: int
+) -> Json:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -147,7 +152,7 @@ def _run(model: Any, tokenizer: Any, options: "Evaluate", length: int) -> Any:
     return _plain((results or {}).get("results", {}))
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: Json) -> Json:
     """JSON's own types alone; a number that is not finite becomes null."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
@@ -25,6 +24,7 @@ from ropext.evaluation.live import held_by
 from ropext.evaluation.reach import Reach, reach_of
 from ropext.evaluation.variants import Variant, base_variant, trained_on
 from ropext.inspecting import plan_config
+from ropext.jsontext import Json
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
@@ -49,9 +49,9 @@ class Lineup:
     warnings: tuple[str, ...] = ()
     masked: bool = False  # they fill in masked tokens, where others predict the next
 
-    def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Any]]:
+    def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
         """What tells each variant from others, by its label; a model is hashed once."""
-        models: dict[Path, dict[str, Any]] = {}
+        models: dict[Path, dict[str, Json]] = {}
         contents = {}
         for variant in self.variants:
             place = variant.snapshot.directory
@@ -138,7 +138,7 @@ def line_up_checkpoints(
     trained again have the headers of those before.
     """
 
-    def content(label: str) -> dict[str, Any]:
+    def content(label: str) -> dict[str, Json]:
         return {"content_sha256": contents[label]}
 
     variants = [
@@ -173,7 +173,7 @@ def fetched(lineup: Lineup) -> Lineup:
     return replace(lineup, variants=tuple(variants))
 
 
-def _recorded(record: Record | None) -> dict[str, Any]:
+def _recorded(record: Record | None) -> dict[str, Json]:
     if record is None:
         return {}
     spectra = [site.wanted for site in record.sites]
@@ -183,7 +183,7 @@ def _recorded(record: Record | None) -> dict[str, Any]:
 
 def _info(
     method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """How a variant was extended, as results hold it."""
     return {
         "method": method,

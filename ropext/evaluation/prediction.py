@@ -2,10 +2,10 @@
 before it, or masked tokens from all others. What reads asks nothing else of which of the two a
 model is; loading it, and refusing options, does."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ropext.corpus import DocumentEncoder
 from ropext.errors import InputError, UsageError
 from ropext.evaluation.forward import Ids, TokenNll, TokenScorer
 from ropext.evaluation.reading import pinned, read_pass
+from ropext.jsontext import JsonObject
 from ropext.lengths import tail_tokens
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.results.perplexity import MASK_STRIDE, PROTOCOLS, Frame, Protocol
@@ -45,7 +46,7 @@ class NextToken:
         """What reads the first `length` tokens of a document."""
         return partial(read_pass, ids=ids, length=length)
 
-    def key(self) -> Mapping[str, Any]:
+    def key(self) -> JsonObject:
         """What of it decides a loss, for the manifest of a run."""
         return {}
 
@@ -85,7 +86,7 @@ class MaskedTokens:
         """What reads the window of `length` tokens at the end of a document."""
         return partial(read_masked, ids=ids, length=length, masked=self, tail=frame.tail)
 
-    def key(self) -> Mapping[str, Any]:
+    def key(self) -> JsonObject:
         """The mask and the special tokens."""
         return {"masking": asdict(self)}
 

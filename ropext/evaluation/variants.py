@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,20 +31,20 @@ class Variant:
     label: str
     kind: str  # "base", "control", "untouched", "extended"
     snapshot: Snapshot
-    config: Mapping[str, Any] | None = None  # applied in memory
+    config: JsonObject | None = None  # applied in memory
     beside: InMemory = CONFIG_ALONE  # and what no config says
     adapter: str | None = None
     cache: StoredCache | None = None  # keys and values are rounded as it stores them
     unrounded: str = ""  # the label of the same variant without that
     target: int | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
 
     @property
     def reads_short(self) -> bool:
         """Whether it reads through the short window, and answers no questions."""
         return self.kind in SHORT
 
-    def content(self, model: Mapping[str, Any]) -> dict[str, Any]:
+    def content(self, model: JsonObject) -> dict[str, Json]:
         """What tells it from other variants: its kind, its model's identity, its spectrum."""
         adapter = None if self.adapter is None else _adapter_digest(self.adapter)
         content = {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
@@ -81,7 +81,7 @@ class Variant:
         return {f"pass-{length}": length for length in self.passes(frame)}
 
 
-def follows_length(config: dict[str, Any], longest: int) -> bool:
+def follows_length(config: dict[str, Json], longest: int) -> bool:
     """Whether stock rotates a text of the longest length by another spectrum than a short one."""
     try:
         sites = families.read(config).sites
@@ -90,7 +90,7 @@ def follows_length(config: dict[str, Any], longest: int) -> bool:
     return any(_regime(site, 1) != _regime(site, longest) for site in sites)
 
 
-def _names_length(config: dict[str, Any]) -> bool:
+def _names_length(config: dict[str, Json]) -> bool:
     """Whether the config of an unknown family names a spectrum that follows the length."""
     named = [*_texts(config.get("rope_scaling")), *_texts(config.get("rope_parameters"))]
     return any(kind in named for kind in LENGTH_DEPENDENT)
@@ -154,7 +154,7 @@ def base_variant(
     return Variant(BASE, BASE, snapshot, config, beside, info=known)
 
 
-def _turning(config: dict[str, Any]) -> dict[str, Any]:
+def _turning(config: dict[str, Json]) -> dict[str, Json]:
     """The frequencies of the first scaled rotary embedding; nothing where none rotates."""
     try:
         sites = families.read(config).sites

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ropext.atomic import write_whole
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
-from ropext.jsontext import values_json, write_json
+from ropext.jsontext import Json, JsonObject, values_json, write_json
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
@@ -67,10 +67,12 @@ class MeasuredModel:
             return ""
         return self.overlap.mark
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Write what results.json holds of a model."""
         numbers = self.numbers or ModelNumbers()
-        written = {"kind": self.kind} | self.source.to_json() | numbers.to_json()
+        written: dict[str, Json] = {"kind": self.kind}
+        written |= self.source.to_json()
+        written |= numbers.to_json()
         written["overlap"] = values_json(self.overlap)
         if numbers.served is not None:
             written |= numbers.served
@@ -87,7 +89,7 @@ class Measurement:
     models: Mapping[str, MeasuredModel] = field(repr=False)
     documents: Documents | None = field(default=None, repr=False)
     facts: EvaluationFacts = field(default=EvaluationFacts(), repr=False)
-    manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    manifest: JsonObject = field(default_factory=dict, repr=False)
     path: Path | None = None
     resumed: int = 0
     own_base: str = field(default="", repr=False)  # in a comparison, where its base is shown
@@ -116,11 +118,11 @@ class Measurement:
         return list(names)
 
     @property
-    def results(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Json]:
         """What results.json holds."""
         frame = self.frame
         facts = self.facts
-        written: dict[str, Any] = {
+        written: dict[str, Json] = {
             "schema": SCHEMA,
             "protocol": facts.protocol,
             "protocol_text": facts.protocol_text,

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
 
 from ropext.bundled import SCHEME
 from ropext.checkpoint import open_snapshot
@@ -16,6 +15,7 @@ from ropext.checkpoint.card import Figure
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import Record, identity, read_record
 from ropext.errors import InputError
+from ropext.jsontext import Json
 from ropext.options.fields import DOCUMENTS, TABLES
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_spec
@@ -128,7 +128,7 @@ def _of_metrics(
             continue
         name = matched[1]
         length = int(matched[2])
-        details = dict[str, Any](n=value.n)
+        details = dict[str, Json](n=value.n)
         if value.ci95:
             details["ci95"] = list(value.ci95)
         if name == "tail":

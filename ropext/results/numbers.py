@@ -3,9 +3,8 @@ where each model came from, and the numbers of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from ropext.jsontext import JsonObject, values_json
+from ropext.jsontext import Json, JsonObject, values_json
 from ropext.results.perplexity import OctaveLoss
 from ropext.results.retrieval import RULERS, HeatCell
 from ropext.results.values import Value, values_of
@@ -37,7 +36,7 @@ class RulerTasks:
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         return {"tasks": list(self.tasks), "left_out": list(self.left_out), "note": RULERS}
 
     @staticmethod
@@ -88,8 +87,8 @@ class ModelSource:
         """The frequencies that it reads by; empty where they are not known."""
         return tuple(self.info.get("inv_freq") or ())
 
-    def to_json(self) -> dict[str, Any]:
-        written: dict[str, Any] = {
+    def to_json(self) -> dict[str, Json]:
+        written: dict[str, Json] = {
             "model": self.name,
             "target": self.target,
             "adapter": self.adapter,
@@ -128,7 +127,7 @@ class ModelNumbers:
     verdicts: tuple[str, ...] = ()
     served: JsonObject | None = None  # of a running server: outcomes, and how far it reads
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Write all but the verdicts, which come last."""
         return {
             "metrics": values_json(self.metrics),

@@ -6,15 +6,15 @@ that its record keeps; and what follows for those that are measured on.
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ropext.checkpoint.provenance import TRAINED_ON, Record, with_training
 from ropext.errors import InputError
+from ropext.jsontext import Json, JsonObject
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -75,9 +75,9 @@ class Trained:
             judged=both(self.judged, other.judged),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Write it as it stands in ropext.json."""
-        written: dict[str, Any] = {
+        written: dict[str, Json] = {
             "documents": self.count,
             "document_hashes": _to_text(self.documents),
             "passage_hashes": _to_text(self.passages),
@@ -118,7 +118,7 @@ def kept_out_of(record: Record | None) -> Trained | None:
     return known and known.judged
 
 
-def from_json(raw: Any) -> Trained:
+def from_json(raw: Json) -> Trained:
     """Read what `to_json` wrote; it may come from anyone."""
     try:
         return Trained(
@@ -136,7 +136,7 @@ def from_json(raw: Any) -> Trained:
         ) from None
 
 
-def _role_from_json(raw: Any) -> Trained | None:
+def _role_from_json(raw: Json) -> Trained | None:
     """Read documents that chose or judged; no other documents chose or judged these."""
     if not raw:
         return None
@@ -214,9 +214,9 @@ class Overlap:
         at_least = "" if self.complete else "at least "
         return f"{at_least}{self.trained_on} of {self.documents}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Write it as records and results hold it."""
-        written: dict[str, Any] = {
+        written: dict[str, Json] = {
             "documents": self.documents,
             "trained_on": self.trained_on,
             "chosen_on": self.chosen_on,
@@ -254,7 +254,7 @@ def both(first: Trained | None, second: Trained | None) -> Trained | None:
     return first.with_more(second)
 
 
-def overlap_in(data: Mapping[str, Any] | None) -> Overlap | None:
+def overlap_in(data: JsonObject | None) -> Overlap | None:
     """Read what `to_json` wrote; it may come from anyone."""
     if not data:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import JsonObject
+from ropext.jsontext import Json
 from ropext.results.values import Z95, Bootstrap, Value, wilson, worth_of
 from ropext.tasks import RULER, TASKS, THIRTEEN
 
@@ -63,7 +63,7 @@ class ItemScore:
         return float(self.exact) if self.score is None else self.score
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> "ItemScore":
+    def from_json(data: dict[str, Json]) -> "ItemScore":
         """Read what `values_json` wrote, one line of items.jsonl."""
         lists = {"answer": tuple(data["answer"]), "predicted": tuple(data["predicted"])}
         return ItemScore(**(data | lists))
@@ -279,7 +279,7 @@ class HeatCell:
     answer_nll: float | None = None  # the mean, in nats per answer token
 
     @staticmethod
-    def from_json(data: JsonObject) -> "HeatCell":
+    def from_json(data: dict[str, Json]) -> "HeatCell":
         """Read what `values_json` wrote."""
         answer_nll = data.get("answer_nll")
         if answer_nll is None and "answer_nll" in data:

@@ -3,11 +3,10 @@ what `--method auto` says in the end; which step of a fit is kept; and what `com
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from ropext.jsontext import JsonObject, values_json
+from ropext.jsontext import Json, JsonObject, values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
@@ -70,7 +69,7 @@ class Standing:
                     return label
         return self.lowest
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """As choice.json has it."""
         return {
             "documents": self.documents,
@@ -198,7 +197,7 @@ class Ranking:
     def short_tax(self, method: str) -> Value | None:
         return self.values[method].get("short_tax")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """As `ropext plan --measure --json` prints it."""
         return {
             "length": self.frame.longest,
@@ -213,8 +212,8 @@ class Ranking:
             "taken": self.taken,
         }
 
-    def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Any]]:
-        rows = list[dict[str, Any]]()
+    def _rows_json(self, behind: Mapping[str, Value]) -> list[dict[str, Json]]:
+        rows = list[dict[str, Json]]()
         for method, distance in behind.items():
             row = {
                 "method": method,

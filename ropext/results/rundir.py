@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ from ropext.workdir import STORES
 DOCUMENTS = "documents.json"
 ITEMS = "items.jsonl"
 RESULTS = "results.json"
-Texts = Iterable[tuple[str, npt.NDArray[Any]]]  # name and token ids of each document read
+Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
 
 
 def write_documents(path: Path, documents: Documents, longest: int) -> None:
@@ -74,7 +74,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     )
     texts = list(texts)
 
-    def write(stream: Any) -> None:
+    def write(stream: BinaryIO) -> None:
         with parquet.ParquetWriter(stream, schema) as writer:
             for label, reading in measured.readings.items():
                 losses = reading.tokens(0, measured.frame.longest)  # from position 1 on
@@ -95,7 +95,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
     write_whole(path, write)
 
 
-def _fill_in(path: Path, stream: Any) -> None:
+def _fill_in(path: Path, stream: BinaryIO) -> None:
     """Put the digest of a table, which is written but has no name yet, into the table."""
     stream.flush()
     start = guard.place_of_sign(path, guard.LOSSES)
@@ -284,7 +284,7 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
     """
     runs = list[Measurement]()
     everyone = list[tuple[Measurement, str]]()
-    bases = list[Any]()
+    bases = list[object]()
     read_short = list[Measurement]()
     for spec in specs:
         path, wanted = split_spec(spec)
@@ -300,7 +300,7 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
                 bases.append(_base(run))
     _check_short_windows(read_short)
     alone = dict[str, Measurement]()
-    shown = list[tuple[Any, str]]()
+    shown = list[tuple[object, str]]()
     for run, label in everyone:
         name = _name(run, label, everyone)
         if name in alone:
@@ -340,7 +340,7 @@ def _check_short_windows(runs: Sequence[Measurement]) -> None:
         )
 
 
-def _base(run: Measurement) -> Any:
+def _base(run: Measurement) -> object:
     """What tells the base of a run from another one: its weights, spectrum and context."""
     label = next(iter(run.labels(BASE)), None)
     if label is None:

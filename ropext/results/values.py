@@ -5,14 +5,15 @@ So sums and counts are kept per document, and whole documents are resampled.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ropext.jsontext import JsonObject
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +47,7 @@ class Value:
     range: tuple[float, float] | None = None
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Value":
+    def from_json(data: JsonObject) -> "Value":
         """Read what `values_json` wrote; null reads as not-a-number."""
         return Value(
             value=_number(data["value"]),
@@ -99,7 +100,7 @@ class Value:
         return f"{math.ceil(least / unit) * unit:,}"
 
 
-def values_of(metrics: Mapping[str, Any]) -> dict[str, Value]:
+def values_of(metrics: JsonObject) -> dict[str, Value]:
     """Read the metrics of one variant, as results.json holds them."""
     return {name: Value.from_json(data) for name, data in metrics.items()}
 

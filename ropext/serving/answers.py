@@ -4,10 +4,10 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
+from ropext.jsontext import Json
 from ropext.serving.questions import Refusal, Turn
 from ropext.serving.turns import Item, TurnStreamer
 
@@ -24,9 +24,9 @@ class AnswerSoFar:
     created: int = field(default_factory=lambda: int(time.time()))
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Json]] = field(default_factory=list)
 
-    def add(self, item: Item) -> dict[str, Any]:
+    def add(self, item: Item) -> dict[str, Json]:
         """Take the next piece; return it as the delta of a chat."""
         if isinstance(item, _StreamError):
             raise Refusal(item.msg, 500)
@@ -42,12 +42,12 @@ class AnswerSoFar:
         self.texts.append(str(item))
         return {"content": str(item)}
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Json]:
         """The answer in one object."""
         text = "".join(self.texts)
         if not self.question.is_chat:
             return self._object("text_completion", {"text": text, "logprobs": None}, self._reason())
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Json] = {"role": "assistant", "content": text}
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -72,18 +72,18 @@ class AnswerSoFar:
     def _kind(self) -> str:
         return "chat.completion.chunk" if self.question.is_chat else "text_completion"
 
-    def _event(self, delta: dict[str, Any], reason: str | None) -> str:
-        choice: dict[str, Any] = {"delta": delta}
+    def _event(self, delta: dict[str, Json], reason: str | None) -> str:
+        choice: dict[str, Json] = {"delta": delta}
         if not self.question.is_chat:
             choice = {"text": delta.get("content", ""), "logprobs": None}
         choice |= {"index": 0, "finish_reason": reason}
         return _line(self._head(self._kind) | {"choices": [choice]})
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, Json]:
         name = self.question.id
         return {"id": name, "object": kind, "created": self.created, "model": self.name}
 
-    def _object(self, kind: str, choice: dict[str, Any], reason: str) -> dict[str, Any]:
+    def _object(self, kind: str, choice: dict[str, Json], reason: str) -> dict[str, Json]:
         choice = {"index": 0, **choice, "finish_reason": reason}
         return self._head(kind) | {"choices": [choice], "usage": self._usage()}
 
@@ -98,7 +98,7 @@ class AnswerSoFar:
             "length" if full and not self.streamer.stopped and written[-1] not in ends else "stop"
         )
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, Json]:
         asked = len(self.question.ids)
         written = len(self.streamer.ids)
         return {
@@ -109,5 +109,5 @@ class AnswerSoFar:
         }
 
 
-def _line(event: dict[str, Any]) -> str:
+def _line(event: dict[str, Json]) -> str:
     return f"data: {json.dumps(event)}\n\n"

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ropext.errors import InputError
-from ropext.jsontext import parse_object
+from ropext.jsontext import Json, parse_object
 from ropext.models.load import silenced
 from ropext.narration import Say, interruptible, silent
 from ropext.ports.server import KEY
@@ -138,7 +137,7 @@ class ModelPort:
         return JSONResponse({"status": "ok"})
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> dict[str, Json]:
     """The JSON object that a request sends, within bounds."""
     parts = list[bytes]()
     size = 0

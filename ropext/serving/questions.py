@@ -6,17 +6,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers.cli.serving.utils import BaseHandler, Modality
 
+from ropext.jsontext import Json, JsonObject
 from ropext.models.sandbox import ask
 from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-Body = Mapping[str, Any]
+Body = JsonObject
 DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
 MOST_STOPS = 16  # OpenAI takes four
 LARGEST_SEED = 2**63 - 1
@@ -28,7 +29,7 @@ RANGES = {
     "repetition_penalty": (0.1, 10.0),
 }
 # What would change the answer and is not done here -> the values that ask for nothing.
-NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+NOT_DONE: Mapping[str, tuple[Json, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
@@ -67,7 +68,7 @@ class Turn:
     seed: int | None
     stream: bool
     with_usage: bool
-    tools: Any
+    tools: Json
 
     @property
     def most(self) -> int:
@@ -102,7 +103,7 @@ def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn
     )
 
 
-def check_model(served: LiveModel, name: Any) -> None:
+def check_model(served: LiveModel, name: Json) -> None:
     """Refuse a request that names another model; no name is the one model."""
     if name not in (None, served.name):
         raise Refusal(
@@ -225,7 +226,7 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
     return settings
 
 
-def _generation_config(body: Body) -> dict[str, Any]:
+def _generation_config(body: Body) -> dict[str, Json]:
     """What `transformers chat` sends, a GenerationConfig as JSON in a string: what says how to
     sample, and how much."""
     text = body.get("generation_config")
@@ -241,7 +242,7 @@ def _generation_config(body: Body) -> dict[str, Any]:
         ) from None
 
 
-def _bias(served: LiveModel, given: Any) -> dict[tuple[int, ...], float]:
+def _bias(served: LiveModel, given: Json) -> dict[tuple[int, ...], float]:
     """OpenAI's logit_bias, by tokens."""
     bias: dict[tuple[int, ...], float] = {}
     try:
@@ -255,7 +256,7 @@ def _bias(served: LiveModel, given: Any) -> dict[tuple[int, ...], float]:
     return bias
 
 
-def _stop_words(given: Any) -> tuple[str, ...]:
+def _stop_words(given: Json) -> tuple[str, ...]:
     words = [given] if isinstance(given, str) else given or []
     right = isinstance(words, list) and all(isinstance(word, str) and word for word in words)
     if not right or len(words) > MOST_STOPS:

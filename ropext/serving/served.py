@@ -1,6 +1,5 @@
 """The one model that is served: loaded, extended in memory, and tried."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
 from ropext.evaluation.reach import reach_of
 from ropext.evaluation.variants import follows_length
 from ropext.inspecting import plan_config
+from ropext.jsontext import JsonObject
 from ropext.models.adapter import add_adapter
 from ropext.models.load import load_model, loading_of, silenced
 from ropext.models.memory import memory_errors
@@ -22,7 +22,7 @@ from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import Cache, PreTrainedTokenizerFast
 
 PROBE = 32  # tokens that are read in two ways, once with a cache that was cut in the middle
 
@@ -130,14 +130,14 @@ def continues_after_cut(model: Any) -> bool:
     return bool(difference <= bound * whole.abs().max())
 
 
-def new_cache(model: Any) -> Any:
+def new_cache(model: Any) -> "Cache":
     """An empty cache of the kind that this model's layers need."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def model_card(served: LiveModel, created: int) -> Mapping[str, Any]:
+def model_card(served: LiveModel, created: int) -> JsonObject:
     """The entry of /v1/models."""
     return {
         "id": served.name,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import Cache, StoppingCriteria
 from transformers.cli.serving.utils import (
     DirectStreamer,
     InferenceThread,
@@ -18,6 +18,7 @@ from transformers.cli.serving.utils import (
     build_response_parser,
 )
 
+from ropext.jsontext import Json
 from ropext.narration import Say
 from ropext.serving.questions import Refusal, Turn
 from ropext.serving.served import LiveModel, new_cache
@@ -120,10 +121,10 @@ class KeptCache:
     """The cache of the last question and its answer."""
 
     def __init__(self) -> None:
-        self.cache: Any = None
+        self.cache: Cache | None = None
         self.tokens: list[int] = []  # that it holds
 
-    def take(self, model: Any, ids: Sequence[int]) -> tuple[Any, int]:
+    def take(self, model: Any, ids: Sequence[int]) -> tuple[Cache, int]:
         """Return a cache that holds the longest common beginning, and how many tokens that is; at
         least one token is left to read."""
         common = 0
@@ -143,7 +144,7 @@ class KeptCache:
                 return new_cache(model), 0
         return cache, common
 
-    def keep(self, cache: Any, tokens: list[int]) -> None:
+    def keep(self, cache: Cache, tokens: list[int]) -> None:
         """Keep a cache of these tokens, or of the first of them where the last was not read."""
         self.cache = cache
         self.tokens = tokens[: cache.get_seq_length()]
@@ -206,7 +207,7 @@ class Worker:
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:
             torch.manual_seed(question.seed)
-        how: dict[str, Any] = {
+        how: dict[str, Json] = {
             "attention_mask": torch.ones_like(ids),
             "generation_config": question.settings,
             "streamer": streamer,
@@ -223,7 +224,7 @@ class Worker:
             if cache.get_seq_length():
                 self.kept.keep(cache, [*question.ids, *streamer.ids])
 
-    def _read(self, ids: torch.Tensor, cache: Any, streamer: TurnStreamer) -> None:
+    def _read(self, ids: torch.Tensor, cache: Cache, streamer: TurnStreamer) -> None:
         """Read all of a long prompt but its last piece, which `generate` reads."""
         end = ids.shape[1]
         piece = self.served.piece
