@@ -16,9 +16,6 @@ from ropext.jsontext import Json
 from ropext.models.sandbox import ask
 from ropext.results.overlap import Hashes, unique
 
-if TYPE_CHECKING:
-    pass
-
 PASSAGE = 64
 EVERY = 64
 BLOCK = 2**20  # characters hashed at once
