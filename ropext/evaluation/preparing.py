@@ -49,7 +49,8 @@ def prepare(
     if options.kl and BASE not in labels:
         raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
     Metrics(options, labels, grid, prediction.scoring).check(gates)
-    for other in {gate.run for gate in gates if gate.run is not None} - {*labels}:
+    others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
+    for other in others:
         read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
     options = prediction.options(options, grid[-1])
     reads = Reads(

@@ -37,7 +37,8 @@ class Reach:
 
     def limit_of(self, plans: Iterable[ExtensionPlan]) -> int:
         """Return the longest length for which extensions in memory are made."""
-        return max(self.context, *(plan.target for plan in plans))
+        longest = max(plan.target for plan in plans)
+        return max(self.context, longest)
 
     def in_memory(
         self, variants: Sequence[Variant], plans: Sequence[ExtensionPlan]

@@ -159,7 +159,7 @@ class Reader:
             self.against = self._base(variants, reads, stores)
         for variant in sorted(variants, key=by_weights):
             store = stores[variant.label]
-            units = [*reads.units(variant)]
+            units = list(reads.units(variant))
             if not all(unit.is_in(store) for unit in units):
                 self._read(variant, reads, units, store, progress)
             else:

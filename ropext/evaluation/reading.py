@@ -107,7 +107,7 @@ def _generated(
     text ends, or all is named that was asked for.
     """
     agreed = common_prefix(forced.predicted, item.answer)
-    said = [*forced.predicted[: agreed + 1]][: item.room]
+    said = list(forced.predicted[: agreed + 1])[: item.room]
     if len(said) < len(item.answer):
         # Back to the prefix, not to what was said: layers with a window can go back but once.
         prefix.read([*rest, *said[:-1]])

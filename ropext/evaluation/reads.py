@@ -175,19 +175,27 @@ class Reads:
         ) -> Unit:
             sizes = [window.end - window.begin for window in windows]
             what = f"{document.name} ({variant.label}, {regime})"
-            counts = len(sizes), max(sizes), sum(sizes)
             files = tuple(array_name(folder, name) for folder in beside)
 
             def compute(scorer: TokenScorer, against: Against | None) -> Mapping[str, Any]:
                 results = read(scorer, against) if beside else (read(scorer),)
                 return dict(zip((*files, array_name(regime, name)), results, strict=True))
 
-            return Unit(array_name(regime, name), what, kind, *counts, compute, files)
+            return Unit(
+                name=array_name(regime, name),
+                what=what,
+                kind=kind,
+                passes=len(sizes),
+                size=max(sizes),
+                tokens=sum(sizes),
+                compute=compute,
+                beside=files,
+            )
 
         read: Callable[..., Any]
         for regime, length in variant.regimes(frame).items():
             if regime == "short":
-                windows = [*short_windows(frame.longest, frame.context)]
+                windows = list(short_windows(frame.longest, frame.context))
                 bos = int(ids[0]) if document.has_bos else None
                 read = partial(read_short, ids=ids, context=frame.context, bos=bos)
                 if self.against is None or variant.kind != BASE:
@@ -208,7 +216,7 @@ class Reads:
                 continue
             yield unit(regime, "whole", windows, self.prediction.reading(ids, length, frame))
         for size in frame.lengths if self.is_strided and not variant.reads_short else ():
-            windows = [*strided_windows(frame.longest, size, hf_stride(size))]
+            windows = list(strided_windows(frame.longest, size, hf_stride(size)))
             read = partial(read_strided, ids=ids, size=size)
             yield unit(f"stride-{size}", f"strided at {size}", windows, read)
 

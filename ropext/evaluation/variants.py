@@ -92,8 +92,9 @@ def follows_length(config: dict[str, Json], longest: int) -> bool:
 
 def _names_length(config: dict[str, Json]) -> bool:
     """Whether the config of an unknown family names a spectrum that follows the length."""
-    named = [*_texts(config.get("rope_scaling")), *_texts(config.get("rope_parameters"))]
-    return any(kind in named for kind in LENGTH_DEPENDENT)
+    named = set(_texts(config.get("rope_scaling")))
+    named |= set(_texts(config.get("rope_parameters")))
+    return not named.isdisjoint(LENGTH_DEPENDENT)
 
 
 def _texts(value: Json) -> Iterator[str]:

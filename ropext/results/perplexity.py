@@ -171,10 +171,12 @@ class Frame:
 
     def nll(self, reading: Reading, span: Span) -> Value:
         """Nats per token over a span."""
-        return self.bootstrap.ratio(*reading.sums(*span))
+        sums, counts = reading.sums(*span)
+        return self.bootstrap.ratio(sums, counts)
 
     def perplexity(self, reading: Reading, span: Span) -> Value:
-        return self.bootstrap.ratio(*reading.sums(*span), np.exp)
+        sums, counts = reading.sums(*span)
+        return self.bootstrap.ratio(sums, counts, np.exp)
 
     def difference(self, left: Reading, right: Reading, span: Span) -> Value:
         """Return the NLL of `left` minus the NLL of `right` on the same tokens, nats per token."""
