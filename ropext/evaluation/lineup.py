@@ -101,7 +101,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
 
 
 def line_up_patched(
-    snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Any], options: Evaluate
+    snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Json], options: Evaluate
 ) -> Lineup:
     """The variants of a model that was patched in memory: as it computes now, and by the config
     that it had before."""
