@@ -21,7 +21,7 @@ from ropext.checkpoint.provenance import (
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
 from ropext.evaluation.live import held_by
-from ropext.evaluation.reach import Reach, reach_of
+from ropext.evaluation.reach import ModelReach, reach_of
 from ropext.evaluation.variants import Variant, base_variant, trained_on
 from ropext.inspecting import plan_config
 from ropext.jsontext import Json
@@ -214,7 +214,7 @@ def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant
     return read
 
 
-def _in_memory(snapshot: Snapshot, options: Evaluate, reach: Reach) -> Lineup:
+def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     variants = [base_variant(snapshot)]
     if reach.reads_on:
@@ -264,7 +264,7 @@ def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
 
 
 def _base(
-    snapshot: Snapshot, record: Record | None, options: Evaluate, reach: Reach
+    snapshot: Snapshot, record: Record | None, options: Evaluate, reach: ModelReach
 ) -> tuple[Variant | None, int, str]:
     """The base, its context, and a warning where there is none."""
     context = reach.context

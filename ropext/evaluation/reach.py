@@ -21,7 +21,7 @@ READ = ("learned", "mixed", "disentangled")
 
 
 @dataclass(frozen=True)
-class Reach:
+class ModelReach:
     """A model that reads texts of any length, well or badly."""
 
     context: int  # tokens that it was trained on
@@ -52,7 +52,7 @@ class Reach:
         return base_variant(extended, record.base["config"])
 
 
-class StatedReach(Reach):
+class StatedReach(ModelReach):
     """A model that stock transformers reads up to the length in its config, as an MPT."""
 
     def most(self, limit: int) -> int:
@@ -69,7 +69,7 @@ class StatedReach(Reach):
         return read
 
 
-class TableReach(Reach):
+class TableReach(ModelReach):
     """A model whose positions are rows of a table: it reads nothing beyond the last of them."""
 
     reads_on: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class TableReach(Reach):
         return base_variant(extended, record.base["config"], InMemory(rows))
 
 
-def reach_of(snapshot: Snapshot, stated: int | None) -> Reach:
+def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
     """Read how far a model reads from its config; `stated` is the trained context as the user says
     it."""
     try:
@@ -112,12 +112,12 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> Reach:
             ) from None
         return _uncarried(snapshot, scheme, stated)
     longest = max(model.context, model.stated_context)
-    return Reach(model.context, longest, fills_in(snapshot, model.masked_lm))
+    return ModelReach(model.context, longest, fills_in(snapshot, model.masked_lm))
 
 
-def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Reach:
+def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
     """Read a scheme that a config or a table carries."""
-    kind = TableReach if scheme.tensors else Reach
+    kind = TableReach if scheme.tensors else ModelReach
     if scheme.tensors and stated is not None and stated > scheme.context:
         raise UsageError(
             f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
@@ -137,11 +137,11 @@ def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
     return None
 
 
-def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> Reach:
+def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
     """Read a scheme that no config extends, as slopes are."""
     stored = _stored_length(snapshot, scheme)
     context = stated or int(stored or 0)
     limit = int(stored or context)
     if scheme is not None and scheme.text_type == "mpt":
         return StatedReach(context, limit)
-    return Reach(context, max(context, limit))
+    return ModelReach(context, max(context, limit))

@@ -12,7 +12,7 @@ from ropext.lengths import length_text
 Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
 
 
-class ReadLengths(Protocol):
+class TailLengths(Protocol):
     """What decides the tokens of a tail: tokens of the trained context, of a tail, and of the
     longest length."""
 
@@ -34,15 +34,15 @@ class AllTokens:
     perplexity: ClassVar[str] = "perplexity"  # what exp of a mean loss is called
     passes: ClassVar[int] = 1  # over one window
 
-    def tail(self, frame: ReadLengths, length: int) -> Span:
+    def tail(self, frame: TailLengths, length: int) -> Span:
         """Positions of the last N tokens before a length."""
         return max(1, length - frame.tail), length
 
-    def inside(self, frame: ReadLengths) -> Span:
+    def inside(self, frame: TailLengths) -> Span:
         """What is scored inside the trained context."""
         return 1, min(frame.context, frame.longest)
 
-    def far_half(self, frame: ReadLengths) -> Span:
+    def far_half(self, frame: TailLengths) -> Span:
         """What is scored in the second half of the longest length."""
         return frame.longest // 2, frame.longest
 
@@ -58,7 +58,7 @@ class AllTokens:
         """Say which tokens are scored inside the trained context."""
         return f"positions before {context}"
 
-    def tokens_key(self, frame: ReadLengths) -> object:
+    def tokens_key(self, frame: TailLengths) -> object:
         """What must be equal for two frames to score the same tokens of a document."""
         return None
 
@@ -82,15 +82,15 @@ class MaskedTail:
         """Passes over one window."""
         return self.stride
 
-    def tail(self, frame: ReadLengths, length: int) -> Span:
+    def tail(self, frame: TailLengths, length: int) -> Span:
         """Positions of the tail, read in the window of a length."""
         return frame.longest - frame.tail, frame.longest, length
 
-    def inside(self, frame: ReadLengths) -> Span:
+    def inside(self, frame: TailLengths) -> Span:
         """The tail in a window of the trained context."""
         return self.tail(frame, min(frame.context, frame.longest))
 
-    def far_half(self, frame: ReadLengths) -> Span:
+    def far_half(self, frame: TailLengths) -> Span:
         """The tail in the longest window."""
         return self.tail(frame, frame.longest)
 
@@ -102,7 +102,7 @@ class MaskedTail:
         """Say which tokens are scored inside the trained context."""
         return f"the tail in windows of {context}"
 
-    def tokens_key(self, frame: ReadLengths) -> object:
+    def tokens_key(self, frame: TailLengths) -> object:
         """What must be equal for two frames to score the same tokens of a document."""
         return self.stride, frame.tail, frame.longest
 
