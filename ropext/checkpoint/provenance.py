@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ropext import families, guard, stock
+from ropext import families, guard, scaling, stock
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.checkpoint.staging import replace_file
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NAME = guard.RECORD
 SCHEMA = 1
 READ_FROM = "read_from"  # section of a record that was read from a config
+METHOD_SOURCE = "method_source"  # section of a record whose method is a function of its user's
 SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
 # Sections of the record: hashes of the documents that were trained on, and the trainings.
 TRAINED_ON = "trained_on"
@@ -457,7 +458,17 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
         recipe={key: value for key, value in recipe.items() if value not in (None, ())},
         command=clean_command(command) if command else (),
         versions=versions(),
+        more=_source_section(plan.method),
     )
+
+
+def _source_section(method: str) -> dict[str, Any]:
+    """The source of a method that its user brought."""
+    if not scaling.is_function(method):
+        return {}
+    from ropext.scaling import custom  # late: few name a function of their own
+
+    return {METHOD_SOURCE: custom.source_of(method)}
 
 
 def scaled_by_config(model: Model) -> str:

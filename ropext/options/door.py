@@ -196,9 +196,13 @@ def python_type(info: FieldInfo) -> object:
         kind = int | str  # 4k
     elif role is Role.DOCUMENTS:
         kind = TextsOrPlace
+    elif role is Role.METHOD:
+        kind = str | Callable[..., object]
     elif role in PLACE_ROLES and not is_list:
         kind = str | Path
-    if is_list:
+    if is_list and role is Role.METHOD:
+        kind = str | Callable[..., object] | Sequence[str | Callable[..., object]]
+    elif is_list:
         kind = str | Sequence[kind]  # type: ignore[valid-type]
         if item is float:
             kind = float | kind

@@ -25,6 +25,7 @@ from ropext.options.fields import (
     Length,
     Lengths,
     LocalPath,
+    MethodNames,
     ModelPlace,
     Neutral,
     Numbers,
@@ -250,7 +251,7 @@ class Evaluate(SelfExtend, Measuring):
     """One call of `ropext eval`: also which models are measured, which in a run follows from the
     recipe's other sections."""
 
-    method: Words = wanted(
+    method: MethodNames = wanted(
         (),
         "extend in memory by these methods, e.g. pi,yarn,module:function, without saving",
         "LIST",

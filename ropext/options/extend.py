@@ -18,6 +18,7 @@ from ropext.options.fields import (
     Length,
     Link,
     LocalPath,
+    MethodName,
     Options,
     Panel,
     Positive,
@@ -109,7 +110,7 @@ class Reach(Options):
 class _Extension(Reach):
     """What every method takes."""
 
-    method: str | None = wanted(
+    method: MethodName | None = wanted(
         None,
         "how to scale: "
         + ", ".join(scaling.METHODS)

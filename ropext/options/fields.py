@@ -107,6 +107,7 @@ class Role(Enum):
 
     TOKENS = "a count of tokens, which may be written as 4k or 1m"
     DOCUMENTS = "documents that are read: a file, a folder, or a datasets id"
+    METHOD = "a method, by its name, or from Python a function"
     MODEL = "a model that is read: a directory, a file, or a hub id"
     PATH = "a local file or folder that is read"
     OUTPUT = "a local folder that is written"
@@ -212,6 +213,28 @@ def _place(value: object) -> object:
     return value
 
 
+def _method(value: object) -> object:
+    """Read a method, which Python may give as a function."""
+    if not callable(value) or isinstance(value, type):
+        return value
+    from ropext.scaling import custom  # late: few bring a function of their own
+
+    return custom.name_of(value)
+
+
+def _methods(value: object) -> object:
+    """Read methods, each of which Python may give as a function."""
+    if isinstance(value, list | tuple):
+        names = list(map(_method, value))
+        for name in names:
+            if names.count(name) > 1 and name not in value:
+                raise UsageError(f"two functions are called {name}; give each its own name")
+        return names
+    if callable(value):
+        return [_method(value)]
+    return value
+
+
 class Texts(str):
     """Documents that Python holds, under the name that stands for their place in messages."""
 
@@ -275,6 +298,8 @@ LocalPath = Annotated[Place, Role.PATH]
 OutputPlace = Annotated[Place, Role.OUTPUT]
 Documents = Annotated[str, WrapValidator(_documents), Role.DOCUMENTS]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
+MethodName = Annotated[str, BeforeValidator(_method), Role.METHOD]
+MethodNames = Annotated[Words, BeforeValidator(_methods), Role.METHOD]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
 # Divisors of pairs: infinity, also as transformers spells it, is a pair that stands still.
 Divisor = Annotated[float, AllowInfNan(), BeforeValidator(decoded)]
@@ -402,8 +427,6 @@ def wish(error: ErrorDetails) -> str:
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
-    if callable(value):
-        return f"must be a text, was a function; {_naming(value)}"
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         return f"is one of {choices}, was {repr(value)[:60]}"
@@ -414,14 +437,6 @@ def wish(error: ErrorDetails) -> str:
         return f"must be {expected}, was {_shown(value)}"
     expected = _NAMED.get(kind.partition("_")[0], "a text")
     return f"must be {expected}, was {_shown(repr(value))}"
-
-
-def _naming(function: Callable[..., object]) -> str:
-    """Say how a function is named by a text."""
-    name = getattr(function, "__qualname__", "<>")
-    if "<" in name:  # a lambda, or one that was defined inside another
-        return "define it in a module, and name it by a text: MODULE:FUNCTION"
-    return f'name it: "{function.__module__}:{name}"'
 
 
 def shown_default(value: object) -> str:

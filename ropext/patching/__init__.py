@@ -394,7 +394,8 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
         return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
 
     # What a trainer did to the weights since the patch is not known.
-    record = replace(record_of(made, _base_of(live)), more={SAVED: True})
+    record = record_of(made, _base_of(live))
+    record = replace(record, more=dict(record.more) | {SAVED: True})
     source = MemorySource(model, made.config, prove)
     return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
 

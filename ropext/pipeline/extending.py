@@ -143,6 +143,6 @@ def write_extension(
 ) -> Extended:
     """Write what a plan says, proved before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), call.command)
-    record = replace(record, more=inherited_training(snapshot))
+    record = replace(record, more=dict(record.more) | inherited_training(snapshot))
     source = source_of(snapshot, made, output.name, call)
     return Extended(made, write(source, output, record, _manner(how, call)))

@@ -1,9 +1,12 @@
-"""A method that its user brings as `--method module:function`: a function of a Rope and the factor
-that returns the wanted inverse frequencies and attention factor."""
+"""A method that its user brings as `--method module:function`, or from Python as the function: of a
+Rope and the factor, it returns the wanted inverse frequencies and the attention factor."""
 
+import hashlib
 import importlib
+import inspect
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +15,29 @@ from typing import Any
 from ropext.errors import UsageError
 from ropext.rope import Rope, Spectrum, compression
 from ropext.scaling.method import Method, Scaling
+
+# What a function of a Rope and a factor is, before it has returned anything.
+Function = Callable[[Rope, float], Any]
+GIVEN = dict[str, Function]()  # functions that Python handed over, by the names that stand for them
+
+
+def name_of(function: Function) -> str:
+    """Keep a function that Python hands over, and return the name by which it is found."""
+    module = re.sub(r"[^\w.]", "_", str(getattr(function, "__module__", "") or "__main__"))
+    name = re.sub(r"\W", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
+    code = getattr(function, "__code__", None)
+    if name == "lambda" and code is not None:  # there may be several
+        name += "_" + hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:8]
+    GIVEN[f"{module}:{name}"] = function
+    return f"{module}:{name}"
+
+
+def source_of(name: str) -> str | None:
+    """Return the source of a user's function; None where Python does not know it."""
+    try:
+        return inspect.getsource(_function(name))
+    except (OSError, TypeError):
+        return None
 
 
 def method(name: str) -> Method:
@@ -46,12 +72,14 @@ def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
     return True
 
 
-def _function(name: str) -> Callable[[Rope, float], Any]:
+def _function(name: str) -> Function:
+    if name in GIVEN:
+        return GIVEN[name]
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.append(here)  # last: a folder here called `datasets` is not the library
     try:
-        code: Callable[[Rope, float], Any] = getattr(importlib.import_module(module), attribute)
+        code: Function = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # one that the user's own module wants

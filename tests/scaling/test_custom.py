@@ -13,6 +13,7 @@ from comparing import assert_close
 
 import ropext
 from ropext.errors import UsageError
+from ropext.options.evaluate import Evaluate
 from ropext.options.recipe import read_recipe
 from ropext.rope import Rope
 from ropext.scaling import custom
@@ -56,14 +57,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_function_itself_is_answered_with_its_name(folder):
-    custom.method("wrong:hot")  # imports it
-    wrong = sys.modules["wrong"]
-    with pytest.raises(UsageError) as caught:
-        ropext.plan("ropext://demo", factor=4, method=wrong.hot)
-    assert str(caught.value) == ('--method must be a text, was a function; name it: "wrong:hot"')
-    with pytest.raises(UsageError, match="was a function; define it in a module, and name it"):
-        ropext.plan("ropext://demo", factor=4, method=lambda rope, factor: None)
+def test_a_function_itself_is_a_method_and_the_record_has_its_source(folder):
+    def slower(rope, factor):
+        return [f / factor for f in rope.spectrum.inv_freq], 1.0
+
+    pi = ropext.plan("ropext://demo", factor=4, method="pi")
+    plan = ropext.plan("ropext://demo", factor=4, method=slower)
+    assert plan.main.wanted == pi.main.wanted
+    assert plan.method == f"{__name__}:slower"
+    ropext.extend("ropext://demo", "out", factor=4, method=slower, no_verify=True)
+    record = json.loads(Path("out/ropext.json").read_text("utf-8"))
+    assert record["method"] == plan.method
+    source = record["method_source"]
+    assert "def slower(rope, factor):" in source
+    assert "return [f / factor for f in rope.spectrum.inv_freq], 1.0" in source
+    ropext.extend("ropext://demo", "named", factor=4, method="wrong:hot", no_verify=True)
+    record = json.loads(Path("named/ropext.json").read_text("utf-8"))
+    assert record["method_source"].startswith("def hot(rope, factor):")
+
+
+def test_functions_are_methods_of_an_evaluation_too():
+    first = Evaluate(method=lambda rope, factor: ([1.0], 1.0), factor=2, data="x")
+    assert re.fullmatch(rf"{re.escape(__name__)}:lambda_[0-9a-f]{{8}}", *first.method)
+
+    def one(rope, factor):
+        return [f / factor for f in rope.spectrum.inv_freq], 1.0
+
+    other = one
+    assert Evaluate(method=["pi", one], factor=2, data="x").method == (
+        "pi",
+        f"{__name__}:one",
+    )
+
+    def one(rope, factor):
+        return rope.spectrum.inv_freq, 1.0
+
+    with pytest.raises(UsageError, match=r"^two functions are called .*:one; give each its own"):
+        Evaluate(method=[one, other], factor=2, data="x")
 
 
 def test_what_is_not_two_things_is_told_which_they_are(folder):
