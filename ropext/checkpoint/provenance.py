@@ -462,7 +462,7 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
     )
 
 
-def _source_section(method: str) -> dict[str, Any]:
+def _source_section(method: str) -> dict[str, str | None]:
     """The source of a method that its user brought."""
     if not scaling.is_function(method):
         return {}
