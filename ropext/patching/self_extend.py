@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ FOLDED = "_ropext_folded"  # attribute of a model: how to take its folds back
 STOCK = "sdpa"
 SHIFT = 7  # positions by which the probe moves its tokens
 ROUNDED = 0.02  # of the largest channel: what bfloat16 makes of a turn
+IN_BLOCKS = ("cpu",)  # devices; not "cuda" before benchmarks/gpu_day.py has compared it there
 CHUNK = 256  # queries at a time where scores are held
 FAR = 2**62  # of no position
 CACHED = "_ropext_positions"  # attribute of a cache: where its keys stand
@@ -242,12 +243,16 @@ class Heads:
 
     @property
     def fit_blocks(self) -> bool:
-        """Whether torch's flash attention for CPUs serves: it has no gradient, one width of heads,
-        and fails on a span without keys."""
+        """Whether torch's kernels that give a log-sum-exp serve: they have no gradient, one width
+        of heads, and those of a GPU take neither a mask nor every width."""
         states = self.q, self.k, self.v
         learns = torch.is_grad_enabled() and any(state.requires_grad for state in states)
-        fits = self.q.shape[2] >= self.window and self.q.shape[-1] == self.v.shape[-1]
-        return self.q.device.type == "cpu" and not learns and fits and self.start >= self.window
+        width = self.q.shape[-1]
+        if learns or width != self.v.shape[-1] or self.q.device.type not in IN_BLOCKS:
+            return False
+        if self.q.device.type != "cpu" and (self.shown is not None or width % 8 or width > 256):
+            return False
+        return self.q.shape[2] >= self.window and self.start >= self.window
 
     def weighed(self, scores: Tensor, rows: slice) -> Tensor:
         """Weigh the values of the first keys by these queries' scores."""
@@ -302,51 +307,96 @@ def _allowed(mask: Tensor) -> Tensor:
 
 
 def _in_blocks(heads: Heads) -> Tensor:
-    """Attend in blocks of the window, by torch's flash attention for CPUs: the block itself, what
-    of the block before it is near, what of it is far, and all before that; joined by their
-    log-sum-exp. Memory grows with the length, not with its square."""
+    """Attend in blocks of the window: each part of the keys by a kernel that gives the log-sum-exp
+    of its scores, by which the parts are joined. Memory grows with the length, not its square."""
     parts = []
-    window = heads.window
-    index = torch.arange(window)
-    near = index[:, None] < index  # query r of a block and key c of the one before: r + window - c
-    for at in range(0, heads.q.shape[2], window):
-        rows = slice(at, min(at + window, heads.q.shape[2]))
-        count = rows.stop - at
-        here = heads.start + at
-        before = heads.start + at - window
-        spans: list[tuple[Tensor, Tensor, slice, Tensor | None]] = [
-            (heads.q, heads.k, slice(here, here + count), None),
-            (heads.q, heads.k, slice(before, here), near[:count]),
-            (heads.far_q, heads.far_k, slice(before, here), ~near[:count]),
-            (heads.far_q, heads.far_k, slice(0, before), None),
-        ]
-        pieces = []
-        for number, (queries, keys, span, band) in enumerate(spans):
-            if span.start == span.stop:  # nothing comes before the first window
-                continue
-            causal = number == 0 and heads.shown is None
-            if heads.shown is not None:
-                shown = heads.shown[:, :, rows, span]
-                band = shown if band is None else shown & band
-            values = heads.v[:, :, span]
-            piece = _flash(queries[:, :, rows], keys[:, :, span], values, band, causal, heads.scale)
-            pieces.append(piece)
+    for at in range(0, heads.q.shape[2], heads.window):
+        count = min(heads.window, heads.q.shape[2] - at)
+        pieces = [_seen(heads, at, count, span) for span in _spans(heads, at, count)]
         parts.append(_joined(pieces).to(heads.v.dtype))
     return torch.cat(parts, 2)
 
 
-def _flash(
-    q: Tensor, k: Tensor, v: Tensor, band: Tensor | None, causal: bool, scale: float
+@dataclass(frozen=True)
+class Span:
+    """A part of the keys, all seen by each query of a block, or in a triangle as wide as high."""
+
+    keys: slice
+    far: bool  # at the positions of their groups
+    triangle: Literal["", "up to its own", "beyond its own"] = ""
+
+
+def _spans(heads: Heads, at: int, count: int) -> list[Span]:
+    """Divide what `count` queries see: their own block; of the block before it, query r sees key c
+    near where c > r, and far else; all before that far."""
+    here = heads.start + at
+    before = here - heads.window
+    spans = [
+        Span(slice(here, here + count), far=False, triangle="up to its own"),
+        Span(slice(before, before + count), far=False, triangle="beyond its own"),
+        Span(slice(before + count, here), far=False),  # of a last block that is not whole
+        Span(slice(before, before + count), far=True, triangle="up to its own"),
+        Span(slice(0, before), far=True),
+    ]
+    return [span for span in spans if span.keys.stop > span.keys.start]
+
+
+def _seen(heads: Heads, at: int, count: int, span: Span) -> tuple[Tensor, Tensor]:
+    """Return what each query of a block sees of these keys, and the log-sum-exp of its scores."""
+    rows = slice(at, at + count)
+    queries = (heads.far_q if span.far else heads.q)[:, :, rows]
+    keys = (heads.far_k if span.far else heads.k)[:, :, span.keys]
+    values = heads.v[:, :, span.keys]
+    if heads.shown is not None:
+        seen = heads.shown[:, :, rows, span.keys]
+        index = torch.arange(count, device=queries.device)
+        if span.triangle == "up to its own":
+            seen = seen & (index <= index[:, None])
+        elif span.triangle:
+            seen = seen & (index > index[:, None])
+        return _kernel_with_mask(queries, keys, values, seen, heads.scale)
+    if span.triangle != "beyond its own":
+        return _kernel(queries, keys, values, bool(span.triangle), heads.scale)
+    # Backwards, c > r is c' <= r', for all but the last query, which sees none, and the first key.
+    out = torch.zeros_like(queries)
+    total = queries.new_full(queries.shape[:3], -torch.inf, dtype=torch.float32)
+    if count > 1:
+        states = [queries[:, :, :-1], keys[:, :, 1:], values[:, :, 1:]]
+        backwards = [state.flip(2) for state in states]
+        seen_backwards, sums = _kernel(*backwards, True, heads.scale)
+        out[:, :, :-1] = seen_backwards.flip(2)
+        total[:, :, :-1] = sums.flip(2)
+    return out, total
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Attend by torch's kernel for this device and dtype; with the log-sum-exp of the scores."""
+    aten = torch.ops.aten
+    if q.device.type == "cpu":
+        out, total = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, scale=scale
+        )
+    elif q.dtype == torch.float32:
+        found = aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )
+        out = found[0]
+        total = found[1][..., : q.shape[2]]  # whole groups of 32 queries
+    else:
+        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        out = found[0]
+        total = found[1]
+    return out, total
+
+
+def _kernel_with_mask(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return what each query sees of these keys, and the log-sum-exp of its scores."""
-    bias = None
-    if band is not None:
-        bias = torch.zeros(band.shape, dtype=q.dtype).masked_fill(~band, -torch.inf)
+    """Attend to what a query may see, on a CPU; some see none of these keys."""
+    bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, total = attend(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
-    if band is not None:  # a query that sees none of them
-        total = total.masked_fill(~band.any(-1), -torch.inf)
-    return out.nan_to_num(), total
+    out, total = attend(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    return out.nan_to_num(), total.masked_fill(~seen.any(-1), -torch.inf)
 
 
 def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
