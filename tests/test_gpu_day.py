@@ -28,6 +28,7 @@ def cases(day):
         "after": lambda: {"four": 4 / (not hasattr(gpu_pieces, "spoilt"))},
     }
 """,
+    "folding": "def cases(day):\n    return {}\n",
     "evaluation": """
 import subprocess, sys, time
 def cases(day):
@@ -194,7 +195,7 @@ def test_the_result_waits_for_a_wheel_that_is_not_whole(clone, tmp_path):
     words = ("--dry-run", "-o", tmp_path / "out", "--model", parts, "--only", "result", "recipes")
     printed = call(clone, *words)
     assert f"--model {parts}: not the whole wheel yet; the result waits for it" in printed
-    assert "not done: correctness, evaluation, training, processes, result" in printed
+    assert "not done: correctness, folding, evaluation, training, processes, result" in printed
     assert not (tmp_path / "out/half").exists()
 
 

@@ -32,6 +32,7 @@ class Piece:
 
 PIECES = (
     Piece("correctness", "Correctness: the bundled model on the GPU beside the CPU", 120, 40),
+    Piece("folding", "Self-Extend in blocks", 120, 40),
     Piece("evaluation", "Evaluation, random weights", 240, 60),
     Piece("training", "Training, random weights", 300, 90),
     Piece("processes", "Processes: accelerate launch with the shipped configs", 240, 60),

@@ -114,10 +114,10 @@ def resumed(day: Day) -> dict[str, Any]:
 
 def cases(day: Day) -> dict[str, Case]:
     return {
+        "resume after two kills, the bundled model": partial(resumed, day),
+        "1B beside plain Trainer + PEFT, rows of 32,768": partial(beside_plain, day, 32768),
+        f"{LLAMA}, --qlora, full rows of 32,768": partial(qlora, day, 32768),
         f"{LLAMA}, full rows of 32,768": partial(lora, day, 32768),
         f"{LLAMA}, full rows of 65,536": partial(lora, day, 65536),
         f"{LLAMA}, pose, rows of 32,768 to 131,072": partial(lora, day, 131072, 32768),
-        "1B beside plain Trainer + PEFT, rows of 32,768": partial(beside_plain, day, 32768),
-        "resume after two kills, the bundled model": partial(resumed, day),
-        f"{LLAMA}, --qlora, full rows of 32,768": partial(qlora, day, 32768),
     }
