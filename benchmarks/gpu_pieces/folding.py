@@ -1,0 +1,101 @@
+"""Self-Extend's blocks by the device's own kernels beside scores that are held, and beside plain
+attention. What `patching/self_extend.py` lists in IN_BLOCKS is what has passed here."""
+
+from functools import partial
+from typing import Any
+
+from gpu_pieces import Case, Day, at_most
+from gpu_pieces.shapes import LLAMA, build, cut
+
+FACTOR = 4  # times the context of the shape, 8,192
+ROUNDS = 2
+HEADS, WIDTH, WINDOW = 8, 128, 1024
+
+
+def allow(day: Day) -> None:
+    """Let the blocks be taken on this device, in this process."""
+    from ropext.patching import self_extend
+
+    self_extend.IN_BLOCKS = ("cpu", day.device)
+
+
+def heads(day: Day, dtype: str) -> Any:
+    """One layer's queries and keys at random, and a last block that is not whole."""
+    import torch
+
+    from ropext.patching.self_extend import Heads
+
+    window = cut(day, WINDOW)
+    tokens = 5 * window + window // 3
+    generator = torch.Generator().manual_seed(0)  # of the CPU, whatever the device
+    made = [torch.randn(1, HEADS, tokens, WIDTH, generator=generator) for _ in range(5)]
+    states = [state.to(day.device, getattr(torch, dtype)) for state in made]
+    q, far_q, k, far_k, v = states
+    beyond = slice(window, None)
+    scale = WIDTH**-0.5
+    return Heads(q[:, :, beyond], far_q[:, :, beyond], k, far_k, v, None, window, window, scale)
+
+
+def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
+    """What a layer gives by blocks, beside the same with all scores held."""
+    from ropext.patching import self_extend
+
+    allow(day)
+    layer = heads(day, dtype)
+    assert layer.fit_blocks
+    blocks = self_extend._in_blocks(layer).double()
+    held = self_extend._in_scores(layer).double()
+    apart = blocks - held
+    return {
+        "difference, of the norm": at_most(float(apart.norm() / held.norm()), bound),
+        "largest difference": float(apart.abs().max()),
+    }
+
+
+def seconds(day: Day, tokens: int) -> dict[str, Any]:
+    """A pass over one row by plain attention and by Self-Extend, in turns, alone on the device."""
+    import statistics
+
+    import torch
+    from eval_gpu import peak_of, seconds_of
+
+    from ropext import patching
+
+    allow(day)
+    model = build(day, LLAMA).eval()
+    row = cut(day, tokens)
+    ids = torch.randint(3, 1000, (1, row), device=day.device)
+
+    def read() -> None:
+        with torch.no_grad():
+            model.base_model(input_ids=ids, use_cache=False)
+
+    took: dict[str, list[float]] = {"plain": [], "self-extend": []}
+    peaks = dict[str, int]()
+    for _ in range(ROUNDS):
+        for name, times in took.items():
+            if name != "plain":
+                patching.patch(model, method=name, factor=FACTOR)
+            times += seconds_of(read, 1)
+            peaks[name] = peak_of(read)[0]
+            if name != "plain":
+                patching.unpatch(model)
+    plain, folded = (statistics.median(times) for times in took.values())
+    return {
+        "plain, seconds": plain,
+        "self-extend, seconds": folded,
+        "times plain": at_most(folded / plain, 2),
+        "peak above the weights, plain, bytes a token": peaks["plain"] / row,
+        "peak above the weights, self-extend, bytes a token": peaks["self-extend"] / row,
+    }
+
+
+def cases(day: Day) -> dict[str, Case]:
+    half = 2e-3
+    return {
+        "equal to held scores, float32": partial(equal, day, "float32", 1e-5),
+        "equal to held scores, bfloat16": partial(equal, day, "bfloat16", half),
+        "equal to held scores, float16": partial(equal, day, "float16", half),
+        f"{LLAMA}, 32,768 tokens": partial(seconds, day, 32768),
+        f"{LLAMA}, 16,384 tokens": partial(seconds, day, 16384),
+    }
