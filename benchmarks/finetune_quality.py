@@ -4,8 +4,8 @@ Claims: at 4 times the context, after at most 60 steps of 8k tokens, the tail lo
 the base's in-window value and the control's, on the same tokens, at a short tax of at most 0.02
 nats; with PI most of the recovery lies in the first fifth of the steps (at the defaults, and at a
 higher rate); pose to 8 times the context comes within 3 % (perplexity) of training at full length
-on the same number of tokens; a warm-up of a twentieth of the steps ends no higher than one of a
-fifth.
+on the same number of tokens, and below the same rows without a jump; a warm-up of a twentieth of
+the steps ends no higher than one of a fifth.
 
     python benchmarks/finetune_quality.py [--model DIR] [--part yarn pi pose warmup] [--folder DIR]
 """
@@ -14,11 +14,17 @@ import argparse
 import math
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ropext
 import ropext.demo
+from ropext.options.training import TrainingOptions
+from ropext.training import finetune
+from ropext.training.rows import Full, Pose
 
 DEMO = Path(ropext.demo.__path__[0])
 STEPS = 60
@@ -106,21 +112,43 @@ def warmup(model: Path, folder: Path, documents: int) -> None:
             curve(done)
 
 
+@contextmanager
+def without_jumps() -> Iterator[None]:
+    """Let `--strategy pose` cut its rows as they stand in the text: what a jump adds to rows of
+    that length, and what merely training adds."""
+
+    def cut_rows(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
+        return Full(length)
+
+    with mock.patch.object(finetune, "strategy_of", cut_rows):
+        yield
+
+
 def pose(model: Path, folder: Path, documents: int) -> None:
     print("\n## YaRN, 8 times the context: pose in windows of the context against full length\n")
-    print("| strategy | row | tail loss at the target, nats (95 % interval) | short tax |")
+    print("| rows | row | tail loss at the target, nats (95 % interval) | short tax |")
     print("|---|---|---|---|")
     found = {}
-    for strategy in ("full", "pose"):
-        name = f"8x-{strategy}"
-        done = tuned(model, folder, "yarn", 8, name, strategy=strategy, eval_documents=documents)
-        found[strategy] = nll(done, "tuned")
+    arms: dict[str, tuple[str, AbstractContextManager[None]]] = {
+        "full": ("full", nullcontext()),
+        "pose": ("pose", nullcontext()),
+        "pose without its jump": ("pose", without_jumps()),
+    }
+    for name, (strategy, manner) in arms.items():
+        place = f"8x-{name.replace(' ', '-')}"
+        with manner:
+            done = tuned(
+                model, folder, "yarn", 8, place, strategy=strategy, eval_documents=documents
+            )
+        found[name] = nll(done, "tuned")
         row = done["plan"]["settings"]["row_tokens"]["value"]
         tax = done["numbers"]["tuned"]["short_tax"]["value"]
-        print(f"| {strategy} | {row} | {at_target(done, 'tuned')} | {tax:+.4f} |", flush=True)
+        print(f"| {name} | {row} | {at_target(done, 'tuned')} | {tax:+.4f} |", flush=True)
     print(f"\nUntuned {at_target(done, 'untuned')}, base in its window {at_target(done, 'base')}.")
     ratio = math.exp(found["pose"] - found["full"])
     print(f"Perplexity of pose over full: {ratio:.4f}.")
+    ratio = math.exp(found["pose"] - found["pose without its jump"])
+    print(f"Perplexity of pose over the same rows without a jump: {ratio:.4f}.")
 
 
 def main() -> None:
