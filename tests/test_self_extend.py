@@ -372,7 +372,7 @@ def test_patch_takes_factor_window_and_group_and_unpatch_takes_them_back(ids, tm
     ("options", "why"),
     [
         ({"window": CONTEXT}, "window=64 must be from 1 to 63"),
-        ({"group": -1}, "group=-1"),
+        ({"group": -1}, "--group must be at least 0, was -1"),
         ({"attention_factor": 1.0}, "--attention-factor is not for self-extend"),
         ({"method": "yarn", "window": 8}, "are of method self-extend"),
     ],

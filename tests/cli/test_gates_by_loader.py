@@ -87,7 +87,7 @@ def test_a_file_has_one_too(tmp_path):
 def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, code, capsys):
     served = inspecting.as_it_stands(extended)
     right = verifying.Verification(extended, (verifying.Check("spectrum", True, ""),), served)
-    monkeypatch.setattr(verifying, "verify", lambda *args, **how: right)
+    monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)
     done, shown = run("verify", extended, "--for", names, capsys=capsys)
     assert done == code
     assert "all right (1 checks)" in shown.out
