@@ -32,7 +32,8 @@ FOLDED = "_ropext_folded"  # attribute of a model: how to take its folds back
 STOCK = "sdpa"
 SHIFT = 7  # positions by which the probe moves its tokens
 ROUNDED = 0.02  # of the largest channel: what bfloat16 makes of a turn
-IN_BLOCKS = ("cpu",)  # devices; not "cuda" before benchmarks/gpu_day.py has compared it there
+# Devices; "cuda" comes here when benchmarks/gpu_day.py has compared it there.
+IN_BLOCKS: tuple[str, ...] = ("cpu",)
 CHUNK = 256  # queries at a time where scores are held
 FAR = 2**62  # of no position
 CACHED = "_ropext_positions"  # attribute of a cache: where its keys stand
@@ -361,9 +362,13 @@ def _seen(heads: Heads, at: int, count: int, span: Span) -> tuple[Tensor, Tensor
     out = torch.zeros_like(queries)
     total = queries.new_full(queries.shape[:3], -torch.inf, dtype=torch.float32)
     if count > 1:
-        states = [queries[:, :, :-1], keys[:, :, 1:], values[:, :, 1:]]
-        backwards = [state.flip(2) for state in states]
-        seen_backwards, sums = _kernel(*backwards, True, heads.scale)
+        seen_backwards, sums = _kernel(
+            queries[:, :, :-1].flip(2),
+            keys[:, :, 1:].flip(2),
+            values[:, :, 1:].flip(2),
+            True,
+            heads.scale,
+        )
         out[:, :, :-1] = seen_backwards.flip(2)
         total[:, :, :-1] = sums.flip(2)
     return out, total
