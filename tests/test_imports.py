@@ -62,10 +62,10 @@ QUICK = {
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 84,
     "verify out": 83,
-    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 136,
+    "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 137,
     "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 159,
     f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 161,
-    "run recipe.yaml -o ran": 152,
+    "run recipe.yaml -o ran": 153,
 }
 RECIPE = """\
 model: ropext://demo
