@@ -319,7 +319,7 @@ def _in_blocks(heads: Heads) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Span:
+class KeySpan:
     """A part of the keys, all seen by each query of a block, or in a triangle as wide as high."""
 
     keys: slice
@@ -327,22 +327,22 @@ class Span:
     triangle: Literal["", "up to its own", "beyond its own"] = ""
 
 
-def _spans(heads: Heads, at: int, count: int) -> list[Span]:
+def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
     """Divide what `count` queries see: their own block; of the block before it, query r sees key c
     near where c > r, and far else; all before that far."""
     here = heads.start + at
     before = here - heads.window
     spans = [
-        Span(slice(here, here + count), far=False, triangle="up to its own"),
-        Span(slice(before, before + count), far=False, triangle="beyond its own"),
-        Span(slice(before + count, here), far=False),  # of a last block that is not whole
-        Span(slice(before, before + count), far=True, triangle="up to its own"),
-        Span(slice(0, before), far=True),
+        KeySpan(slice(here, here + count), far=False, triangle="up to its own"),
+        KeySpan(slice(before, before + count), far=False, triangle="beyond its own"),
+        KeySpan(slice(before + count, here), far=False),  # of a last block that is not whole
+        KeySpan(slice(before, before + count), far=True, triangle="up to its own"),
+        KeySpan(slice(0, before), far=True),
     ]
     return [span for span in spans if span.keys.stop > span.keys.start]
 
 
-def _seen(heads: Heads, at: int, count: int, span: Span) -> tuple[Tensor, Tensor]:
+def _seen(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
     """Return what each query of a block sees of these keys, and the log-sum-exp of its scores."""
     rows = slice(at, at + count)
     queries = (heads.far_q if span.far else heads.q)[:, :, rows]
