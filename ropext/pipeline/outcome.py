@@ -4,9 +4,8 @@ The checkpoint is the last one of the run under the name that was asked for: wei
 card and record with what was measured. Where a gate failed it does not get its name.
 """
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,73 +16,23 @@ from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import GateFailed, OutputExists
-from ropext.jsontext import JsonObject, read_json, read_object, values_json, write_json
+from ropext.jsontext import JsonObject, read_json, values_json, write_json
 from ropext.options.recipe import REPORT
+from ropext.pipeline.evidence import Evidence, evidence_of, section
 from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
-from ropext.pipeline.work import EVALUATION, USED, Work
-from ropext.report import html, tables
+from ropext.pipeline.work import EVALUATION, Work
+from ropext.report import tables
 from ropext.report.gates import failures, gate_table
 from ropext.report.text import how_to_serve
-from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
-from ropext.results.gates import Outcome
-from ropext.results.measurement import Measurement
-from ropext.results.rules import AutoVerdict, verdict
+from ropext.results import rundir
 from ropext.table import Table, verdict_first, with_rows
-from ropext.workdir import STEPS, Flat, beside, step_record
+from ropext.workdir import STEPS, Flat, beside
 
 SECTION = "run"  # of ropext.json
-PLOTS = {
-    "nll-by-position": "Loss by position",
-    "gain": "Context gain by position",
-}
 PUSHED = (card.README, provenance.NAME)  # a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was measured."""
-
-    measured: Measurement | None  # by the evaluation
-    gates: tuple[Outcome, ...]
-    verdict: AutoVerdict | None = None  # of `--method auto`
-    control: tuple[str, ...] = ()  # what the control says, where there is one
-
-    @property
-    def passed(self) -> bool:
-        return all(gate.passed for gate in self.gates)
-
-
-def evidence_of(work: Work) -> Evidence:
-    """Read back from the run directory; a gate that names no variant is about the finished one."""
-    if not (work.evaluation / "results.json").is_file():
-        return Evidence(None, ())
-    run = rundir.read_run(work.evaluation)
-    choice = work.recipe.source.choice
-    reached = None
-    if choice:
-        reached = verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
-    # How much of the gain is adaptation to the text.
-    control_lines = list[str]()
-    target = work.plan.target
-    numbers = {label: run.values(label) for label in run.models}
-    read = {label for label, values in numbers.items() if f"tail_nll@{target}" in values}
-    if read >= {BASE, CONTROL, TUNED}:
-        from ropext.training import tuned_report
-
-        control_lines = tuned_report.verdict(numbers, target)
-    gates = tuple(rundir.judge(run, work.gates))
-    return Evidence(run, gates, reached, tuple(control_lines))
-
-
-def _is_fit_kept(work: Work) -> bool:
-    """Whether there is a fit, and what it wrote is not the form from which it began."""
-    if FITTED not in work.checkpoints:
-        return False
-    record = read_object(work.checkpoints[FITTED] / provenance.NAME)
-    kept: str = record["fit"]["kept"]
-    return kept == FITTED
 
 
 class ReportStage(Stage):
@@ -170,7 +119,9 @@ def owner(output: Path) -> Path | None:
 
 def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
-    write_json(note, [*read_json(note), Hashes().of_tree(output)])
+    owned = read_json(note)
+    owned.append(Hashes().of_tree(output))
+    write_json(note, owned)
 
 
 def write_output(work: Work, evidence: Evidence) -> None:
@@ -195,8 +146,9 @@ def write_output(work: Work, evidence: Evidence) -> None:
         sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
         numbers = with_rows([gate_table(evidence.gates)])
         if (measured := evidence.measured) is not None:
-            text_tables = [tables.headline(measured), tables.summary(measured)]
-            numbers += with_rows([*text_tables, *tables.retrieval_tables(measured)])
+            measured_tables = [tables.headline(measured), tables.summary(measured)]
+            measured_tables += tables.retrieval_tables(measured)
+            numbers += with_rows(measured_tables)
             for label, model in measured.models.items():
                 overlap = model.overlap
                 if overlap and overlap.sentence:  # trained on what it is measured on
@@ -233,104 +185,6 @@ def _carry(source: Path, target: Path) -> dict[str, str]:
     return digests
 
 
-def section(work: Work, evidence: Evidence) -> dict[str, Any]:
-    """What ropext.json says of the run: no time, no path but those that the recipe names."""
-    stages = {}
-    for name in work.recipe.stages:
-        record = step_record(work.folder, name)
-        if record is not None and name != REPORT:
-            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
-    content = {
-        "recipe": work.recipe.source.text and provenance.scrub(work.recipe.source.text),
-        "resolved": work.recipe.resolved(),
-        "stages": stages,
-        "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
-        "gates": [gate.recorded() for gate in evidence.gates],
-    }
-    if (choice := work.recipe.source.choice) is not None:
-        tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
-        content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
-    return content
-
-
-def _numbers(measured: Measurement) -> dict[str, Any]:
-    results = measured.results
-    names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
-    return {name: results[name] for name in names} | {
-        "variants": {
-            label: {name: variant.get(name) for name in ("kind", "target", "metrics", "overlap")}
-            for label, variant in results["variants"].items()
-        }
-    }
-
-
-def write_report(work: Work, evidence: Evidence) -> None:
-    """report.md and report.html; the pictures are those of the stages."""
-    plan = work.plan
-    verdicts = [evidence.verdict.sentence] if evidence.verdict else []
-    verdicts = [*failures(evidence.gates), *verdicts]
-    shown = with_rows([gate_table(evidence.gates)])
-    warnings = list(plan.warnings)
-    if evidence.measured is not None:
-        shown += tables.evaluation_tables(evidence.measured)
-        verdicts += tables.verdict_lines(evidence.measured)
-        warnings += evidence.measured.facts.warnings
-    if trained := _training_table(work):
-        shown.append(trained)
-    shown.append(_facts(work))
-    title = f"ropext run: {work.output.name}"
-    subtitle = (
-        f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
-        f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
-    )
-    details = json.dumps(
-        section(work, evidence) | {"versions": provenance.versions()}, indent=1, ensure_ascii=False
-    )
-    page = html.Page(title, subtitle, verdicts, warnings, shown, details)
-    html.write(work.folder, page, _pictures(work))
-
-
-def _pictures(work: Work) -> dict[str, tuple[str, bytes]]:
-    """Each picture's place in the folder, its caption and its bytes, what says most first."""
-    plots = work.evaluation / "plots"
-    files = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
-    for file in sorted(plots.glob("retrieval-*.png")):
-        files[f"Retrieval: {file.stem.removeprefix('retrieval-')}"] = file
-    files["Wavelength of each rotary pair"] = plots / "spectra.png"
-    if TUNED in work.checkpoints:
-        files["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
-    return {
-        file.relative_to(work.folder).as_posix(): (caption, file.read_bytes())
-        for caption, file in files.items()
-        if file.is_file()
-    }
-
-
-def _facts(work: Work) -> Table:
-    plan = work.plan
-    record = read_object(work.checkpoints[work.final] / provenance.NAME)
-    proved = record.get("proof")
-    rows: Sequence[tuple[str, str]] = (
-        ("base", work.base.short_name),
-        ("method", plan.method),
-        *((name, str(v)) for name, v in plan.knobs.items() if not isinstance(v, tuple)),
-        ("context", f"{plan.context:,}"),
-        ("target", f"{plan.target:,} (factor {plan.factor:g})"),
-        ("spectrum (SHA-256)", plan.main.wanted.digest()[:16]),
-        ("proved", f"with transformers {proved['transformers']}" if proved else "no"),
-    )
-    return Table("What was made", "config.json carries it", ("", ""), tuple(rows))
-
-
-def _training_table(work: Work) -> Table | None:
-    if TUNED not in work.checkpoints:
-        return None
-    from ropext.training import tuned_report
-
-    record = read_object(work.checkpoints[TUNED] / provenance.NAME)
-    return tuned_report.recorded_table(record["finetune"], work.plan.target)
-
-
 @dataclass(frozen=True)
 class Ran:
     """What a run did."""
@@ -339,6 +193,7 @@ class Ran:
     folder: Path
     label: str  # of the finished checkpoint in the evaluation
     stages: Mapping[str, str]  # name -> done, skipped
+    place: Path = field(repr=False)  # where the output is to be
     evidence: Evidence = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -363,8 +218,9 @@ class Ran:
         try:
             rundir.raise_if_failed(self.evidence.gates)
         except GateFailed as error:
-            output = self.folder.with_name(self.folder.name.removesuffix(".run"))
-            there = f"; {output} is from an earlier run" if os.path.lexists(output) else ""
+            there = ""
+            if os.path.lexists(self.place):
+                there = f"; {self.place} is from an earlier run"
             raise GateFailed(
                 f"{error}; the checkpoint that did not pass is kept in {self.folder}, not under "
                 f"the output's name{there}"
@@ -379,9 +235,11 @@ class Ran:
             lines.append(self.evidence.verdict.sentence)
         shown = list[Table]()
         if measured is not None:
-            lines += [*tables.verdict_lines(measured, self.label), *self.evidence.control]
+            lines += tables.verdict_lines(measured, self.label)
+            lines += self.evidence.control
             shown = tables.main_tables(measured)
-        parts = [verdict_first(lines, with_rows([*shown, gate_table(gates)]))]
+        shown.append(gate_table(gates))
+        parts = [verdict_first(lines, with_rows(shown))]
         stages = [f"{name} {state}" for name, state in self.stages.items()]
         parts.append(f"stages: {', '.join(stages)}")
         if self.output is not None:

@@ -30,7 +30,8 @@ from ropext.narration import Call, kept_after_interrupt
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
-from ropext.pipeline.outcome import Evidence, Ran
+from ropext.pipeline.evidence import Evidence, evidence_of
+from ropext.pipeline.outcome import Ran
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
@@ -261,9 +262,9 @@ class WholeRun:
             made = work.place_of(step).do(work.say, again, self.rank, from_first)
             done[step.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
-        evidence = outcome.evidence_of(work) if measured else Evidence(None, ())
+        evidence = evidence_of(work) if measured else Evidence(None, ())
         output = work.output if REPORT in done and evidence.passed else None
-        return Ran(output, work.folder, work.final, done, evidence)
+        return Ran(output, work.folder, work.final, done, work.output, evidence)
 
     def does_again(self, name: str) -> bool:
         """Whether a stage is done even where nothing changed."""

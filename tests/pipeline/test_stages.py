@@ -16,7 +16,8 @@ from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, Usa
 from ropext.jobs import counted
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.pipeline import hashes, job, steps
-from ropext.pipeline.outcome import Evidence, Ran
+from ropext.pipeline.evidence import Evidence
+from ropext.pipeline.outcome import Ran
 from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
 from ropext.results.gates import Outcome
 from ropext.workdir import has_finished_step
@@ -287,13 +288,15 @@ def test_a_log_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
 
 def test_a_failed_gate_has_its_exit_code(tmp_path):
     bad = Outcome("g > 1", "tuned", False, 2.0, "g is 2")
+    ran = Ran(None, tmp_path / "out.run", "tuned", {}, tmp_path / "out", Evidence(None, (bad,)))
     with pytest.raises(
-        GateFailed, match=r"g > 1; the checkpoint that did not pass is kept in .*out\.run"
+        GateFailed,
+        match=r"g > 1 \(tuned: 2\); the checkpoint that did not pass is kept in .*out\.run",
     ):
-        Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
+        ran.raise_if_failed()
     (tmp_path / "out").mkdir()
     with pytest.raises(GateFailed, match=r"out is from an earlier run$"):
-        Ran(None, tmp_path / "out.run", "tuned", {}, Evidence(None, (bad,))).raise_if_failed()
+        ran.raise_if_failed()
     assert GateFailed.exit_code == 3
 
 

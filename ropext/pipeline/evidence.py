@@ -1,0 +1,90 @@
+"""What was measured of a run: read back for its last stage, and as its record tells it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ropext.checkpoint import provenance
+from ropext.jsontext import read_object, values_json
+from ropext.options.recipe import REPORT
+from ropext.pipeline.work import USED, Work
+from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
+from ropext.results.gates import Outcome
+from ropext.results.measurement import Measurement
+from ropext.results.rules import AutoVerdict, verdict
+from ropext.workdir import step_record
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured."""
+
+    measured: Measurement | None  # by the evaluation
+    gates: tuple[Outcome, ...]
+    verdict: AutoVerdict | None = None  # of `--method auto`
+    control: tuple[str, ...] = ()  # what the control says, where there is one
+
+    @property
+    def passed(self) -> bool:
+        return all(gate.passed for gate in self.gates)
+
+
+def evidence_of(work: Work) -> Evidence:
+    """Read back from the run directory; a gate that names no variant is about the finished one."""
+    if not (work.evaluation / "results.json").is_file():
+        return Evidence(None, ())
+    run = rundir.read_run(work.evaluation)
+    choice = work.recipe.source.choice
+    reached = None
+    if choice:
+        reached = verdict(choice, run, work.final, fit_is_kept=_is_fit_kept(work))
+    # How much of the gain is adaptation to the text.
+    control_lines = list[str]()
+    target = work.plan.target
+    numbers = {label: run.values(label) for label in run.models}
+    read = {label for label, values in numbers.items() if f"tail_nll@{target}" in values}
+    if read >= {BASE, CONTROL, TUNED}:
+        from ropext.training import tuned_report
+
+        control_lines = tuned_report.verdict(numbers, target)
+    gates = tuple(rundir.judge(run, work.gates))
+    return Evidence(run, gates, reached, tuple(control_lines))
+
+
+def _is_fit_kept(work: Work) -> bool:
+    """Whether there is a fit, and what it wrote is not the form from which it began."""
+    if FITTED not in work.checkpoints:
+        return False
+    record = read_object(work.checkpoints[FITTED] / provenance.NAME)
+    kept: str = record["fit"]["kept"]
+    return kept == FITTED
+
+
+def section(work: Work, evidence: Evidence) -> dict[str, Any]:
+    """What ropext.json says of the run: no time, no path but those that the recipe names."""
+    stages = {}
+    for name in work.recipe.stages:
+        record = step_record(work.folder, name)
+        if record is not None and name != REPORT:
+            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
+    content = {
+        "recipe": work.recipe.source.text and provenance.scrub(work.recipe.source.text),
+        "resolved": work.recipe.resolved(),
+        "stages": stages,
+        "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
+        "gates": [gate.recorded() for gate in evidence.gates],
+    }
+    if (choice := work.recipe.source.choice) is not None:
+        tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
+        content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
+    return content
+
+
+def _numbers(measured: Measurement) -> dict[str, Any]:
+    results = measured.results
+    names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
+    return {name: results[name] for name in names} | {
+        "variants": {
+            label: {name: variant.get(name) for name in ("kind", "target", "metrics", "overlap")}
+            for label, variant in results["variants"].items()
+        }
+    }

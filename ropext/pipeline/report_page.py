@@ -1,0 +1,86 @@
+"""The report of a run: what was made and what was measured of it, on one page."""
+
+import json
+
+from ropext.checkpoint import provenance
+from ropext.jsontext import read_object
+from ropext.pipeline.evidence import Evidence, section
+from ropext.pipeline.work import Work
+from ropext.report import html, tables
+from ropext.report.gates import failures, gate_table
+from ropext.results import TUNED
+from ropext.table import Table, with_rows
+
+PLOTS = {
+    "nll-by-position": "Loss by position",
+    "gain": "Context gain by position",
+}
+
+
+def write_report(work: Work, evidence: Evidence) -> None:
+    """report.md and report.html; the pictures are those of the stages."""
+    plan = work.plan
+    verdicts = failures(evidence.gates)
+    if evidence.verdict:
+        verdicts.append(evidence.verdict.sentence)
+    shown = with_rows([gate_table(evidence.gates)])
+    warnings = list(plan.warnings)
+    if evidence.measured is not None:
+        shown += tables.evaluation_tables(evidence.measured)
+        verdicts += tables.verdict_lines(evidence.measured)
+        warnings += evidence.measured.facts.warnings
+    if trained := _training_table(work):
+        shown.append(trained)
+    shown.append(_facts(work))
+    title = f"ropext run: {work.output.name}"
+    subtitle = (
+        f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
+        f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
+    )
+    record = section(work, evidence) | {"versions": provenance.versions()}
+    details = json.dumps(record, indent=1, ensure_ascii=False)
+    page = html.Page(title, subtitle, verdicts, warnings, shown, details)
+    html.write(work.folder, page, _pictures(work, evidence))
+
+
+def _pictures(work: Work, evidence: Evidence) -> dict[str, tuple[str, bytes]]:
+    """Each picture's place in the folder, its caption and its bytes, what says most first."""
+    plots = work.evaluation / "plots"
+    files = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
+    tasks = evidence.measured.tasks if evidence.measured is not None else []
+    for task in sorted(tasks):
+        files[f"Retrieval: {task}"] = plots / f"retrieval-{task}.png"
+    files["Wavelength of each rotary pair"] = plots / "spectra.png"
+    if TUNED in work.checkpoints:
+        files["Loss of the training"] = work.checkpoints[TUNED] / "training" / "loss.png"
+    return {
+        file.relative_to(work.folder).as_posix(): (caption, file.read_bytes())
+        for caption, file in files.items()
+        if file.is_file()
+    }
+
+
+def _facts(work: Work) -> Table:
+    plan = work.plan
+    record = read_object(work.checkpoints[work.final] / provenance.NAME)
+    proved = record.get("proof")
+    rows = [("base", work.base.short_name), ("method", plan.method)]
+    for name, value in plan.knobs.items():
+        if not isinstance(value, tuple):
+            rows.append((name, str(value)))
+    rows += [
+        ("context", f"{plan.context:,}"),
+        ("target", f"{plan.target:,} (factor {plan.factor:g})"),
+        ("spectrum (SHA-256)", plan.main.wanted.digest()[:16]),
+        ("proved", f"with transformers {proved['transformers']}" if proved else "no"),
+    ]
+    return Table("What was made", "config.json carries it", ("", ""), tuple(rows))
+
+
+def _training_table(work: Work) -> Table | None:
+    if TUNED not in work.checkpoints:
+        return None
+    from ropext.training import tuned_report
+
+    record = read_object(work.checkpoints[TUNED] / provenance.NAME)
+    return tuned_report.recorded_table(record["finetune"], work.plan.target)
