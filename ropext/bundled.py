@@ -86,8 +86,10 @@ def _find(
 
 
 def _list(names: Collection[object]) -> str:
-    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return ", ".join([*map(str, [*names][:LISTED]), *more])
+    shown = [str(name) for name in names][:LISTED]
+    if len(names) > LISTED:
+        shown.append(f"{len(names) - LISTED} more")
+    return ", ".join(shown)
 
 
 def find_gguf(name: str) -> Path | None:

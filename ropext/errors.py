@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 
 def listed(words: Sequence[str]) -> str:
     """Words as a sentence lists them: a, b and c."""
-    return " and ".join([part for part in (", ".join(words[:-1]), *words[-1:]) if part])
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

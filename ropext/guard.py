@@ -82,7 +82,10 @@ def check(reads: Named, writes: Named) -> None:
         here = _chain(path)
         name = f"{path} ({flag})"
         # Another file system may be mounted at a directory below.
-        inner = {identity(place) for place, *_ in os.walk(path)} | {here[0]} if sources else set()
+        inner = set[Identity | None]()
+        if sources:
+            inner = {identity(folder) for folder, _, _ in os.walk(path)}
+            inner.add(here[0])
         for source, there in sources:
             if here[0] == there[0]:
                 raise UsageError(f"{name} is the input itself, {source}; name another place")
@@ -90,7 +93,7 @@ def check(reads: Named, writes: Named) -> None:
                 raise UsageError(
                     f"{name} lies inside the input {source}, which is only read; name another place"
                 )
-            if (inner - {None}) & {*there}:
+            if (inner - {None}) & set(there):
                 raise UsageError(
                     f"the input {source} lies inside {name}, which is written; copy it to another "
                     "place first and name the copy, or write elsewhere"

@@ -39,8 +39,11 @@ class Spectrum:
 
     def digest(self) -> str:
         """SHA-256 over the float64 values, so that two plans can be compared by one line."""
-        values = [*self.inv_freq, self.attention_factor, self.softmax_factor]
-        values += [*(self.short_inv_freq or ()), float(self.short_context)]
+        values = list(self.inv_freq)
+        values += [self.attention_factor, self.softmax_factor]
+        if self.short_inv_freq is not None:
+            values += self.short_inv_freq
+        values.append(float(self.short_context))
         return hashlib.sha256(struct.pack(f"<{len(values)}d", *values)).hexdigest()
 
 

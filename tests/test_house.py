@@ -6,14 +6,14 @@ import pytest
 # What scripts/house.py counted when a ceiling was last lowered, rounded up. Lower one whenever the
 # count has fallen; never raise one.
 CEILINGS = {
-    "nodes a statement": 7.4,
-    "comprehensions": 36.8,
-    "conditional expressions": 22.5,
-    "starred": 9.4,
+    "nodes a statement": 7.3,
+    "comprehensions": 35.3,
+    "conditional expressions": 20.9,
+    "starred": 6.7,
     "packed assignments": 0.4,
-    "Any": 16.0,
+    "Any": 10.3,
     "functions of more than six parameters": 15.0,
-    "files that import more than twenty others": 2.0,
+    "files that import more than twenty others": 0.0,
     "species tests": 6.0,
 }
 

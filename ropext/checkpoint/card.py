@@ -120,14 +120,18 @@ def section(card: Card) -> str:
     if card.readings:
         parts += ["### What each loader makes of it", grid(card.readings)]
     parts += _serving(card.serving)
-    parts.append(CLOSING)
-    return "\n\n".join([*parts, END]) + "\n"
+    parts += [CLOSING, END]
+    return "\n\n".join(parts) + "\n"
 
 
 def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
     """The commands that run it, a block for each loader."""
-    parts = [part for name, line in lines for part in (f"{escape(name)}:", code_block(line, "sh"))]
-    return [SERVING, *parts] if parts else []
+    parts = list[str]()
+    for name, line in lines:
+        parts += [f"{escape(name)}:", code_block(line, "sh")]
+    if parts:
+        parts.insert(0, SERVING)
+    return parts
 
 
 def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
@@ -170,7 +174,9 @@ def _without_sections(body: str) -> str:
 
 def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table]) -> str:
     """A card of ours with what was measured of the model, at the end of its section."""
-    parts = ["### What was measured", *map(escape, sentences), *_numbered(numbers)]
+    parts = ["### What was measured"]
+    parts += [escape(sentence) for sentence in sentences]
+    parts += _numbered(numbers)
     head, closing, tail = text.partition(f"{CLOSING}\n\n{END}")
     if not closing:
         raise InputError("the card has no section of ropext's to put the evidence into")
@@ -200,8 +206,10 @@ def _front(card: Card, front: str) -> str:
     elif "base_model" in old:
         new["base_model"] = old["base_model"]
     tags = old.get("tags", [])
-    tags = [tags] if isinstance(tags, str) else tags
-    new["tags"] = list(dict.fromkeys([*tags, *TAGS]))
+    if isinstance(tags, str):
+        tags = [tags]
+    tags_once = dict.fromkeys(tags) | dict.fromkeys(TAGS)
+    new["tags"] = list(tags_once)
     return yaml.safe_dump(new, sort_keys=False, allow_unicode=True, width=FRONT_LIMIT)
 
 
@@ -261,12 +269,11 @@ def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
 def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObject | None) -> Card:
     """The model card's section, as plain strings."""
     base = snapshot.short_name
-    entries = [
-        ("method", plan.method),
-        *((k, v) for k, v in plan.knobs.items() if not isinstance(v, tuple | None)),
-        ("context", plan.context),
-        ("target", plan.target),
-    ]
+    entries: list[tuple[str, object]] = [("method", plan.method)]
+    for name, value in plan.knobs.items():
+        if not isinstance(value, tuple | None):
+            entries.append((name, value))
+    entries += [("context", plan.context), ("target", plan.target)]
     if plan.sites:
         entries += [
             ("attention factor", f"{plan.main.wanted.attention_factor:.6g}"),

@@ -44,7 +44,7 @@ def fetch(
 
     with _sentences(repo, revision):
         place = snapshot_download(
-            repo, revision=revision, allow_patterns=[*allowed], ignore_patterns=[*ignored]
+            repo, revision=revision, allow_patterns=list(allowed), ignore_patterns=list(ignored)
         )
     directory = Path(place)
     return directory, directory.name if re.fullmatch("[0-9a-f]{40}", directory.name) else None

@@ -150,7 +150,7 @@ def ready(repository: str, option: str = "push") -> str:
 def files_of(snapshot: Snapshot) -> dict[str, Path]:
     """What goes up, by its name there: the checkpoint, its card and record, how it was trained."""
     directory = snapshot.directory
-    names = [*snapshot.files]
+    names = list(snapshot.files)
     names += [name for name in (card.README, provenance.NAME) if (directory / name).is_file()]
     for folder in RECORD_FOLDERS:
         if (directory / folder).is_dir():
@@ -295,7 +295,7 @@ def _commit(
         raise KeyboardInterrupt
     less = [CommitOperationDelete(name) for name in stale]
     done = api.create_commit(
-        repository, [*less, *more], commit_message=MESSAGE, parent_commit=before.sha
+        repository, less + more, commit_message=MESSAGE, parent_commit=before.sha
     )
     return str(done.oid)
 

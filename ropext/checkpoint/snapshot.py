@@ -395,8 +395,11 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
 
     if not hub.is_id(model):
         raise InputError(_missing(path))
-    patterns = [f"*{suffix}" for suffix in (*SMALL_SUFFIXES, *[".safetensors"] * weights)]
-    ignored = [*(f"{folder}/*" for folder in FOLDERS_LEFT), "consolidated*", "params.json"]
+    patterns = [f"*{suffix}" for suffix in SMALL_SUFFIXES]
+    if weights:
+        patterns.append("*.safetensors")
+    ignored = [f"{folder}/*" for folder in FOLDERS_LEFT]
+    ignored += ["consolidated*", "params.json"]
     directory, commit = hub.fetch(model, revision, patterns, ignored)
     # Pickles and GGUF are never fetched, only listed.
     if not (directory / "config.json").exists():

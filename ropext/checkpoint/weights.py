@@ -112,7 +112,8 @@ def compare_weights(
     ]
     extra = sorted({path.name for path in directory.glob("*.safetensors")} - set(names))
     said = "is not one of the base's weight files"
-    return (*findings, *(Finding(n, False, "header and size", f"{n} {said}") for n in extra))
+    findings += [Finding(name, False, "header and size", f"{name} {said}") for name in extra]
+    return tuple(findings)
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:

@@ -294,7 +294,11 @@ class Copying:
                 self.show(done, end, f"copying {self.path.name}")
         self._pass_hole(end - position)
         pages = -(-(end - start) // PAGE)
-        for page in {*(i * pages // PAGES for i in range(PAGES - 1)), pages - 1} if pages else ():
+        compared = set[int]()
+        if pages:
+            compared = {i * pages // PAGES for i in range(PAGES - 1)}
+            compared.add(pages - 1)
+        for page in compared:
             at = start + page * PAGE
             data = read_at(self.source, min(PAGE, end - at), at)
             _same(self.target, data, at, shift, self.path)

@@ -162,7 +162,8 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Sho
         shown = tables.tidy_tables(done)
     else:
         shown = tables.main_tables(done)
-    lines = [*tables.verdict_lines(done), *done.facts.not_measurable.values()]
+    lines = tables.verdict_lines(done)
+    lines += done.facts.not_measurable.values()
     resumed = "{} finished pieces were found and not read again"
     _tell_all(out, done, gates, Told(lines, shown, every, resumed, showing.format))
 
@@ -174,7 +175,8 @@ def _tell_port(
     from ropext.ports import tables
 
     shown = tables.port_tables(done)
-    lines = [*tables.port_lines(done), *done.facts.warnings]
+    lines = tables.port_lines(done)
+    lines += done.facts.warnings
     resumed = "{} questions were answered before and not asked again"
     _tell_all(out, done, gates, Told(lines, shown, shown, resumed, table_format))
 
@@ -199,7 +201,8 @@ def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: To
 
     outcomes = rundir.judge(done, gates)
     judged = with_rows([gate_table(outcomes)])
-    lines = [*failures(outcomes), *told.lines]
+    lines = failures(outcomes)
+    lines += told.lines
     if told.format is not None:
         out.tables(told.shown, lines, told.format)
     else:

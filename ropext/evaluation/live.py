@@ -4,6 +4,7 @@ changes, and what tells it from another model."""
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def why_no_key(model: object) -> str:
     ours = hooks_of(live)
     for name, module in model.named_modules():  # type: ignore[attr-defined]
         place = name or type(module).__name__
-        hooks = {*module._forward_hooks, *module._forward_pre_hooks}
+        hooks = module._forward_hooks.keys() | module._forward_pre_hooks.keys()
         if hooks - ours:
             return f"a hook of its user's on {place}"
         if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
@@ -152,7 +153,7 @@ def _tensors_digest(model: "torch.nn.Module") -> str:
     import torch
 
     whole = hashlib.sha256()
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     for name, tensor in sorted(tensors, key=lambda entry: entry[0]):
         head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -107,8 +107,17 @@ class TextConfig(Dict):
         vocab = self.size("vocab_size", 1 << 31)
         rotates = _rotates(self, layers)
         return Sizes(
-            *(context, layers, hidden, heads, kv_heads, head_dim, vocab),
-            *(layer_types, window, tuple(thetas or ()), tuple(rotates)),
+            context=context,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab=vocab,
+            layer_types=layer_types,
+            window=window,
+            layer_thetas=tuple(thetas or ()),
+            rotates=tuple(rotates),
         )
 
 
@@ -155,7 +164,8 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
         return ()
     start = text.defaults["num_hidden_layers"] - layers if text.row.counts_back else 0
     made = [run[(start + i) % len(run)] for i in range(layers)]
-    return (*made[:-1], text.defaults.get("last_layer_type", made[-1]))
+    made[-1] = text.defaults.get("last_layer_type", made[-1])
+    return tuple(made)
 
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:

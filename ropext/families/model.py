@@ -89,7 +89,7 @@ class Problem:
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
     """Every value that changed, by path; lists and rope dicts of other types count as one value."""
     edits: list[Edit] = []
-    for key in [*old, *(k for k in new if k not in old)]:
+    for key in dict.fromkeys(old) | dict.fromkeys(new):
         before = old.get(key, ABSENT)
         after = new.get(key, ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):

@@ -22,10 +22,25 @@ from ropext.forms import Params
 # The keys that a form is made of; every other key of a rope dict is kept as it stands.
 FORM_KEYS = frozenset(
     (
-        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"),
-        *("beta_fast", "beta_slow", "attention_factor", "attn_factor", "mscale", "mscale_all_dim"),
-        *("truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"),
-        *("short_mscale", "long_mscale", "alpha"),
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "attn_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "short_factor",
+        "long_factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "short_mscale",
+        "long_mscale",
+        "alpha",
     )
 )
 # Keys that scale queries and are no form's own: a rope dict that loses one is another model.

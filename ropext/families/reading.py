@@ -169,7 +169,9 @@ def describe(
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = observe(text, context)
     departing, built = departures(text, sites)
-    notes += [*more, *departing, *logit_scales(text, sites)]
+    notes += more
+    notes += departing
+    notes += logit_scales(text, sites)
     allowed = _forms(text, sites, notes)
     whole = all(partial_factor(text, s.params) == 1 for s in sites) and row.dim == "head_dim"
     temperature = row.temperature
@@ -313,8 +315,9 @@ def _computes(site: RopeSite, module: Numbers) -> bool:
         math.isclose(one, other, rel_tol=STOCK_BOUND)
         for one, other in zip(module.inv_freq, spectrum.inv_freq, strict=True)
     ]
-    factors = (module.attention_factor, spectrum.attention_factor)
-    return all(close) and math.isclose(*factors, rel_tol=STOCK_BOUND)
+    return all(close) and math.isclose(
+        module.attention_factor, spectrum.attention_factor, rel_tol=STOCK_BOUND
+    )
 
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:

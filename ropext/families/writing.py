@@ -269,7 +269,7 @@ def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
     names |= {label.name for label in row.labels}  # a dict that was left to the class
     own = text_config({}, model)
     for key in ("max_position_embeddings", "head_dim"):
-        names |= {*own.names_of(key)}
+        names |= set(own.names_of(key))
     kept = set[str]()
     for site in model.sites:
         for scale in QUERY_KEYS:

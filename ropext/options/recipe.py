@@ -541,7 +541,8 @@ def _about(source: RecipeSource, section: str, error: Exception) -> str:
 
 def _unknown(loc: Loc) -> str:
     """A key that is none, with its nearest neighbours."""
-    section, key = loc if loc[1:] else ("", *loc)
+    section = loc[0] if len(loc) > 1 else ""
+    key = loc[-1]
     if key == "trust_remote_code":
         return (
             "no recipe allows a model's own code to run; where you trust the model, give "

@@ -285,8 +285,10 @@ class Plan(ExtensionPlan):
         facts += self._advice()
         in_memory = self.carrier.in_transformers and not why_unfolded(self.model)
         if in_memory and not self.keeps_spectrum:
-            words = ("--method", self_extend.NAME, "--target", str(self.target))
-            line = pasted("ropext", "serve", self.name, *words)
+            target = str(self.target)
+            line = pasted(
+                "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
+            )
             facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
         return facts
 

@@ -233,7 +233,8 @@ def plan_lines(plan: PortPlan) -> list[str]:
     if plan.reads is not None:
         count = len(plan.reads.texts.ids)
         lines.append(f"perplexity of {count} documents at {lengths_text(plan.wish.lengths)}")
-    return [*lines, *plan.remarks]
+    lines += plan.remarks
+    return lines
 
 
 def _questions_line(plan: PortPlan) -> str:

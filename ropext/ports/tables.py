@@ -43,8 +43,11 @@ def _served(run: Measurement, label: str) -> JsonObject:
 
 def port_tables(run: Measurement) -> list[Table]:
     """Shares by length beside those on cut text, depths, and what became of the questions."""
-    asked = [_shares(run), *_by_task(run), _depths(run), _outcomes(run)]
-    return with_rows([*asked, *_texts(run)])
+    tables = [_shares(run)]
+    tables += _by_task(run)
+    tables += [_depths(run), _outcomes(run)]
+    tables += _texts(run)
+    return with_rows(tables)
 
 
 def _texts(run: Measurement) -> list[Table]:
@@ -158,7 +161,8 @@ def port_lines(run: Measurement) -> list[str]:
             count = row["counts"][outcome]
             length = length_text(row["length"])
             lines.append(f"{length}: {count} {WORDS.get(outcome, outcome)}: {reason}")
-    lines += [*_numbers_of(run, PORT).verdicts, *endpoint["remarks"]]
+    lines += _numbers_of(run, PORT).verdicts
+    lines += endpoint["remarks"]
     if endpoint["window"] is None:
         lines.append("no row of cut text: give --context, or --against what was extended")
     return lines

@@ -13,8 +13,15 @@ OLDEST = "5.16.1"  # of transformers, with which the tests were run
 NEWEST = "5.23.0"
 MODULE = "transformers.cli.serving.utils"
 PARTS = (
-    *("BaseHandler", "DirectStreamer", "InferenceThread", "Modality", "ReasoningText"),
-    *("ToolCall", "_GenerationCancelled", "_StreamError", "build_response_parser"),
+    "BaseHandler",
+    "DirectStreamer",
+    "InferenceThread",
+    "Modality",
+    "ReasoningText",
+    "ToolCall",
+    "_GenerationCancelled",
+    "_StreamError",
+    "build_response_parser",
 )
 PACKAGES = ("starlette", "uvicorn")
 

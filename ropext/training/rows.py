@@ -130,7 +130,8 @@ class KeyRows:
         ids += mkey.shared_prefix(filler, [stated for stated, _, _ in needles], depths)
         scored = [False] * len(ids)
         for _, question, answer in rng.sample(needles, len(needles)):
-            ids += [*question, *answer]
+            ids += question
+            ids += answer
             scored += [False] * len(question) + [True] * len(answer)
         return Document(np.asarray(ids, np.int32), np.asarray(scored))
 

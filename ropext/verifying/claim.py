@@ -88,7 +88,8 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
     sites = TypeAdapter(tuple[Site, ...]).validate_json(json.dumps(entries), strict=True)
     for each in sites:
         numbers = [each.wanted.attention_factor, each.wanted.softmax_factor]
-        numbers += [*each.wanted.inv_freq, *(each.wanted.short_inv_freq or ())]
+        numbers += each.wanted.inv_freq
+        numbers += each.wanted.short_inv_freq or ()
         if not all(map(math.isfinite, numbers)):
             raise ValueError("its numbers are to be finite")
         if not isinstance(each.params.get("rope_type"), str):

@@ -37,9 +37,10 @@ def check_config(
         yield Check("config", False, f"config.json: {key} is {now}, the base's {was}")
     if wrong or changed is None:
         return
-    more = [f"{len(beside) - LISTED} more"] if len(beside) > LISTED else []
-    names = listed([*beside][:LISTED] + more)
-    others = f", but for {names}, by which stock builds the same" if beside else ""
+    shown = list(beside)[:LISTED]
+    if len(beside) > LISTED:
+        shown.append(f"{len(beside) - LISTED} more")
+    others = f", but for {listed(shown)}, by which stock builds the same" if beside else ""
     yield Check("config", True, f"every key beside the edits is the base's{others}")
 
 
