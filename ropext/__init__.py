@@ -21,6 +21,7 @@ _PLACES = {
     "finetune": "ropext.pipeline.public:finetune",
     "fit": "ropext.pipeline.public:fit",
     "inspect": "ropext.inspecting:inspect",
+    "open": "ropext.pipeline.opening:open",
     "patch": "ropext.patching:patch",
     "plan": "ropext.inspecting:plan",
     "push": "ropext.pipeline.publishing:push",

@@ -48,6 +48,7 @@ RIGHT = {
     "finetune": {"directory": "ropext://demo", "data": ["text"], "output": "out"},
     "fit": {"model": "ropext://demo", "data": ["text"], "output": "out", "factor": 4},
     "inspect": {"model": "ropext://demo"},
+    "open": {"run": "run"},
     "patch": {"factor": 4},
     "plan": {"model": "ropext://demo", "factor": 4},
     "push": {"directory": "out", "repository": "ORG/NAME"},

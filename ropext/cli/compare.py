@@ -43,7 +43,7 @@ def command(
     table_format: Format = None,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
-    from ropext.report.evaluation import compare_runs
+    from ropext.report.compared import compare_runs
     from ropext.results import gates, rundir
     from ropext.table import as_text
 

@@ -120,6 +120,7 @@ ARGUMENTS = {
     "repository": _text("OWNER/NAME on the hub"),
     "results": Argument("runs of an evaluation, or RUN:VARIANT", "a list of paths", _are_places),
     "revision": _text("branch, tag or commit of a hub id"),
+    "run": _place("folder that a command left"),
     "runs": Argument("runs of an evaluation, or RUN:VARIANT"),
     "say": _called("hears each sentence of the narration, e.g. print"),
     "show": _called("hears what is done, of how much, and what it is"),

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropext.pipeline.extending import Extended
+    from ropext.pipeline.opening import Evaluated
     from ropext.pipeline.outcome import Ran
-    from ropext.report.evaluation import Compared
+    from ropext.report.compared import Compared
     from ropext.results.gates import Gate
-    from ropext.results.measurement import Measurement
     from ropext.training.result import Finetuned, Fitted
 
 
@@ -170,7 +170,7 @@ def evaluate(
     gates: "Sequence[str | Gate]" = (),
     losses: str | Path | None = None,
     **options: Any,
-) -> "Measurement":
+) -> "Evaluated":
     """Measure a model on long text and by retrieval; with `output` the report is written there, and
     the same call goes on where it stopped. `gates` that name what is not measured are refused.
 
@@ -179,6 +179,7 @@ def evaluate(
     before that; a PEFT model is read without its adapter and with it.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
+    from ropext.pipeline.opening import Evaluated
     from ropext.results.gates import as_gates
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
@@ -190,14 +191,14 @@ def evaluate(
         measured, Evaluate(**options), revision, conditions, kept, tokenizer
     )
     with request.prepared(place, call) as job:
-        return job.make(place, call)
+        return Evaluated.of(job.make(place, call))
 
 
 @public()
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     """Set finished evaluations side by side, paired on the same tokens: a run directory, or
     RUN:VARIANT; with `output` write the report there too."""
-    from ropext.report.evaluation import compare_runs
+    from ropext.report.compared import compare_runs
 
     names = [str(from_home(run)) for run in runs]
     place = None if output is None else from_home(output)

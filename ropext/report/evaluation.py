@@ -1,37 +1,27 @@
-"""The reports of an evaluation and of a comparison: Markdown, PNG files, one HTML file."""
+"""The report of an evaluation: Markdown, PNG files, one HTML file."""
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ropext import guard
 from ropext.atomic import write_bytes
-from ropext.jsontext import Json, values_json
-from ropext.report import comparison, html, plots, tables
+from ropext.report import html, plots, tables
 from ropext.report.gates import failures, gate_table
 from ropext.report.html import Page, Pictures
 from ropext.report.plots import Curve, LinePlot, Style
 from ropext.results import BASE, rundir
-from ropext.results.gates import Gate, split_spec
+from ropext.results.gates import Gate
 from ropext.results.measurement import (
-    Discordance,
     Measurement,
-    check_alike,
-    discordances,
-    item_differences,
 )
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import HeatCell, heat_map
-from ropext.results.rules import Comparison, compare_text
 from ropext.results.scoring import Span
 from ropext.results.values import Value
-from ropext.table import Table, with_rows
+from ropext.table import with_rows
 from ropext.tasks import find_task
-from ropext.workdir import Workdir
 
 Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
@@ -91,7 +81,7 @@ def draw(measured: Measurement) -> Drawn:
     if measured.readings:
         drawn |= _text_pictures(measured, styled)
     drawn |= heat_pictures(measured)
-    spectra = _spectra([measured])
+    spectra = spectra_of([measured])
     if set(spectra) - {BASE}:
         limits = {"trained context": measured.frame.context}
         picture = plots.spectra(WAVELENGTHS, spectra, styled, limits)
@@ -99,7 +89,7 @@ def draw(measured: Measurement) -> Drawn:
     return drawn
 
 
-def _spectra(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
+def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
     """Return the frequencies of every model that rotates."""
     spectra = dict[str, Sequence[float]]()
     for each in measured:
@@ -137,7 +127,7 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
 Spans = Mapping[float, Span]  # by their place on the axis
 
 
-def _middle(start: int, stop: int) -> float:
+def middle(start: int, stop: int) -> float:
     """Return the middle of a span on a logarithmic axis."""
     return math.sqrt(start * stop)
 
@@ -146,7 +136,7 @@ def _by_position(frame: Frame) -> Spans:
     octaves = frame.octaves(PARTS)
     # The first, all early tokens together, has no place on the axis.
     octaves = octaves[1:] or octaves
-    return {_middle(start, stop): (start, stop) for start, stop in octaves}
+    return {middle(start, stop): (start, stop) for start, stop in octaves}
 
 
 def losses(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
@@ -168,10 +158,10 @@ def _curves(
 
 def heat_pictures(measured: Measurement) -> Drawn:
     """Draw one picture per task, the models side by side."""
-    return _heat_pictures([measured])
+    return heat_pictures_of([measured])
 
 
-def _heat_pictures(measured: Iterable[Measurement]) -> Drawn:
+def heat_pictures_of(measured: Iterable[Measurement]) -> Drawn:
     maps = dict[str, dict[str, Sequence[HeatCell]]]()
     for each in measured:
         for label, model in each.models.items():
@@ -186,106 +176,3 @@ def _heat_pictures(measured: Iterable[Measurement]) -> Drawn:
         picture = plots.heat_maps(caption, scale, cells_of_models)
         drawn[f"retrieval-{task}"] = (caption, picture)
     return drawn
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Models side by side on the same tokens and questions, as paired differences: `ropext
-    compare`. None or empty where fewer than two have a reading or answers.
-    """
-
-    parts: Mapping[str, Measurement]  # each model alone
-    text: Comparison | None
-    items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
-    asked: str  # the first that was asked any question; the base is asked none
-    split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
-
-    @property
-    def tables(self) -> list[Table]:
-        """What is printed, and stands in the reports."""
-        sections = list[Table]()
-        if self.text is not None:
-            sections += comparison.comparison_tables(self.text)
-        sections.append(comparison.item_table(self.items, self.asked))
-        sections.append(comparison.discordance_table(self.split, self.asked))
-        return with_rows(sections)
-
-    def to_json(self) -> dict[str, Json]:
-        """Return what `ropext compare --json` prints, without its gates."""
-        return {"text": values_json(self.text), "retrieval": values_json(self.items)}
-
-    def __repr__(self) -> str:
-        return f"<Compared: {', '.join(self.parts)}>"
-
-    def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
-        """Write report.md, report.html and the pictures; `runs` are those compared."""
-        drawn = Drawn()
-        spectra = _spectra(runs)
-        styled = plots.styles(itertools.chain(self.parts, spectra))
-        if self.text is not None and self.text.measured.frame.scoring.scores_all:
-            drawn |= _difference_picture(self.text, styled)
-        drawn |= _heat_pictures(self.parts.values())
-        if spectra:
-            drawn["spectra"] = (WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled))
-        keys = dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs)
-        page = Page(
-            title=f"ropext compare: {', '.join(self.parts)}",
-            subtitle="paired by the hash of each document's tokens; the first run is the reference",
-            tables=self.tables,
-            details="\n".join(keys),
-        )
-        html.write(folder, page, write_pictures(folder, drawn))
-
-
-def compare_runs(
-    specs: Sequence[str], output: Path | None = None
-) -> tuple[list[Measurement], Compared]:
-    """Open finished runs and set them side by side; with `output` the report is written there."""
-    guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
-    opened, parts = rundir.gather(specs)
-    compared = compare(parts)
-    if output is not None:
-        place = Workdir(output, "compare", {})
-        with place.claimed(None):
-            place.write_results()
-            compared.write(output, opened)
-    return opened, compared
-
-
-def compare(parts: Mapping[str, Measurement]) -> Compared:
-    """Pair everyone with the first; answers with those of the first that was asked any."""
-    readers = [part for part in parts.values() if part.readings]
-    text = None
-    if len(readers) > 1:
-        text = compare_text(readers)
-    answers = {label: part.models[label].items for label, part in parts.items()}
-    first = ""
-    items = dict[str, Mapping[str, Value]]()
-    split = dict[str, Mapping[tuple[str, int], Discordance]]()
-    for label, answered in answers.items():
-        if not answered:
-            continue
-        if not first:
-            first = label
-            continue
-        check_alike(answered, answers[first], (label, first))
-        bootstrap = parts[first].frame.bootstrap
-        items[label] = item_differences(answered, answers[first], bootstrap)
-        if any(item.outcome is not None for item in answered):
-            split[label] = discordances(answered, answers[first])
-    return Compared(parts, text, items, first, split)
-
-
-def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
-    caption = f"NLL difference to {compared.reference} by position: below zero is better"
-    curves = list[Curve]()
-    for label, octaves in compared.positions.items():
-        # The first, all early tokens together, has no place on the axis.
-        drawn_octaves = octaves[1:] or octaves
-        places = tuple(_middle(octave.start, octave.stop) for octave in drawn_octaves)
-        values = tuple(octave.difference for octave in drawn_octaves)
-        curves.append(Curve(label, places, values))
-    frame = compared.measured.frame
-    y = "ΔNLL (nats per token)"
-    plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
-    return {"difference-by-position": (caption, plots.lines(plot, curves, styled))}

@@ -74,7 +74,7 @@ def as_html(page: Page, pictures: Mapping[str, bytes]) -> str:
         _list("verdicts", page.verdicts),
         _list("warnings", page.warnings),
     ]
-    tables = [_table(table) for table in page.tables]
+    tables = [table_html(table) for table in page.tables]
     body += tables[:1]
     for caption, data in pictures.items():
         body.append(_picture(caption, data))
@@ -97,7 +97,8 @@ def _list(kind: str, lines: Sequence[str]) -> str:
     return f'<ul class="{kind}">{items}</ul>'
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Write a table under its title."""
     rows = "".join(f"<tr>{_cells('td', row)}</tr>" for row in table.rows)
     return (
         f'<h2>{escape(table.title)}</h2><p class="note">{escape(table.note)}</p>'

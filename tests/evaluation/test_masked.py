@@ -25,7 +25,7 @@ import ropext
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.pipeline.public import evaluate
-from ropext.report.evaluation import compare_runs
+from ropext.report.compared import compare_runs
 from ropext.report.tables import headline, main_tables
 from ropext.results.gates import parse_gate
 

@@ -9,7 +9,8 @@ from trained import count_training, train
 import ropext
 from ropext.narration import Call, Hooks
 from ropext.pipeline.public import evaluate
-from ropext.report import evaluation, tables
+from ropext.report import tables
+from ropext.report.compared import compare
 from ropext.results.gates import parse_gate
 from ropext.results.model_index import figures
 from ropext.results.rundir import gather, judge
@@ -115,7 +116,7 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     fresh = read(output, data["new"], output=new)
     assert fresh.results["variants"][label]["overlap"]["mark"] == ""
     assert not any("trained on" in line for line in fresh.results["warnings"])
-    side = evaluation.compare(gather([f"{again}:base", f"{again}:{label}"])[1])
+    side = compare(gather([f"{again}:base", f"{again}:{label}"])[1])
     assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
 
 

@@ -1,0 +1,145 @@
+"""What public functions return is read as people read it, and again from the folder."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import ropext
+from ropext.bundled import DATA
+from ropext.errors import InputError
+
+FOLDER = "measured"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A folder with an extended checkpoint, a measurement of it, and a comparison."""
+    place = tmp_path_factory.mktemp("opening")
+    with DATA["ropext://held-out"].open(encoding="utf-8") as stream:
+        texts = [json.loads(next(stream))["text"] for _ in range(2)]
+    ropext.extend("ropext://demo", place / "longer", factor=2, method="pi", no_verify=True)
+    measured = ropext.evaluate(
+        place / "longer",
+        place / FOLDER,
+        data=texts,
+        lengths=[256, 512],
+        tasks=["passkey"],
+        items=1,
+        depths=[0.5],
+    )
+    runs = [f"{place / FOLDER}:untouched", f"{place / FOLDER}:extended"]
+    return place, measured, ropext.compare(*runs, output=place / "compared")
+
+
+def test_a_folder_gives_what_its_call_gave(work):
+    place, measured, compared = work
+    opened = ropext.open(place / FOLDER)
+    assert type(opened) is type(measured)
+    assert opened.to_json() == measured.to_json()
+    assert opened.to_json() == json.loads((place / FOLDER / "results.json").read_text())
+    assert repr(opened) == repr(measured)
+    again = ropext.open(str(place / "compared"))
+    assert type(again) is type(compared)
+    assert again.to_json() == compared.to_json()
+    assert again.table() == compared.table()
+
+
+def test_a_comparison_moves_with_its_runs(work, tmp_path):
+    place, _, compared = work
+    place.rename(tmp_path / "moved")
+    try:
+        moved = ropext.open(tmp_path / "moved" / "compared")
+    finally:
+        (tmp_path / "moved").rename(place)
+    assert moved.to_json() == compared.to_json()
+
+
+def test_rows_are_the_numbers_of_the_results(work):
+    place, measured, compared = work
+    variants = json.loads((place / FOLDER / "results.json").read_text())["variants"]
+    rows = measured.table()
+    assert len(rows) == 2 * len(variants)
+    for row in rows:
+        metrics = variants[row["model"]]["metrics"]
+        length = row["length"]
+        assert row["perplexity"] == metrics[f"tail@{length}"]["value"]
+        if row["model"] != "base":
+            assert row["passkey"] == metrics[f"passkey@{length}"]["value"]
+    (of_extended,) = [row for row in compared.table() if row["model"] == "extended"]
+    assert of_extended["512"] == pytest.approx(variants["extended"]["metrics"]["tail@512"]["value"])
+
+
+def test_losses_are_those_of_the_files(work):
+    place, measured, compared = work
+    folder = place / FOLDER
+    store = json.loads((folder / "results.json").read_text())["variants"]["extended"]["store"]
+    hashes = [row["hashes"]["512"] for row in json.loads((folder / "documents.json").read_text())]
+    losses = measured.losses()
+    assert list(losses) == ["base", "untouched", "extended"]
+    (unit,) = (folder / "variants" / store).glob("pass-*")
+    for row, name in zip(losses["extended"], hashes, strict=True):
+        kept = np.load(unit / f"{name[:32]}.npy")
+        assert math.isnan(row[0])
+        assert np.array_equal(row[1:], kept[1:512])
+    for label, matrix in compared.losses().items():  # in the order of a comparison
+        assert sorted(matrix[:, 1]) == sorted(losses[label][:, 1])
+
+
+def test_positions_and_answers_are_those_of_the_files(work):
+    place, measured, compared = work
+    variants = json.loads((place / FOLDER / "results.json").read_text())["variants"]
+    rows = measured.positions()
+    for label, variant in variants.items():
+        of_model = [row for row in rows if row["model"] == label]
+        assert [row["loss"] for row in of_model] == [
+            o["nll"]["value"] for o in variant["positions"]
+        ]
+        gains = [octave.get("gain", {}).get("value") for octave in variant["positions"]]
+        assert [row["gain"] for row in of_model] == gains
+    lines = (place / FOLDER / "items.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    answers = measured.answers()
+    assert len(answers) == len(kept) > 0
+    for answer, line in zip(answers, kept, strict=True):
+        assert answer.pop("model") == line.pop("variant")
+        assert answer == line
+    # Each model's mean loss over [start, stop) of the documents in common.
+    of_tokens = compared.losses()
+    for row in compared.positions():
+        part = of_tokens[row["model"]][:, row["start"] : row["stop"]]
+        assert row["loss"] == pytest.approx(np.nanmean(part))
+
+
+def test_a_notebook_shows_the_table(work):
+    _, measured, compared = work
+    page = measured._repr_html_()
+    assert page.count("<table>") == 1
+    for row in measured.table():
+        assert f"<td>{row['model']}</td>" in page
+    assert repr(measured).startswith("<Evaluated in ")
+    assert "extended" in repr(measured).splitlines()[-6]
+    assert compared._repr_html_().count("<table>") == len(compared.tables)
+
+
+def test_what_is_no_result_is_a_sentence(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="holds no result of ropext; give the folder that"):
+            ropext.open(folder)
+
+
+def test_a_run_that_changed_is_not_compared_again(work):
+    place, _, _ = work
+    manifest = place / FOLDER / "run.json"
+    kept = manifest.read_bytes()
+    from ropext import guard
+
+    data = json.loads(kept)
+    data["decides"]["seed"] = 7
+    manifest.write_text(json.dumps(guard.seal({k: v for k, v in data.items() if k != guard.MARK})))
+    try:
+        with pytest.raises(InputError, match="is another run than the one that"):
+            ropext.open(place / "compared")
+    finally:
+        manifest.write_bytes(kept)
