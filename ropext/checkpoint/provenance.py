@@ -468,7 +468,10 @@ def _source_section(method: str) -> dict[str, str | None]:
         return {}
     from ropext.scaling import custom  # late: few name a function of their own
 
-    return {METHOD_SOURCE: custom.source_of(method)}
+    source = custom.source_of(method)
+    if source is not None:
+        source = scrub(source)
+    return {METHOD_SOURCE: source}
 
 
 def scaled_by_config(model: Model) -> str:

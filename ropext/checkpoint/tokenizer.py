@@ -8,6 +8,7 @@ replaces that value's bytes and no other.
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ropext.checkpoint.snapshot import Snapshot
@@ -38,15 +39,19 @@ def _nested(levels: int) -> bytes:
     return rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
 
 
-_VALUE = _STRING + b"|" + _nested(DEPTH_LIMIT) + b"|" + _BARE_WORD
-# A member of an object and what ends it. Each part is optional, so that where the text is no JSON
-# the match ends at the byte that is wrong.
-_MEMBER = re.compile(
-    rb"\s*+(?:(?P<key>" + _STRING + rb")\s*+(?::\s*+(?:(?P<value>" + _VALUE + rb")\s*+"
-    rb"(?P<end>[,}])?+)?+)?+)?+",
-    re.DOTALL,
-)
 _OPENING = re.compile(rb"\s*+\{\s*+(?P<end>\})?+")
+
+
+@cache
+def _member() -> re.Pattern[bytes]:
+    """The expression of a member of an object and what ends it. Each part is optional, so that
+    where the text is no JSON the match ends at the byte that is wrong."""
+    value = _STRING + b"|" + _nested(DEPTH_LIMIT) + b"|" + _BARE_WORD
+    return re.compile(
+        rb"\s*+(?:(?P<key>" + _STRING + rb")\s*+(?::\s*+(?:(?P<value>" + value + rb")\s*+"
+        rb"(?P<end>[,}])?+)?+)?+)?+",
+        re.DOTALL,
+    )
 
 
 def length_edits(
@@ -115,7 +120,7 @@ def find_truncation(path: Path) -> Span | None:
     at = opening.end()
     last = opening["end"]
     while last != b"}":
-        member = _MEMBER.match(text, at)
+        member = _member().match(text, at)
         assert member is not None  # each of its parts is optional
         if member["end"] is None:
             raise _no_member(member, path)

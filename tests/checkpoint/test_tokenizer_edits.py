@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropext.checkpoint import open_snapshot
+from ropext.checkpoint import open_snapshot, tokenizer
 from ropext.checkpoint.tokenizer import clear_truncation, find_truncation, length_edits
 from ropext.errors import InputError
 from ropext.rope import Edit
@@ -141,6 +143,21 @@ def test_damaged_files_are_named(tmp_path: Path, text: bytes, words: str):
         cleared(tmp_path, text)
     assert words in str(error.value)
     assert "tokenizer.json" in str(error.value)
+
+
+def test_an_import_compiles_no_long_expression(monkeypatch):
+    """The expression of nested values has thousands of bytes: it waits for a tokenizer."""
+    lengths = []
+    compiled = re.compile
+
+    def heard(expression, flags=0):
+        lengths.append(len(expression))
+        return compiled(expression, flags)
+
+    monkeypatch.setattr(re, "compile", heard)
+    runpy.run_path(tokenizer.__file__)
+    assert lengths
+    assert max(lengths) < 100
 
 
 JSON = st.recursive(

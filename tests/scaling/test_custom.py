@@ -76,6 +76,20 @@ def test_a_function_itself_is_a_method_and_the_record_has_its_source(folder):
     assert record["method_source"].startswith("def hot(rope, factor):")
 
 
+def test_a_source_is_recorded_without_its_tokens(folder, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "CaNaRyOfTheTests")
+    text = """
+def slower(rope, factor):
+    open_url("https://user:password@host/CaNaRyOfTheTests", "hf_ABCDEFGHIJKLMNOPQRST") if 0 else 0
+    return [f / factor for f in rope.spectrum.inv_freq], 1.0
+"""
+    (folder / "secretive.py").write_text(text, "utf-8")
+    monkeypatch.delitem(sys.modules, "secretive", raising=False)
+    ropext.extend("ropext://demo", "out", factor=4, method="secretive:slower", no_verify=True)
+    source = json.loads(Path("out/ropext.json").read_text("utf-8"))["method_source"]
+    assert 'open_url("https://***@host/***", "***")' in source
+
+
 def test_functions_are_methods_of_an_evaluation_too():
     first = Evaluate(method=lambda rope, factor: ([1.0], 1.0), factor=2, data="x")
     assert re.fullmatch(rf"{re.escape(__name__)}:lambda_[0-9a-f]{{8}}", *first.method)
