@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 Built = TypeVar("Built")
 
-# Attentions that torch alone computes: no package is missing for them.
-OF_TORCH = ("eager", "sdpa")
-
 
 def local_rank() -> int:
     """Which process of this machine we are, under `accelerate launch`."""
@@ -165,15 +162,25 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = first_line(error)
-        needs_package = how.attention not in (None, *OF_TORCH)
-        is_about_attention = "attn_implementation" in str(error)
-        is_about_attention |= needs_package and isinstance(error, ImportError)
-        if how.attention and is_about_attention:
+        if how.attention and _attention_fails(snapshot, how, how.attention):
             raise UsageError(f"--attn-implementation {how.attention}: {reason}") from error
         kind = "masked" if how.masked else "causal"
         raise InputError(
             f"{snapshot.name} cannot be loaded as a {kind} language model: {reason}"
         ) from error
+
+
+def _attention_fails(snapshot: Snapshot, how: Loading, attention: str) -> bool:
+    """Whether the model, without its weights, is built with eager attention but not with this."""
+    return not _is_built(snapshot, how, attention) and _is_built(snapshot, how, "eager")
+
+
+def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
+    try:
+        skeleton(snapshot, attention, how.trust_remote_code, how.masked)
+    except (OSError, ValueError, ImportError, UnsupportedModel):
+        return False
+    return True
 
 
 def with_attention(wanted: str | None, build: Callable[[str], Built]) -> Built:

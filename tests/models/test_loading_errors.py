@@ -1,0 +1,26 @@
+"""Whether a model cannot be loaded because of the attention asked for is asked of its class."""
+
+import pytest
+
+from ropext.checkpoint import open_snapshot
+from ropext.errors import InputError, UsageError
+from ropext.models.load import Loading, load_model, loading_errors
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return open_snapshot("ropext://demo")
+
+
+def test_an_attention_that_the_class_does_not_have_is_the_options_fault(demo):
+    with pytest.raises(UsageError, match="--attn-implementation nonsense: "):
+        load_model(demo, Loading(attention="nonsense"))
+
+
+@pytest.mark.parametrize("error", [ValueError("attn_implementation"), ImportError("a package")])
+def test_what_else_fails_is_not_whatever_its_message_says(demo, error):
+    with (
+        pytest.raises(InputError, match="cannot be loaded as a causal language model"),
+        loading_errors(demo, Loading(attention="sdpa")),
+    ):
+        raise error
