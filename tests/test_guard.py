@@ -218,6 +218,8 @@ def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
         if option != "recipe":
             os.rename(tmp_path / "base", tmp_path / "IN")
         mark(tmp_path / "IN") if option == "directory" else None
+    if option == "pair_factors":
+        (tmp_path / "IN").write_text("1, 2")  # read with the options, before anything is written
     seen = []
 
     def check(reads, writes):
