@@ -19,6 +19,7 @@ from ropext.options.fields import (
     Link,
     LocalPath,
     MethodName,
+    Neutral,
     Options,
     Panel,
     Positive,
@@ -138,7 +139,7 @@ class _Extension(Reach):
         panel=Panel.METHOD,
     )
 
-    untrained: bool = wanted(
+    untrained: Neutral[bool] = wanted(
         False,
         "extend by 64 times or more although no training follows",
         panel=Panel.METHOD,

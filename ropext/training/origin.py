@@ -14,6 +14,7 @@ from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.jsontext import Json
 from ropext.models.masked import is_masked
+from ropext.results import BASE
 from ropext.schemes import read_positions
 from ropext.schemes.plan import growth_of
 from ropext.training.positions import Positions, RotaryPositions, TablePositions
@@ -67,6 +68,19 @@ def _never_extended(snapshot: Snapshot) -> str:
     )
 
 
+def _trained_already(snapshot: Snapshot, record: Record) -> str:
+    """Say what to train in place of a checkpoint that was fine-tuned; --slim left its base out."""
+    said = f"{snapshot.name} is the result of a fine-tuning already"
+    untuned = snapshot.directory / BASE
+    if (untuned / "config.json").is_file():
+        return f"{said}; its extended, untuned base lies in {untuned}: fine-tune that"
+    source = record.base.get("hub_id") or record.base.get("name")
+    return (
+        f"{said}, and its extended, untuned base does not lie in it (finetune --slim leaves it "
+        f"out); fine-tune the checkpoint that it was trained from, or extend {source} again"
+    )
+
+
 def open_origin(model: str) -> Origin:
     """Read the extended checkpoint; one that was never extended is refused."""
     if bundled.find_gguf(model) is not None:
@@ -98,10 +112,7 @@ def open_origin(model: str) -> Origin:
             "during training)"
         )
     if record.more.get("finetune"):
-        raise InputError(
-            f"{model} is the result of a fine-tuning already; its extended, untuned base lies in "
-            f"{snapshot.directory / 'base'}: fine-tune that"
-        )
+        raise InputError(_trained_already(snapshot, record))
     if read.context != record.target:
         raise InputError(
             f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "

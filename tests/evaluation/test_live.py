@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropext
 from ropext.errors import RopextError, UsageError
+from ropext.evaluation import live, plan
+from ropext.evaluation.live import HeldModel
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,17 @@ def test_a_folded_model_is_read_by_self_extend(place):
     assert numbers(here)["base"] == rows["base"]
 
 
+class Gate:
+    """Something that decides, as a user may hang it on a module."""
+
+
+def closure(factor):
+    def scale(value):
+        return factor * value
+
+    return scale
+
+
 def test_an_adapter_is_read_without_and_with(place):
     import peft
 
@@ -124,6 +137,69 @@ def test_an_adapter_is_read_without_and_with(place):
     assert rows["untouched"]["metrics"]["tail@256"]["value"] != pytest.approx(there, 1e-3)
 
 
+def with_adapters(place):
+    import peft
+
+    torch.manual_seed(0)
+    how = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False}
+    model = peft.get_peft_model(loaded(place), peft.LoraConfig(**how))
+    model.add_adapter("other", peft.LoraConfig(lora_alpha=64, **how))
+    return model.eval()
+
+
+def test_a_merged_adapter_is_refused_and_no_weight_changes(place):
+    model = with_adapters(place)
+    model.merge_adapter(["other"])
+    before = state(model)
+    with pytest.raises(UsageError, match=r"^the adapter other is merged .* unmerge_adapter\(\)"):
+        ropext.evaluate(model, **asked(place))
+    assert state(model) == before
+
+
+def layer(model):
+    return model.base_model.model.model.layers[1]
+
+
+def attention(model):
+    return layer(model).self_attn
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.set_adapter("other"),
+        lambda model: attention(model).q_proj.scaling.update(default=1.0),
+        lambda model: attention(model).q_proj.enable_adapters(False),
+        lambda model: setattr(attention(model), "scaling", 1.0),
+        lambda model: setattr(attention(model), "scaling", torch.ones(1)),
+        lambda model: setattr(model.base_model.model.model.rotary_emb, "attention_scaling", 1.5),
+        lambda model: setattr(layer(model).mlp.act_fn, "__class__", torch.nn.Identity),
+    ],
+)
+def test_a_key_tells_what_computes_beside_the_tensors(place, change):
+    model = with_adapters(place)
+    held = HeldModel(model, model.get_base_model(), None, has_key=True)
+    before = held.identity()
+    twin = with_adapters(place)
+    assert HeldModel(twin, twin.get_base_model(), None, has_key=True).identity() == before
+    change(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert held.identity() != before
+
+
+def test_a_key_tells_the_fold_of_a_patched_model(place):
+    identities = []
+    for group in (8, 16):
+        model = ropext.patch(loaded(place), method="self-extend", factor=4, window=16, group=group)
+        identities.append(HeldModel(model, model, None, has_key=True).identity())
+    assert identities[0] != identities[1]
+
+
+def test_every_library_that_is_known_by_its_version_is_in_the_key():
+    assert set(live.VERSIONED) <= set(plan.LIBRARIES)
+
+
 def test_an_error_leaves_the_model_as_it_is(place):
     model = ropext.patch(loaded(place), method="pi", factor=2).train()
     before = state(model)
@@ -141,6 +217,11 @@ def test_an_error_leaves_the_model_as_it_is(place):
     [
         (lambda model: model.lm_head.register_forward_hook(print), "a hook of its user's on lm_h"),
         (lambda model: setattr(model.lm_head, "forward", print), "another forward on lm_head"),
+        (lambda model: setattr(model.lm_head, "gate", Gate()), r"an object of its user's \(Gate\)"),
+        (
+            lambda model: setattr(model.lm_head, "gates", {"a": [closure(2)]}),
+            r"a function of its user's \(closure.<locals>.scale\) in lm_head.gates",
+        ),
     ],
 )
 def test_what_no_key_tells_is_kept_in_no_output(place, tmp_path, spoil, reason):
