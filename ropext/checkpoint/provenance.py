@@ -458,17 +458,15 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
         recipe={key: value for key, value in recipe.items() if value not in (None, ())},
         command=clean_command(command) if command else (),
         versions=versions(),
-        more=_source_section(plan.method),
+        more=_source_section(plan),
     )
 
 
-def _source_section(method: str) -> dict[str, str | None]:
+def _source_section(plan: ExtensionPlan) -> dict[str, str | None]:
     """The source of a method that its user brought."""
-    if not scaling.is_function(method):
+    if not scaling.is_function(plan.method):
         return {}
-    from ropext.scaling import custom  # late: few name a function of their own
-
-    source = custom.source_of(method)
+    source = plan.method_source
     if source is not None:
         source = scrub(source)
     return {METHOD_SOURCE: source}

@@ -217,9 +217,9 @@ def _method(value: object) -> object:
     """Read a method, which Python may give as a function."""
     if not callable(value) or isinstance(value, type):
         return value
-    from ropext.scaling import custom  # late: few bring a function of their own
+    from ropext.scaling import given  # late: few bring a function of their own
 
-    return custom.name_of(value)
+    return given.name_of(value)
 
 
 def _methods(value: object) -> object:

@@ -95,6 +95,7 @@ class ExtensionPlan:
     kv_cache_bytes: int | None = None  # of one sequence of `target` tokens at 2 bytes a value
     task: str = ""  # as the hub names it, where the config says so
     fold: Fold | None = None  # of Self-Extend, which no config says
+    method_source: str | None = None  # of a function of the user's, as it was when this was planned
 
     def __repr__(self) -> str:
         far = f"{self.context:,} -> {self.target:,} tokens"

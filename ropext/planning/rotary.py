@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ropext import families
+from ropext import families, scaling
 from ropext.carriers import Carrier, ConfigCarrier
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
@@ -104,6 +104,7 @@ def make_plan(
         notes=notes,
         readings=readings,
         ways=ways,
+        method_source=scaling.source_of(method),
         **_of_model(carrier, target),
     )
 

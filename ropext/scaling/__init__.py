@@ -31,6 +31,7 @@ __all__ = [
     "is_function",
     "native",
     "scale",
+    "source_of",
     "well_known",
 ]
 
@@ -57,6 +58,16 @@ def find(name: str, flag: str = "--method") -> Method:
 def is_function(name: str) -> bool:
     """Whether a name is module:function; C:\\scale and scale.py:f are paths."""
     return bool(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name)) and ".py:" not in name
+
+
+def source_of(method: str) -> str | None:
+    """Return the source of a method that is a user's function; None of any other, and where
+    Python does not know it."""
+    if not is_function(method):
+        return None
+    from ropext.scaling import custom  # late: few name a function of their own
+
+    return custom.source_of(method)
 
 
 def beside(method: str | None) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """A method that its user brings as `--method module:function`, or from Python as the function: of a
 Rope and the factor, it returns the wanted inverse frequencies and the attention factor."""
 
-import hashlib
 import importlib
 import inspect
 import math
@@ -10,34 +9,28 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ropext.errors import UsageError
 from ropext.rope import Rope, Spectrum, compression
+from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
-
-# What a function of a Rope and a factor is, before it has returned anything.
-Function = Callable[[Rope, float], Any]
-GIVEN = dict[str, Function]()  # functions that Python handed over, by the names that stand for them
-
-
-def name_of(function: Function) -> str:
-    """Keep a function that Python hands over, and return the name by which it is found."""
-    module = re.sub(r"[^\w.]", "_", str(getattr(function, "__module__", "") or "__main__"))
-    name = re.sub(r"\W", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
-    code = getattr(function, "__code__", None)
-    if name == "lambda" and code is not None:  # there may be several
-        name += "_" + hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:8]
-    GIVEN[f"{module}:{name}"] = function
-    return f"{module}:{name}"
 
 
 def source_of(name: str) -> str | None:
     """Return the source of a user's function; None where Python does not know it."""
+    function = _called(name, lambda: _function(name))
+    inner = innermost(function)
     try:
-        return inspect.getsource(_function(name))
+        source = inspect.getsource(inner)
     except (OSError, TypeError):
         return None
+    while isinstance(function, partial):
+        bound = f"# bound: {function.args!r} {function.keywords!r}"
+        source += re.sub(r" at 0x[0-9a-fA-F]+", "", bound) + "\n"  # the same bytes in each process
+        function = function.func
+    return source
 
 
 def method(name: str) -> Method:
@@ -58,7 +51,7 @@ def method(name: str) -> Method:
         factors = compression(rope.spectrum, Spectrum(wanted))
         return Scaling(factors, attention / rope.attention_factor)
 
-    summary = (function.__doc__ or "The user's own.").strip().partition("\n")[0]
+    summary = (innermost(function).__doc__ or "The user's own.").strip().partition("\n")[0]
     return Method(name, summary, "none", "longrope, or a simpler form that is exact", scale)
 
 
@@ -73,8 +66,9 @@ def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
 
 
 def _function(name: str) -> Function:
-    if name in GIVEN:
-        return GIVEN[name]
+    known = function_called(name)
+    if known is not None:
+        return known
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     sys.path.append(here)  # last: a folder here called `datasets` is not the library

@@ -1,10 +1,12 @@
 """A function of the user's own as `--method module:function`: carried exactly, or refused."""
 
+import importlib
 import json
 import math
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import command_line
@@ -12,6 +14,7 @@ import pytest
 from comparing import assert_close
 
 import ropext
+from ropext.checkpoint import provenance
 from ropext.errors import UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.options.recipe import read_recipe
@@ -106,8 +109,137 @@ def test_functions_are_methods_of_an_evaluation_too():
     def one(rope, factor):
         return rope.spectrum.inv_freq, 1.0
 
+    second, first = Evaluate(method=[one, other], factor=2, data="x").method
+    assert first == f"{__name__}:one"
+    assert re.fullmatch(rf"{re.escape(first)}_[0-9a-f]{{8}}", second)
+    assert Evaluate(method=[one], factor=2, data="x").method == (second,)  # and stays so
     with pytest.raises(UsageError, match=r"^two functions are called .*:one; give each its own"):
-        Evaluate(method=[one, other], factor=2, data="x")
+        Evaluate(method=[other, other], factor=2, data="x")
+
+
+def times(share, rope, factor, more=1.0):
+    """Divide all by a share of the factor."""
+    return [f / (factor * share * more) for f in rope.spectrum.inv_freq], 1.0
+
+
+def divided_by(share):
+    def inner(rope, factor):
+        return [f / (factor * share) for f in rope.spectrum.inv_freq], 1.0
+
+    return inner
+
+
+def first_helper(share):
+    return share
+
+
+def second_helper(share):
+    return share / 2
+
+
+class Sharing:
+    """A callable with a state."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def __call__(self, rope, factor):
+        return [f / (factor * self.share) for f in rope.spectrum.inv_freq], 1.0
+
+    def scale(self, rope, factor):
+        return self(rope, factor)
+
+
+def several(kind):
+    """Three functions that only what is bound to them tells apart, by 1, 2 and 4."""
+    shares = (1.0, 2.0, 4.0)
+    if kind == "partials":
+        return [partial(times, share) for share in shares]
+    if kind == "partials of partials":
+        return [partial(partial(times, 1.0), more=share) for share in shares]
+    if kind == "defaults":
+        return [
+            lambda rope, factor, by=share: (
+                [f / (factor * by) for f in rope.spectrum.inv_freq],
+                1.0,
+            )
+            for share in shares
+        ]
+    if kind == "closures":
+        return [divided_by(share) for share in shares]
+    if kind == "objects":
+        return [Sharing(share) for share in shares]
+    return [Sharing(share).scale for share in shares]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["partials", "partials of partials", "defaults", "closures", "objects", "methods of objects"],
+)
+def test_what_is_bound_tells_functions_apart(kind):
+    functions = several(kind)
+    names = Evaluate(method=functions, factor=2, data="x").method
+    assert len({*names}) == 3
+    assert Evaluate(method=several(kind), factor=2, data="x").method == names  # made once more
+    rope = Rope(8, 1e4, 1024)
+    for name, share in zip(names, (1.0, 2.0, 4.0), strict=True):
+        scaling = custom.method(name).scale(rope, 2048, None)
+        assert_close(scaling.pair_factors, [2 * share] * 4, 1e-12, name)
+
+
+def test_the_names_that_a_function_uses_tell_it_from_another():
+    first = Evaluate(
+        method=lambda rope, factor: ([first_helper(1.0)] * (rope.dim // 2), 1.0), factor=2, data="x"
+    )
+    second = Evaluate(
+        method=lambda rope, factor: ([second_helper(1.0)] * (rope.dim // 2), 1.0),
+        factor=2,
+        data="x",
+    )
+    assert first.method != second.method
+
+
+def test_a_recursive_inner_function_has_a_name():
+    def again(rope, factor):
+        return again(rope, factor / 2) if factor > 2 else (rope.spectrum.inv_freq, 1.0)
+
+    assert Evaluate(method=again, factor=2, data="x").method == (f"{__name__}:again",)
+
+
+def test_a_name_is_what_its_module_has_by_now(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    wrong = importlib.import_module("wrong")
+    hot = wrong.hot
+    by_function = ropext.plan("ropext://demo", factor=4, method=hot)
+    assert by_function.method == "wrong:hot"
+    wrong.hot = divided_by(2.0)
+    by_name = ropext.plan("ropext://demo", factor=4, method="wrong:hot")
+    now = by_name.main.rope.spectrum.inv_freq
+    assert_close(by_name.main.wanted.inv_freq, [f / 8 for f in now], 1e-12, "redefined")
+    before = ropext.plan("ropext://demo", factor=4, method=hot)  # it is kept, by a name of its own
+    assert before.main.wanted == by_function.main.wanted
+    assert before.method != by_function.method
+
+
+def test_a_record_has_the_source_of_the_function_that_was_planned(folder, monkeypatch):
+    """The name means another function by the time the plan is written."""
+    monkeypatch.syspath_prepend(folder)
+    wrong = importlib.import_module("wrong")
+    plan = ropext.plan("ropext://demo", factor=4, method=wrong.hot)
+    wrong.hot = divided_by(2.0)
+    wrong.hot.__module__ = "wrong"
+    wrong.hot.__name__ = "hot"
+    ropext.plan("ropext://demo", factor=4, method=wrong.hot)
+    record = provenance.record_of(plan, {"config": {}})
+    assert record.more["method_source"].startswith("def hot(rope, factor):")
+
+
+def test_the_source_of_a_partial_has_what_is_bound():
+    plan = ropext.plan("ropext://demo", factor=4, method=partial(partial(times, 2.0), more=3.0))
+    lines = plan.method_source.splitlines()
+    assert lines[0] == "def times(share, rope, factor, more=1.0):"
+    assert lines[-1] == "# bound: (2.0,) {'more': 3.0}"  # Python joins the two
+    assert custom.method(plan.method).summary == "Divide all by a share of the factor."
 
 
 def test_what_is_not_two_things_is_told_which_they_are(folder):
