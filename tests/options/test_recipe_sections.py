@@ -35,7 +35,7 @@ ELSEWHERE = {
 OF_THE_CALL = {
     *("output", "force", "dry_run", "time", "out", "words", "push_to_hub", "public"),
     "trust_remote_code",  # no recipe may ask for it
-    "serve",  # what is printed
+    *("serve", "details"),  # what is printed
     "like",  # of a GGUF, of which no run is made
 }
 
