@@ -105,13 +105,18 @@ def from_home(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"a path is a text or a pathlib.Path, not a {type(path).__name__}")
     place = Path(os.path.expanduser(path))
+    check_names(place)
+    return place
+
+
+def check_names(place: Path, hint: str = "") -> None:
+    """Refuse a path with a part that no file system takes for a name."""
     for part in place.parts:
         if "\0" in part or len(os.fsencode(part)) > LONGEST_NAME:
             raise UsageError(
                 f"{part[:40]!r}... is no name of a file: it is longer than {LONGEST_NAME} bytes, "
-                "or holds a null character"
+                f"or holds a null character{hint}"
             )
-    return place
 
 
 def is_path(text: str) -> bool:

@@ -16,6 +16,7 @@ from ropext.families.config import packaged
 from ropext.options.extend import Extend
 from ropext.planning import attempts, make_plan
 from ropext.report import text
+from ropext.report.text import extend_command
 from ropext.scaling import METHODS
 from ropext.schemes.plan import make_table_plan
 
@@ -583,6 +584,9 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
         ropext.extend(place, tmp_path / "out", **far)
     with pytest.raises(InputError, match="weights"):  # the next that is missing here
         ropext.extend(place, tmp_path / "out", untrained=True, **far)
+    line = extend_command(ropext.plan(place, factor=64.0))
+    assert line.endswith(" --factor 64 --untrained -o OUT")
+    assert "--untrained" not in extend_command(ropext.plan(place, factor=63.0))
     with pytest.raises(InputError, match="weights"):
         ropext.extend(place, tmp_path / "out", **far | {"factor": 63.0})
 

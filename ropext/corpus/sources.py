@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
-from ropext.inputs import check_link, is_path, open_regular
+from ropext.inputs import check_link, check_names, is_path, open_regular
 from ropext.jsontext import JsonObject
 from ropext.narration import pasted
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
@@ -39,7 +39,12 @@ class Source:
     @property
     def place(self) -> Path:
         """Where it lies, if it is local."""
-        return bundled.find_data(self.data) or Path(self.data)
+        found = bundled.find_data(self.data)
+        if found is not None:
+            return found
+        place = Path(self.data)
+        check_names(place, f"; {self.flag} names documents, and in Python a list holds texts")
+        return place
 
     def error(self, sentence: str) -> InputError:
         """Say what is wrong with it, after the option that names it."""

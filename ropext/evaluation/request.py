@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 def named_or_held(model: object) -> "str | PreTrainedModel":
     """Return the name of a model, or the model itself where it is in memory."""
     if hasattr(model, "config"):
-        base_model(model)  # refused where it is none
+        if base_model(model).get_output_embeddings() is None:  # a wrong type is refused first
+            raise UsageError(
+                f"{type(model).__name__} has no head that predicts tokens; load the model by "
+                "AutoModelForCausalLM (or AutoModelForMaskedLM)"
+            )
         return cast("PreTrainedModel", model)
     return model_name(cast(str, model))  # which refuses what is neither
 

@@ -411,7 +411,13 @@ def read_recipe(
     """The recipe of a file, or one that Python holds as nested mappings, with `key=value` words;
     relative paths of a file count from where it lies, or from `folder`."""
     if isinstance(recipe, Mapping):
-        text = json.dumps(recipe, indent=1)  # JSON is YAML: one reader checks both
+        try:
+            text = json.dumps(recipe, indent=1)  # JSON is YAML: one reader checks both
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"a recipe holds texts, numbers, lists and mappings alone ({error}); a method of "
+                "yours is named in it as module:function"
+            ) from None
         source = RecipeSource("the recipe", parse(text, "the recipe"))
     else:
         path = Path(recipe)

@@ -17,6 +17,7 @@ from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
 from ropext.planning.memory import cache_bytes
+from ropext.planning.plan import ASKED_UNTRAINED
 from ropext.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
 from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
@@ -357,6 +358,8 @@ def extend_command(made: ExtensionPlan) -> str:
             words.append(f"{value:.15g}")
         elif value is not True:
             words.append(str(value))
+    if made.untrained_factor >= ASKED_UNTRAINED and not made.recipe.untrained:
+        words.append("--untrained")
     words += ["-o", made.words.name]
     return pasted(*words)
 

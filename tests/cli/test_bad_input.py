@@ -6,7 +6,7 @@ import os
 import pytest
 from tiny_checkpoint import make_llama
 
-from ropext import extend
+from ropext import evaluate, extend, run
 from ropext.errors import UsageError
 
 
@@ -335,6 +335,17 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
     assert run.returncode == 1
     assert "Traceback" in run.stderr
     assert "a bug" in run.stderr
+
+
+def test_a_text_in_the_place_of_documents_is_refused_in_a_sentence():
+    with pytest.raises(UsageError, match=r"--data names documents, and in Python a list holds"):
+        evaluate("ropext://demo", data="a text " * 300)
+
+
+def test_a_recipe_that_yaml_cannot_say_is_refused_in_a_sentence(tmp_path):
+    recipe = {"model": "ropext://demo", "extend": {"method": abs, "factor": 2}}
+    with pytest.raises(UsageError, match=r"named in it as module:function"):
+        run(recipe, tmp_path / "out")
 
 
 @pytest.mark.parametrize("output", [None, 3, b"x", "a\0b", "x" * 300])

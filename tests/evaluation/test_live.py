@@ -249,3 +249,10 @@ def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence)
 def test_a_model_of_nowhere_wants_its_tokenizer(place):
     with pytest.raises(UsageError, match=r"^give the model.s tokenizer="):
         ropext.evaluate(tiny(), **asked(place))
+
+
+def test_a_model_without_a_head_is_refused(place):
+    model = loaded(place).model
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    with pytest.raises(UsageError, match=r"no head that predicts tokens; load the model by Auto"):
+        ropext.evaluate(model, tokenizer=tokenizer, **asked(place))
