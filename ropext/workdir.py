@@ -491,6 +491,14 @@ def step_record(run: Path, name: str) -> StepRecord | None:
     return StepRecord(inputs, manifest.get(guard.FILES))
 
 
+def left_by(step: Step, run: Path) -> Flat | None:
+    """What a step left, where it need not be done again. The key of one that was never begun is not
+    asked for: all weights and documents may be fetched and read for it."""
+    if step_record(run, step.name) is None:
+        return None
+    return StepDir.of(step, run).left()
+
+
 def has_finished_step(run: Path) -> bool:
     """Whether something is kept that need not be done again."""
     for folder in (run / STEPS).glob("*"):

@@ -605,3 +605,33 @@ def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
     with pytest.raises(UsageError, match="--untrained"):
         plan_run(job.from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}))
     plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}))
+
+
+def test_one_predicate_says_whether_a_training_follows(untrained):
+    from ropext.narration import NOBODY
+    from ropext.pipeline import job
+    from ropext.pipeline.prospect import prospect
+
+    place, warned = untrained
+    warned(configs.LLAMA, factor=2.0)
+    top = {"model": str(place), "revision": None}
+
+    def recipe_of(method, word):
+        options = {"method": method, "factor": 64.0}
+        if method == "auto":
+            options["data"] = "ropext://held-out"
+        return job.from_options(top, options, {}, [word] if word else [])
+
+    assert not recipe_of("yarn", "").trains
+    assert recipe_of("yarn", "fit.data=x.jsonl").trains
+    assert recipe_of("yarn", "finetune.data=x.jsonl").trains
+    # A fit of `auto` follows if a closed form is taken, which is known after hours of reading.
+    for word in ("", "fit.steps=2"):
+        recipe = recipe_of("auto", word)
+        assert not recipe.trains
+        with pytest.raises(UsageError, match="--untrained"):
+            prospect(recipe, NOBODY)
+    recipe = recipe_of("auto", "finetune.data=x.jsonl")
+    assert recipe.trains
+    with pytest.raises(InputError, match="tokenizer"):  # the next that is missing here
+        prospect(recipe, NOBODY)

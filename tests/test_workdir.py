@@ -19,6 +19,7 @@ from ropext.workdir import (
     StepRecord,
     Workdir,
     has_finished_step,
+    left_by,
     step_record,
 )
 
@@ -391,6 +392,17 @@ def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
         (tmp_path / RECORD).write_text(torn)
         assert step_record(tmp_path, "extend") is None
         assert own.left() is None
+
+
+def test_of_a_step_that_was_never_begun_no_key_is_asked_for(tmp_path):
+    """All weights may be read for a key."""
+    own = step(tmp_path, base="a")
+    own.key = lambda: pytest.fail("its key was asked for")
+    assert left_by(own, tmp_path) is None
+    done = step(tmp_path, base="a")
+    StepDir.of(done, tmp_path).do()
+    assert left_by(done, tmp_path) == {"made": '{"base": "a"}'}
+    assert left_by(step(tmp_path, base="b"), tmp_path) is None
 
 
 def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):

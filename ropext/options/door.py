@@ -108,6 +108,7 @@ ARGUMENTS = {
     "endpoint": _text("URL of a running server, which is asked too"),
     "force": _flag("replace what ropext wrote"),
     "gates": Argument('conditions that the report shows, such as "gain@8k < 0"'),
+    "keep_previous": _flag("keep the output that is replaced, as OUTPUT.previous"),
     "license": _text("license that the card names"),
     "losses": _place("parquet file for the loss of every token"),
     "model": Argument("directory, file or hub id of a model, or one in memory where it may be"),

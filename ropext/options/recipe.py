@@ -180,6 +180,14 @@ class Recipe(Options):
         return self.extend.method == AUTO
 
     @property
+    def trains(self) -> bool:
+        """Whether it is certain that a training follows the extension, be it one of the spectrum
+        alone. Whether `auto` takes a fit is known when it was measured."""
+        if self.finetune is not None:
+            return True
+        return self.fit is not None and not self.is_auto
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The stages of this run, in their order."""
         return tuple(name for name in STAGES if getattr(self, name, name) is not None)

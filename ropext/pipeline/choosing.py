@@ -20,7 +20,7 @@ from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import Prospect, prospect
 from ropext.pipeline.stage import section_key
-from ropext.workdir import Flat, Step, StepDir, Workdir, remove, step_record
+from ropext.workdir import Flat, Step, StepDir, Workdir, left_by, remove, step_record
 
 
 def check(output: Path, call: Call) -> None:
@@ -45,11 +45,10 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     folder = place.folder / "choice"
     hashes = Hashes(told_of_files(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
-    own = StepDir.of(step, place.folder, provenance.versions())
-    if own.left() is None:
-        step.beforehand = prospect(recipe, call)
+    if left_by(step, place.folder) is None:
+        step.beforehand = prospect(recipe, call)  # what it refuses costs no weight
         with place.claimed(call.force):
-            own.do()
+            StepDir.of(step, place.folder, provenance.versions()).do()
     else:
         hooks.say("choose: done before, skipped")
     return recipe.chosen(read_json(step.path))

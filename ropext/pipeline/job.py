@@ -81,8 +81,14 @@ def gates_of(recipe: Recipe) -> tuple[Gate, ...]:
     return tuple(map(parse_gate, recipe.evaluate.fail_if if recipe.evaluate else ()))
 
 
-def check_places(recipe: Recipe, output: Path) -> None:
-    """Refuse to write over, into or around what is read: OUT.run is no input of its own run."""
+def previous(output: Path) -> Path:
+    """OUT.previous: the output that the last run replaced, where that was asked for."""
+    return output.with_name(f"{output.name}.previous")
+
+
+def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> None:
+    """Refuse to write over, into or around what is read: OUT.run is no input of its own run, nor
+    is OUT.previous of one that keeps there what it replaces."""
     read: dict[str, Any] = {"the recipe": recipe.source.file, "--model": recipe.model}
     for section in SECTIONS:
         for name, value in recipe.options(section).items():
@@ -98,7 +104,10 @@ def check_places(recipe: Recipe, output: Path) -> None:
     judged = recipe.source.entries.get((EVALUATE, "fail_if"))
     folder = judged.folder if judged else Path()
     read["--fail-if"] = [folder / split_spec(g.run)[0] for g in gates_of(recipe) if g.run]
-    guard.check(read, {"--output": output, "where the run works": beside(output)})
+    written = {"--output": output, "where the run works": beside(output)}
+    if keep_previous:
+        written["where --keep-previous keeps what is replaced"] = previous(output)
+    guard.check(read, written)
 
 
 def check_data(recipe: Recipe) -> None:

@@ -20,6 +20,7 @@ from ropext.jsontext import JsonObject, read_json, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence, evidence_of, section
 from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.job import previous
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import EVALUATION, Work
@@ -78,17 +79,19 @@ class ReportStage(Stage):
         return {"what": "the report, and the weights once more by hard link"}
 
 
-def previous(output: Path) -> Path:
-    """OUT.previous: the output that the last run replaced, where that was asked for."""
-    return output.with_name(f"{output.name}.previous")
-
-
 def _keep_previous(output: Path) -> None:
     """Keep an output under its other name, weights by link, in place of the one before it."""
     with staged(previous(output), force=True, inputs=[output]) as stage, os_errors(output):
         _carry(output, stage.directory)
         for name in (card.README, provenance.NAME):
             copy_file(output / name, stage.directory / name)
+
+
+def _is_output_of(work: Work, source: Path) -> bool:
+    """Whether the output is this checkpoint already: then what it replaced is kept, and the report
+    alone is done again."""
+    before = work.hashes.of_tree(work.output, but=PUSHED)
+    return before == work.hashes.of_tree(source, but=PUSHED)
 
 
 def check_free(work: Work) -> None:
@@ -130,7 +133,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
     recover(work.output)
     check_free(work)  # again: hours may have passed
     force = os.path.lexists(work.output)
-    if force and work.call.keep_previous:
+    if force and work.call.keep_previous and not _is_output_of(work, source):
         _keep_previous(work.output)
     with staged(work.output, force=force, inputs=[source]) as stage:
         with os_errors(work.output):

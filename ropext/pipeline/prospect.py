@@ -109,7 +109,8 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
     example.require_help()
-    example.require_training()
+    if not recipe.trains:
+        example.require_training()
     stays = dict(zip(STAYS, ("abf", example.main.rope.theta, True), strict=True))
     try:
         plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), recipe.model)}

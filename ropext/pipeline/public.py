@@ -73,6 +73,7 @@ def run(
     begin: str | None = None,
     only: str | None = None,
     force: bool = False,
+    keep_previous: bool = False,
     command: Sequence[str] = (),
     say: Say = silent,
     show: Show = unseen,
@@ -86,7 +87,7 @@ def run(
     """
     from ropext.pipeline import job, running
 
-    call = Call(Hooks(say, show), tuple(command), force, trust_remote_code)
+    call = Call(Hooks(say, show), tuple(command), force, trust_remote_code, keep_previous)
     return running.run(job.read(recipe, overrides), output, call, running.Stages(begin, only))
 
 

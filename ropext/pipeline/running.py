@@ -35,7 +35,7 @@ from ropext.pipeline.outcome import Ran
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
-from ropext.workdir import Workdir, beside, has_finished_step
+from ropext.workdir import Workdir, beside, has_finished_step, left_by
 
 if TYPE_CHECKING:
     from ropext.pipeline.prospect import Prospect
@@ -94,7 +94,7 @@ class RunRequest:
         into or around what is read is refused."""
         recipe = self.recipe
         if output is not None:
-            job.check_places(recipe, output)
+            job.check_places(recipe, output, call.keep_previous)
         if recipe.is_auto:
             self.stages.check(STAGES)  # before a choice of hours
             job.check_data(recipe)
@@ -282,9 +282,9 @@ class WholeRun:
         for step in stages:
             if only in (None, step.name):
                 yield step
-            elif (
-                STAGES.index(step.name) < STAGES.index(only) and work.place_of(step).left() is None
-            ):
+                continue
+            is_before = STAGES.index(step.name) < STAGES.index(only)
+            if is_before and left_by(step, work.folder) is None:
                 raise UsageError(
                     f"--only {only} needs {step.name}, which is not done with this recipe; run "
                     f"without --only, or --only {step.name} first"
@@ -298,7 +298,7 @@ def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
         again = run.does_again(step.name) or starts_anew
-        is_kept = not again and run.work.place_of(step).left() is not None
+        is_kept = not again and left_by(step, run.work.folder) is not None
         coming.append((step, is_kept))
         changed = changed or (step.name in LABELS and not is_kept)
     return coming

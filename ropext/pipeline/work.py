@@ -96,7 +96,7 @@ def plan_run(recipe: Recipe) -> PlannedRun:
         base.require_weights()
     plan = plan_of(base, recipe.extension(), base.name)
     plan.require_help()
-    if recipe.fit is None and recipe.finetune is None:
+    if not recipe.trains:
         plan = told_far(plan)
         plan.require_training()
     planned = PlannedRun(recipe, base, plan)

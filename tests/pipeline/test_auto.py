@@ -75,6 +75,14 @@ def test_an_output_that_is_there_is_told_before_anything_is_read(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_a_choice_refuses_is_refused_before_a_weight_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr(ChoiceStep, "key", lambda _: pytest.fail("weights were read"))
+    with pytest.raises(InputError, match="none of its documents reaches"):
+        ropext.extend(
+            "ropext://demo", tmp_path / "out", factor=2, method="auto", data=["too short"] * 3
+        )
+
+
 @pytest.mark.parametrize("words", [("--data", "x"), ("--within", "yarn")])
 def test_its_options_go_with_it_alone(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
@@ -156,6 +164,7 @@ def test_another_value_chooses_again(tmp_path, word):
     before = inputs(job.read(recipe))
     assert inputs(job.read(recipe)) == before
     assert inputs(job.read(recipe, [word])) != before
+    assert inputs(job.read(recipe, ["extend.untrained=true"])) == before  # it decides no number
     section, key, *_ = word.replace("=", ".").split(".")
     if key == "data":  # by its content
         named = recipe | {section: {"data": write(tmp_path / "a.jsonl", ["one"])}}

@@ -169,6 +169,16 @@ def test_what_a_run_replaces_is_kept_beside_it_where_that_is_asked_for(tmp_path,
         outputs.append(bytes_of(tmp_path / "out"))
         if len(outputs) > 1:
             assert bytes_of(tmp_path / "out.previous") == outputs[-2]
+    # Python has it too.
+    (tmp_path / "r.yaml").write_text(recipe.format("llama3"))
+    go("r.yaml", keep_previous=True)
+    outputs.append(bytes_of(tmp_path / "out"))
+    assert bytes_of(tmp_path / "out.previous") == outputs[-2]
+    # Where the report alone is done again, nothing is replaced: the one before is still kept.
+    (tmp_path / "out.run/report.html").unlink()
+    assert run(*words, capsys=capsys)[0] == 0
+    assert bytes_of(tmp_path / "out.previous") == outputs[-2]
+    outputs.append(bytes_of(tmp_path / "out"))  # with the words of this command in its record
     (tmp_path / "out.previous/notes.txt").write_text("mine")
     (tmp_path / "r.yaml").write_text(recipe.format("yarn"))
     code, said = run(*words, capsys=capsys)
@@ -309,6 +319,17 @@ def test_the_dry_run_writes_nothing(tmp_path):
     assert "256 to 512 tokens" in told["plan"]["what"]
     assert "copied, not proved" in told["extend"]["what"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_dry_run_of_what_was_never_begun_reads_no_weight_and_no_document(tmp_path, monkeypatch):
+    said_by = lambda name: lambda *_, **__: pytest.fail(f"{name} in a dry run")  # noqa: E731
+    monkeypatch.setattr("ropext.pipeline.work.with_weights", said_by("weights were fetched"))
+    monkeypatch.setattr(hashes.Hashes, "of_model", said_by("weights were hashed"))
+    monkeypatch.setattr(hashes.Hashes, "of_data", said_by("documents were hashed"))
+    later = {"finetune": {"data": "ropext://tuning"}, "evaluate": {"data": "ropext://held-out"}}
+    told = counts_of(tmp_path / "out", SMALL | later)["stages"]
+    assert [name for name, stage in told.items() if "skipped" in stage] == []
+    assert list(told) == ["plan", "extend", "finetune", "evaluate", "report"]
 
 
 def kept_by_count(tmp_path, wish=SMALL, **choice):
@@ -544,6 +565,20 @@ def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_pa
         with pytest.raises(UsageError, match=words):
             go(SMALL | {"model": "base"}, output, force=True)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_read_is_not_where_the_output_before_is_kept(tmp_path):
+    checkpoint(tmp_path / "out")
+    shutil.copytree(MODELS["ropext://demo"], tmp_path / "out.previous")
+    before = bytes_of(tmp_path)
+    wish = SMALL | {"model": "out.previous"}
+    request = RunRequest(job.read(wish))
+    with pytest.raises(
+        UsageError, match=r"out.previous \(where --keep-previous .*the input itself"
+    ):
+        request.prepared(tmp_path / "out", Call(force=True, keep_previous=True))
+    assert bytes_of(tmp_path) == before
+    request.prepared(tmp_path / "out", Call(force=True))  # which keeps nothing there
 
 
 def test_a_token_in_a_recipe_is_not_copied(tmp_path):

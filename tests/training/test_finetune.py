@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -720,7 +721,13 @@ def test_mistakes_are_told_in_a_sentence(base, extended, stories, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(extended, again)
     (again / "ropext.json").write_text(json.dumps(record))
-    with pytest.raises(InputError, match=r"its extended, untuned base"):
+    source = re.escape(record["base"]["name"])
+    with pytest.raises(InputError, match=rf"its .* untuned base does not lie in it.* {source} ag"):
+        train("finetune", again, str(stories), output)  # as --slim leaves it
+    shutil.copytree(extended, again / "base")
+    with pytest.raises(
+        InputError, match=rf"its .* untuned base lies in {re.escape(str(again))}.ba"
+    ):
         train("finetune", again, str(stories), output)
     assert not list(tmp_path.glob("out*"))
     # This one is seen when the model is loaded.
