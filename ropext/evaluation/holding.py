@@ -40,10 +40,25 @@ def hold(
         raise UsageError("weights of this model are not in memory (offloaded); name its directory")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UsageError("an adapter that puts tokens before the text moves all positions")
+    merged = _merged_adapters(model)
+    if merged:
+        raise UsageError(
+            f"the adapter {merged} is merged into this model's weights, and reading them without it "
+            "would change them; call unmerge_adapter() first, or give what merge_and_unload makes"
+        )
     reason = why_no_key(model) if is_kept else ""
     if reason:
         raise UsageError(f"this model has {reason}, which no key of a result tells; give no output")
     return HeldModel(model, live, _tokenizer(live, tokenizer), is_kept)
+
+
+def _merged_adapters(model: "PreTrainedModel") -> str:
+    """Name the adapters whose deltas PEFT has added to the weights in place."""
+    names = dict[str, None]()
+    for module in model.modules():
+        for name in getattr(module, "merged_adapters", ()):
+            names[name] = None
+    return ", ".join(names)
 
 
 def _tokenizer(live: "PreTrainedModel", given: object) -> Any:

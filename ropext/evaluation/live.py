@@ -2,25 +2,28 @@
 changes, and what tells it from another model."""
 
 import copy
+import functools
 import hashlib
 import inspect
-import itertools
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import digest
 from ropext.errors import UsageError, first_line
+from ropext.jsontext import Json
 from ropext.patching import apply_plan, base_model, config_of, hooks_of, original_of, plan_in
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Their versions stand in the key of an evaluation; other code is known by its source.
+# Their versions stand in the key of an evaluation (`plan.LIBRARIES`); other code is known by its
+# source.
 VERSIONED = ("torch", "transformers", "peft", "accelerate", "ropext")
 ATTENTIONS = (
     "eager",
@@ -29,6 +32,14 @@ ATTENTIONS = (
     "flash_attention_3",
     "flex_attention",
     "ropext_self_extend",
+)
+# Attributes of modules that decide no number: where the weights came from, and what training sets.
+UNDECIDING = (
+    "name_or_path",
+    "warnings_issued",
+    "gradient_checkpointing",
+    "_gradient_checkpointing_func",
+    "_is_hf_initialized",
 )
 
 
@@ -74,6 +85,9 @@ class HeldModel:
         if self.has_key:
             content["weights_sha256"] = _tensors_digest(self.model)
             content["code_sha256"] = digest(_code_of(self.model))
+            plan = plan_in(self.live)
+            knobs = {} if plan is None else dict(plan.knobs)
+            content["modules_sha256"] = digest([_modules_of(self.model), knobs])
         return content
 
 
@@ -103,7 +117,7 @@ def why_no_key(model: object) -> str:
     ours = hooks_of(live)
     for name, module in model.named_modules():  # type: ignore[attr-defined]
         place = name or type(module).__name__
-        hooks = module._forward_hooks.keys() | module._forward_pre_hooks.keys()
+        hooks = {*module._forward_hooks, *module._forward_pre_hooks}
         if hooks - ours:
             return f"a hook of its user's on {place}"
         if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
@@ -113,6 +127,10 @@ def why_no_key(model: object) -> str:
         for parameter in module._parameters.values():
             if parameter is not None and type(parameter) is not Parameter:
                 return f"packed weights ({type(parameter).__name__})"
+        for key, value in _attributes(module):
+            opaque = _opaque(value)
+            if opaque:
+                return f"{opaque} in {place}.{key}"
     return ""
 
 
@@ -141,22 +159,113 @@ def _code_of(model: "torch.nn.Module") -> dict[str, str | None]:
     sources = dict[str, str | None]()
     for module in model.modules():
         home = type(module).__module__
-        name = f"{home}.{type(module).__qualname__}"
+        name = _name_of(type(module))
         sources[name] = None
         if _root(home) not in VERSIONED:
             sources[name] = _source(sys.modules[home])
     return sources
 
 
-def _tensors_digest(model: "torch.nn.Module") -> str:
-    """Hash every parameter and buffer, those that no checkpoint stores too, each by its name."""
+def _modules_of(model: "torch.nn.Module") -> dict[str, Json]:
+    """Return the class and the attributes of every module, by its place: scales, and which of its
+    adapters are on."""
+    modules = dict[str, Json]()
+    for place, module in model.named_modules():
+        values = dict[str, Json]()
+        for key, value in _attributes(module):
+            values[key] = _as_json(value)
+        modules[place] = {"class": _name_of(type(module)), "values": values}
+    return modules
+
+
+def _attributes(module: "torch.nn.Module") -> Iterator[tuple[str, object]]:
+    """Yield what a module holds beside tensors, modules and hooks, and what no patch keeps there
+    for itself."""
+    from torch import nn
+
+    every_module_has = vars(nn.Module()).keys()
+    for key, value in vars(module).items():
+        if key in every_module_has or key in UNDECIDING or key.startswith("_ropext"):
+            continue
+        yield key, value
+
+
+def _name_of(code: type | FunctionType) -> str:
+    return f"{code.__module__}.{code.__qualname__}"
+
+
+def _parts(value: object) -> list[object]:
+    """Return what a container or a function with arguments consists of."""
+    if isinstance(value, dict):
+        return list(value.keys()) + list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__]
+    return []
+
+
+def _opaque(value: object) -> str:
+    """Say what of an attribute JSON does not tell from another; "" where it tells all."""
+    for part in _parts(value):
+        opaque = _opaque(part)
+        if opaque:
+            return opaque
+    if isinstance(value, FunctionType):
+        home = value.__module__
+        if _root(home) in VERSIONED:
+            return ""
+        if value.__closure__ or _source(sys.modules[home]) is None:
+            return f"a function of its user's ({value.__qualname__})"
+        return ""
+    home = _root(type(value).__module__)
+    if home in VERSIONED or home in ("builtins", "functools", "collections", "types"):
+        return ""
+    return f"an object of its user's ({type(value).__name__})"
+
+
+def _as_json(value: object) -> Json:
+    """Write an attribute of a module as JSON; an object of a library by its class alone."""
+    import torch
+    from transformers import PreTrainedConfig
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return [[str(key), _as_json(part)] for key, part in value.items()]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), list(value.shape), _bytes_of(value).hex()]
+    if isinstance(value, PreTrainedConfig):
+        return [value.to_json_string(), str(value._attn_implementation)]
+    if isinstance(value, FunctionType):
+        home = value.__module__
+        source = None if _root(home) in VERSIONED else _source(sys.modules[home])
+        return [_name_of(value), source]
+    if isinstance(value, torch.dtype | torch.device | type):
+        return str(value)
+    if isinstance(value, functools.partial):
+        return [_as_json(part) for part in _parts(value)]
+    return [_name_of(type(value)), [_as_json(part) for part in _parts(value)]]
+
+
+def _bytes_of(tensor: "torch.Tensor") -> bytes:
     import torch
 
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    content: bytes = data.numpy().tobytes()
+    return content
+
+
+def _tensors_digest(model: "torch.nn.Module") -> str:
+    """Hash every parameter and buffer, those that no checkpoint stores too, each by its name."""
     whole = hashlib.sha256()
-    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda entry: entry[0]):
         head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         whole.update(head.encode())
-        whole.update(data.numpy().tobytes())
+        whole.update(_bytes_of(tensor))
     return whole.hexdigest()

@@ -8,6 +8,7 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.digests import Digests
 from ropext.corpus import Corpus, DocumentEncoder
 from ropext.evaluation.lineup import Lineup
+from ropext.evaluation.live import VERSIONED
 from ropext.evaluation.reads import Reads
 from ropext.models.processes import is_main
 from ropext.narration import Say, Show, unseen
@@ -18,7 +19,7 @@ from ropext.results.overlap import Overlap
 from ropext.results.perplexity import SHORT_WINDOW, Frame, Protocol
 from ropext.workdir import Workdir
 
-LIBRARIES = ("ropext", "torch", "transformers", "tokenizers", "peft", "numpy")
+LIBRARIES = (*VERSIONED, "tokenizers", "numpy")
 # What decides the losses and answers of a variant, besides the document or the question.
 OF_EVERY_UNIT = (
     "schema",
