@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint import open_snapshot
+from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.errors import RopextError, UsageError
-from ropext.evaluation.lineup import Lineup, line_up, line_up_patched
+from ropext.evaluation.lineup import Lineup, line_up_patched, line_up_snapshot
 from ropext.evaluation.live import HeldModel, HeldSnapshot, why_no_key
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import write_json
@@ -40,11 +40,16 @@ def hold(
         raise UsageError("weights of this model are not in memory (offloaded); name its directory")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UsageError("an adapter that puts tokens before the text moves all positions")
+    if options.method and plan_in(live) is not None:
+        raise UsageError(
+            "method extends a model as it was trained, and this one is patched; give no method, or "
+            "call ropext.patching.unpatch(model) first"
+        )
     merged = _merged_adapters(model)
     if merged:
         raise UsageError(
-            f"the adapter {merged} is merged into this model's weights, and reading them without it "
-            "would change them; call unmerge_adapter() first, or give what merge_and_unload makes"
+            f"the adapter {merged} is merged into this model's weights, which reading them without "
+            "it would change; call unmerge_adapter() first, or give what merge_and_unload makes"
         )
     reason = why_no_key(model) if is_kept else ""
     if reason:
@@ -74,6 +79,19 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
         ) from None
 
 
+def _origin(live: "PreTrainedModel") -> Snapshot | None:
+    """Open the checkpoint that a model was loaded from, where transformers says which."""
+    name = str(getattr(live.config, "_name_or_path", ""))
+    commit = getattr(live.config, "_commit_hash", None)
+    is_directory = name != "" and Path(name, CONFIG).is_file()
+    if not is_directory and commit is None:
+        return None
+    try:
+        return open_snapshot(name, revision=commit)
+    except RopextError:
+        return None  # moved or deleted since
+
+
 @contextmanager
 def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
     """Line up what is measured of a model in memory, with its small files in a folder meanwhile."""
@@ -82,17 +100,15 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
         place = Path(folder)
         write_json(place / CONFIG, config_of(live) | {"architectures": [type(live).__name__]})
         name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
-        snapshot = HeldSnapshot(**{**vars(open_snapshot(place)), "name": name, "held": held})
+        origin = _origin(live)
+        files = {**vars(open_snapshot(place)), "name": name}
+        snapshot = HeldSnapshot(**files, held=held, origin=origin)
         plan = plan_in(live)
-        if plan is not None and not options.method:
-            lineup = line_up_patched(snapshot, plan, original_of(live), options)
+        if plan is None:
+            lineup = line_up_snapshot(snapshot, options)
         else:
-            lineup = line_up(str(place), None, options)
-        variants = list[Variant]()
-        for variant in lineup.variants:
-            if variant.snapshot.directory == place:
-                variant = replace(variant, snapshot=snapshot)
-            variants.append(variant)
+            lineup = line_up_patched(snapshot, plan, original_of(live), options)
+        variants = lineup.variants
         yield replace(lineup, variants=(*variants, *_with_its_adapter(held, variants)))
 
 

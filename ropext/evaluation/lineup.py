@@ -20,7 +20,7 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.live import held_by
+from ropext.evaluation.live import held_by, origin_of, record_of_weights
 from ropext.evaluation.reach import ModelReach, reach_of
 from ropext.evaluation.variants import Variant, base_variant, trained_on
 from ropext.inspecting import plan_config
@@ -70,12 +70,17 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
     snapshot = open_snapshot(model, revision=revision)
     if name not in ("", model):
         snapshot = replace(snapshot, name=name, hub_id=None)
+    return line_up_snapshot(snapshot, options)
+
+
+def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
+    """The variants of one model."""
     reach = reach_of(snapshot, options.context)
     if options.method:
         return _in_memory(snapshot, options, reach)
     limit = reach.limit
     context = reach.context
-    record = read_record(snapshot.directory)
+    record = record_of_weights(snapshot)
     if not reach.reads_on and options.context is not None:
         record = None  # all its rows were trained
     if record is None and options.context is None:
@@ -103,11 +108,15 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
 def line_up_patched(
     snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Json], options: Evaluate
 ) -> Lineup:
-    """The variants of a model that was patched in memory: as it computes now, and by the config
-    that it had before."""
+    """The variants of a model that was patched in memory: as it computes now, and its base, which
+    is the one that options name, or else the model by the config that it had before."""
     context = options.context or plan.context
     reach = reach_of(snapshot, None)
     base = base_variant(snapshot, original)
+    if options.base is not None:
+        named = open_snapshot(options.base)
+        base = base_variant(named)
+        context = reach_of(named, options.context).context
     variants = [base]
     if reach.reads_on:
         variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
@@ -302,5 +311,5 @@ def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
         return None
     if not record.more.get(FINETUNE):
         return snapshot
-    beside = snapshot.directory / BESIDE
+    beside = origin_of(snapshot).directory / BESIDE
     return open_snapshot(str(beside)) if (beside / "config.json").is_file() else None

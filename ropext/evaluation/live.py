@@ -13,7 +13,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.provenance import Record, digest, read_record
 from ropext.errors import UsageError, first_line
 from ropext.jsontext import Json
 from ropext.patching import apply_plan, base_model, config_of, hooks_of, original_of, plan_in
@@ -96,6 +96,7 @@ class HeldSnapshot(Snapshot):
     """The small files of a model in memory, in a folder that lasts as long as its evaluation."""
 
     held: HeldModel | None = None
+    origin: Snapshot | None = None  # the checkpoint that its weights were loaded from
 
     def require_weights(self) -> None:
         """They are in memory."""
@@ -104,6 +105,18 @@ class HeldSnapshot(Snapshot):
 def held_by(snapshot: Snapshot) -> HeldModel | None:
     """Return the model in memory that a snapshot stands for."""
     return snapshot.held if isinstance(snapshot, HeldSnapshot) else None
+
+
+def origin_of(snapshot: Snapshot) -> Snapshot:
+    """Return the checkpoint that a model's weights were loaded from: of a directory itself."""
+    if isinstance(snapshot, HeldSnapshot) and snapshot.origin is not None:
+        return snapshot.origin
+    return snapshot
+
+
+def record_of_weights(snapshot: Snapshot) -> Record | None:
+    """Read what was done to a model's weights, as it lies where they were loaded from."""
+    return read_record(origin_of(snapshot).directory)
 
 
 def why_no_key(model: object) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import read_record
 from ropext.errors import UnsupportedModel
+from ropext.evaluation.live import record_of_weights
 from ropext.evaluation.reading import LENGTH_DEPENDENT
 from ropext.jsontext import Json, JsonObject, read_object
 from ropext.options.cache import StoredCache
@@ -129,7 +129,7 @@ def _adapter_digest(adapter: str) -> str:
 
 def trained_on(variant: Variant) -> Trained | None:
     """What is known of the documents that a variant was trained or fitted on."""
-    record = read_record(variant.snapshot.directory)
+    record = record_of_weights(variant.snapshot)
     before_it = variant.config is not None and variant.kind != EXTENDED
     if before_it and record is not None and record.more.get(FIT):
         record = None  # the spectrum of before the fit

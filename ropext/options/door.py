@@ -145,6 +145,7 @@ def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            _check_names(function.__name__, shown, kwargs)
             given: dict[str, object] = {}
             for name, value in kwargs.items():
                 if value is not None:  # which stands for "not given"
@@ -239,10 +240,8 @@ def _named(word: str) -> str:
     return name
 
 
-def _check(
-    name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
-) -> None:
-    """Refuse a call that the function cannot take, and arguments of another kind than they are."""
+def _check_names(name: str, shown: Signature, given: Iterable[str]) -> None:
+    """Refuse an option that the function does not have."""
     for word in given:
         if word not in shown.parameters:
             names = list(shown.parameters)
@@ -251,6 +250,12 @@ def _check(
             if meant not in names:
                 hint = did_you_mean(word, names, f"known are {', '.join(names)}")
             raise UsageError(f"ropext.{name}: unknown option {word!r}; {hint}")
+
+
+def _check(
+    name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
+) -> None:
+    """Refuse a call that the function cannot take, and arguments of another kind than they are."""
     try:
         bound = shown.bind(*args, **given)
     except TypeError as error:

@@ -1,6 +1,8 @@
 """A model in memory is measured as the directory that holds it, and stays as it is."""
 
 import hashlib
+import json
+import shutil
 
 import pytest
 import torch
@@ -198,6 +200,59 @@ def test_a_key_tells_the_fold_of_a_patched_model(place):
 
 def test_every_library_that_is_known_by_its_version_is_in_the_key():
     assert set(live.VERSIONED) <= set(plan.LIBRARIES)
+
+
+def test_what_was_trained_and_its_base_are_those_of_the_directory(place, tmp_path):
+    ropext.extend(place / "model", tmp_path / "longer", method="yarn", factor=4, no_verify=True)
+    tuned = tmp_path / "tuned"
+    shutil.copytree(tmp_path / "longer", tuned)
+    shutil.copytree(tmp_path / "longer", tuned / "base")
+    record = json.loads((tuned / "ropext.json").read_text())
+    (tuned / "ropext.json").write_text(json.dumps(record | {"finetune": {"steps": 1}}))
+    model = AutoModelForCausalLM.from_pretrained(tuned)
+    there = ropext.evaluate(tuned, **asked(place))
+    here = ropext.evaluate(model, **asked(place))
+    assert list(here.models) == ["base", "untouched", "tuned"]
+    assert numbers(here) == numbers(there)
+    overlaps = {label: row["overlap"] for label, row in here.results["variants"].items()}
+    assert overlaps["tuned"]["complete"] is False
+    assert overlaps == {label: row["overlap"] for label, row in there.results["variants"].items()}
+    assert here.results["warnings"] == there.results["warnings"]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    changed = ropext.evaluate(model, **asked(place))
+    assert numbers(changed)["base"] == numbers(there)["base"]  # the weights of before the training
+    assert numbers(changed)["tuned"] != numbers(there)["tuned"]
+
+
+@pytest.mark.parametrize("patch", ["self-extend", "yarn"])
+def test_a_patched_model_takes_no_method(place, patch):
+    model = ropext.patch(loaded(place), method=patch, factor=4)
+    with pytest.raises(UsageError, match=r"^method extends a model as it was trained, .*unpatch"):
+        ropext.evaluate(model, method="ntk", factor=4, **asked(place))
+
+
+def test_the_base_of_a_patched_model_may_be_named(place, tmp_path):
+    other = write_checkpoint(tmp_path / "other", tie_word_embeddings=True)
+    model = ropext.patch(loaded(place), method="pi", factor=4)
+    plain = ropext.evaluate(model, **asked(place))
+    named = ropext.evaluate(model, base=str(other), **asked(place))
+    alone = ropext.evaluate(other, **asked(place))
+    for label in ("base", "untouched"):
+        read = numbers(named)[label]["metrics"]["tail_nll@64"]
+        assert read == numbers(alone)[label]["metrics"]["tail_nll@64"]
+        assert read != numbers(plain)[label]["metrics"]["tail_nll@64"]
+    extended = numbers(named)["extended"]["metrics"]["tail_nll@64"]
+    assert extended == numbers(plain)["extended"]["metrics"]["tail_nll@64"]
+
+
+def test_a_model_without_a_base_is_called_by_its_name(place, tmp_path):
+    ropext.extend(place / "model", tmp_path / "longer", method="yarn", factor=4, no_verify=True)
+    (tmp_path / "longer" / "ropext.json").unlink()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "longer")
+    here = ropext.evaluate(model, **asked(place))
+    (warning,) = [text for text in here.results["warnings"] if text.startswith("[no-base]")]
+    assert warning.startswith(f"[no-base] {tmp_path / 'longer'} is scaled")
 
 
 def test_an_error_leaves_the_model_as_it_is(place):
