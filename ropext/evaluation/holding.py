@@ -101,15 +101,15 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
         write_json(place / CONFIG, config_of(live) | {"architectures": [type(live).__name__]})
         name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
         origin = _origin(live)
-        files = {**vars(open_snapshot(place)), "name": name}
+        files = vars(open_snapshot(place)) | {"name": name}
         snapshot = HeldSnapshot(**files, held=held, origin=origin)
         plan = plan_in(live)
         if plan is None:
             lineup = line_up_snapshot(snapshot, options)
         else:
             lineup = line_up_patched(snapshot, plan, original_of(live), options)
-        variants = lineup.variants
-        yield replace(lineup, variants=(*variants, *_with_its_adapter(held, variants)))
+        variants = list(lineup.variants) + _with_its_adapter(held, lineup.variants)
+        yield replace(lineup, variants=tuple(variants))
 
 
 def _with_its_adapter(held: HeldModel, variants: Sequence[Variant]) -> list[Variant]:

@@ -19,7 +19,8 @@ from ropext.results.overlap import Overlap
 from ropext.results.perplexity import SHORT_WINDOW, Frame, Protocol
 from ropext.workdir import Workdir
 
-LIBRARIES = (*VERSIONED, "tokenizers", "numpy")
+PREPARING = ("tokenizers", "numpy")  # what makes numbers of a text before a model reads it
+LIBRARIES = VERSIONED + PREPARING
 # What decides the losses and answers of a variant, besides the document or the question.
 OF_EVERY_UNIT = (
     "schema",
