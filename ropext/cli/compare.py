@@ -61,7 +61,9 @@ def command(
         outcomes += rundir.judge(run, wanted)
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
-    if table_format is not None:
+    if table_format == "csv":
+        out.tables(compared.tidy_tables, (), table_format)
+    elif table_format is not None:
         out.tables(compared.tables, (), table_format)
     else:
         out.result(as_text(compared.tables), compared.to_json() | {"gates": outcomes})

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ropext.errors import InputError, UnsupportedModel
-from ropext.families.described import NO_FACTS, Facts, handed_over
+from ropext.families.described import NO_FACTS, Facts, handed_over, is_handed_over
 from ropext.jsontext import JsonObject
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
@@ -260,13 +260,17 @@ def known_type(config: dict[str, Any], kind: str) -> Known:
 
 def unknown_type(config: JsonObject) -> str:
     """The model type of a config for which stock transformers has to be asked; "" where there is
-    none, or where the config is refused in any case."""
+    none, or where the config is refused in any case. What stock says of a type by another config's
+    numbers does not do: each config is held against its own."""
     try:
-        locate_any(dict(config))
+        model_type, text_type, _, _ = locate_any(dict(config))
     except UnknownType as error:
         return error.kind
     except InputError:
         return ""
+    for kind in (model_type, text_type):
+        if kind not in census() and not is_handed_over(config):
+            return kind
     return ""
 
 

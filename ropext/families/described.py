@@ -1,7 +1,7 @@
 """What stock transformers showed of model types that the census lacks.
 
-Whoever opens a config asks (stock.py) and hands the answer over; it is kept by that config without
-the keys that an extension writes, so that two configs of one type have each their own.
+Whoever opens a config asks (stock.py) and hands the answer over; it is kept by that config, and by
+the config without the keys that an extension writes, for what is made of it in this process.
 """
 
 import json
@@ -55,21 +55,33 @@ class Described:
 Facts = Mapping[str, Described]  # by model type
 NO_FACTS: Facts = {}
 _BY_CONFIG: dict[str, Facts] = {}
+_BY_SHAPE: dict[str, Facts] = {}
 
 
 def hand_over(config: JsonObject, facts: Facts) -> None:
     """Keep what was found out about the types of a config, for whoever reads it again."""
-    _BY_CONFIG[_shape(config)] = facts
+    _BY_CONFIG.setdefault(digest(config), facts)
+    _BY_SHAPE[_shape(config)] = facts
 
 
 def handed_over(config: JsonObject) -> Facts:
-    """What was found out about the types of a config."""
-    return _BY_CONFIG.get(_shape(config), NO_FACTS)
+    """What was found out about the types of a config, or of one that differs from it in the keys
+    that an extension writes."""
+    facts = _BY_CONFIG.get(digest(config))
+    if facts is None:
+        return _BY_SHAPE.get(_shape(config), NO_FACTS)
+    return facts
+
+
+def is_handed_over(config: JsonObject) -> bool:
+    """Whether this very config was asked about, or was written here."""
+    return digest(config) in _BY_CONFIG
 
 
 def forget() -> None:
     """Ask anew about every config."""
     _BY_CONFIG.clear()
+    _BY_SHAPE.clear()
 
 
 def _shape(config: JsonObject) -> str:

@@ -66,6 +66,16 @@ class Compared(Result):
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
 
+    @property
+    def tidy_tables(self) -> list[Table]:
+        """Lay out the same for programs: a row for each length and model."""
+        sections = list[Table]()
+        if self.text is not None:
+            sections.append(comparison.tidy_table(self.text))
+        sections.append(comparison.tidy_item_table(self.items, self.asked))
+        sections.append(comparison.discordance_table(self.split, self.asked))
+        return with_rows(sections)
+
     def to_json(self) -> dict[str, Json]:
         """Return what `ropext compare --json` prints, without its gates."""
         return {"text": values_json(self.text), "retrieval": values_json(self.items)}

@@ -11,7 +11,7 @@ from ropext.results.measurement import Discordance
 from ropext.results.overlap import marked
 from ropext.results.rules import Comparison
 from ropext.results.values import Value
-from ropext.table import BLANK, Table
+from ropext.table import BLANK, Number, Table
 
 
 def comparison_tables(compared: Comparison) -> list[Table]:
@@ -63,18 +63,63 @@ def _rows(compared: Comparison) -> list[tuple[str, Values]]:
     return rows
 
 
+def tidy_table(compared: Comparison) -> Table:
+    """Lay out the same for programs: a row for each length and model."""
+    perplexity = compared.measured.frame.scoring.perplexity
+    rows = list[tuple[str, ...]]()
+    for at in compared.lengths:
+        columns = [
+            Column(f"tail {perplexity}", f"tail@{at.length}", shown),
+            Column("difference", f"behind@{at.length}", nats),
+            Column("difference inside", "short", nats),
+        ]
+        rows += _rows_at(at.length, table_of("", "", _rows(compared), columns))
+    header = ("length", "model", f"tail {perplexity}", "difference", "difference inside")
+    title = f"Tails and NLL difference to {compared.reference}"
+    return Table(title, "", header, tuple(rows))
+
+
+def _rows_at(length: int, table: Table) -> list[tuple[str, ...]]:
+    """Put a length in front of a table's rows."""
+    name = Number(length_text(length), length)
+    return [(name, *cells) for cells in table.rows]
+
+
 def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
     """Lay out the differences of answers by task and length, for each model."""
-    names = dict[str, None]()
-    for values in differences.values():
-        for name in values:
-            if "_nll@" not in name:
-                names[name] = None
+    names = _answered(differences)
     columns = list[Column]()
     for name in names:
         columns.append(Column(metric_text(name), name, _signed))
     note = f"difference over the same questions; {score_text(_tasks(names))}"
     return table_of(f"Retrieval, difference to {reference}", note, differences.items(), columns)
+
+
+def tidy_item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
+    """Lay out the same for programs: a row for each length and model, a column for each task."""
+    names = _answered(differences)
+    tasks = _tasks(names)
+    lengths = list[int]()
+    for name in names:
+        length = int(name.partition("@")[2])
+        if length not in lengths:
+            lengths.append(length)
+    rows = list[tuple[str, ...]]()
+    for length in sorted(lengths):
+        columns = [Column(task, f"{task}@{length}", _signed) for task in tasks]
+        rows += _rows_at(length, table_of("", "", differences.items(), columns))
+    title = f"Retrieval, difference to {reference}"
+    return Table(title, "", ("length", "model", *tasks), tuple(rows))
+
+
+def _answered(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
+    """Name the differences that are shares of answers, each once."""
+    names = dict[str, None]()
+    for values in differences.values():
+        for name in values:
+            if "_nll@" not in name:
+                names[name] = None
+    return list(names)
 
 
 def _tasks(names: Iterable[str]) -> list[str]:
@@ -98,11 +143,11 @@ def discordance_table(
                 (
                     label,
                     task,
-                    length_text(length),
+                    Number(length_text(length), length),
                     str(split.more),
                     str(split.fewer),
                     str(split.alike),
-                    f"{split.p:.3f}",
+                    Number(f"{split.p:.3f}", split.p),
                 )
             )
     header = ("", "task", "length", "found more", "found fewer", "as many", "p")

@@ -108,6 +108,25 @@ def test_compare_writes_its_tables_as_latex(runs, capsys):
     assert said.out.startswith("% Tail perplexity, 9 paired documents\n")
 
 
+def test_compare_gives_a_csv_a_row_for_each_length_and_model(runs, capsys):
+    names = [f"{runs}/one:{name}" for name in ("yarn-4x", "pi-4x")]
+    code, said = run("compare", *names, "--json", capsys=capsys)
+    assert code == 0
+    text = json.loads(said.out)["text"]
+    code, said = run("compare", *names, "--format", "csv", capsys=capsys)
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    wanted = [(str(at["length"]), name) for at in text["lengths"] for name in at["tail"]]
+    assert [(row["length"], row["model"]) for row in rows] == wanted
+    assert len(wanted) == 2 * len(text["lengths"])
+    values = [value for at in text["lengths"] for value in at["tail"].values()]
+    assert [float(row["tail perplexity"]) for row in rows] == [each["value"] for each in values]
+    for at, row in zip(text["lengths"], rows[1::2], strict=True):
+        assert float(row["difference"]) == at["difference"]["pi-4x"]["value"]
+        assert float(row["difference inside"]) == text["short"]["pi-4x"]["value"]
+    for row in rows[::2]:  # the reference
+        assert row["difference"] == row["difference high"] == row["difference inside"] == ""
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

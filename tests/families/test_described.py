@@ -237,6 +237,38 @@ def test_a_second_config_is_held_against_stock_too(asked):
     read(NOVA)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rope_theta": 600.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"max_position_embeddings": 1024},
+    ],
+)
+def test_a_config_that_differs_in_its_rope_alone_is_held_against_stock_too(asked, other):
+    """What it shares with one that was asked about says nothing of its own numbers."""
+    jobs, told = asked
+    read(NOVA)
+    told["answer"] = answer(theta=501.0)  # which no reading of the other one has
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="computes other frequencies"):
+            read(NOVA | other)
+    assert len(jobs) == 2
+    read(NOVA)
+    assert len(jobs) == 2
+
+
+def test_of_two_thetas_each_keeps_the_numbers_of_its_own(asked):
+    """Both are opened before either is read."""
+    other = NOVA | {"rope_theta": 600.0}
+    stock.ask_about(NOVA)
+    asked[1]["answer"] = answer(theta=601.0)
+    stock.ask_about(other)
+    families.read(NOVA)
+    with pytest.raises(UnsupportedModel, match="computes other frequencies"):
+        families.read(other)
+
+
 def test_an_extended_config_is_not_asked_about_again(asked):
     jobs, _ = asked
     read(NOVA)
@@ -268,6 +300,7 @@ def test_a_config_that_its_caller_edits_is_another_one(asked):
     config = dict(NOVA)
     read(config)
     config["rope_theta"] = 600.0
+    asked[1]["answer"] = answer(theta=600.0)
     assert read(config).sites[0].rope.theta == 600.0
 
 

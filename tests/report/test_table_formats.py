@@ -8,6 +8,7 @@ from test_tables_of_rows import BASE, extended, lone, results
 
 from ropext.report import tables
 from ropext.report.cells import Column, nats, point, table_of
+from ropext.report.comparison import tidy_item_table
 from ropext.table import Number, Table, as_csv, as_latex, in_format, records
 
 
@@ -36,6 +37,20 @@ def test_several_factors_stand_below_one_another_in_a_csv():
     rows = read(as_csv(tables.tidy_tables(run)))
     gains = {row["model"]: row["gain"] for row in rows if row["length"] == "512"}
     assert gains == {"base": "", "yarn-2x": "0.2", "yarn-4x": "0.4"}
+
+
+def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
+    differences = {
+        "yarn": {"passkey@512": lone(0.25), "passkey@256": lone(-0.5), "vt@512": lone(1.0)},
+        "pi": {"passkey@512": lone(0.125), "passkey_nll@512": lone(3.0)},
+    }
+    rows = read(as_csv([tidy_item_table(differences, "base")]))
+    found = [(row["length"], row["model"], row["passkey"], row["vt"]) for row in rows]
+    assert found == [
+        ("256", "yarn", "-0.5", ""),
+        ("512", "yarn", "0.25", "1.0"),
+        ("512", "pi", "0.125", ""),
+    ]
 
 
 def test_records_are_numbers_and_a_blank_is_none():
