@@ -11,6 +11,7 @@ from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import GateFailed, NotMeasured
 from ropext.families import Model
 from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.jsontext import values_json
 from ropext.planning.plan import WRONG
 
 
@@ -35,7 +36,7 @@ class Served:
             "method": self.record and self.record.method,
             "context": self.record and self.record.context,
             "target": self.model.context,
-            "loaders": [asdict(reading) for reading in self.readings],
+            "loaders": [values_json(reading) for reading in self.readings],
             "serving": [asdict(line) for line in self.serving],
         }
 

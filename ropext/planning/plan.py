@@ -8,6 +8,7 @@ from ropext import families, loaders, scaling
 from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.jsontext import values_json
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.rope import Edit, Explanation, RopeSite, Spectrum
@@ -415,7 +416,7 @@ class Plan(ExtensionPlan):
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "kv_cache_bytes": self.kv_cache_bytes,
-            "loaders": [asdict(reading) for reading in self.readings],
+            "loaders": [values_json(reading) for reading in self.readings],
             "nearest_exact": self.nearest(),
             "serving": [asdict(line) for line in self.serving("OUT")],
             "overrides": [asdict(line) for line in self.overrides()],

@@ -129,10 +129,10 @@ def _named_from(
     for spec, run in zip(specs, runs, strict=True):
         path, variant = split_spec(spec)
         try:
-            place = os.path.relpath(path.resolve(), output.resolve())
+            place = Path(os.path.relpath(path.resolve(), output.resolve()))
         except ValueError:  # on another drive
-            place = str(path.resolve())
-        named.append({"run": Path(place).as_posix(), "variant": variant, "key": run.key})
+            place = path.resolve()
+        named.append({"run": place.as_posix(), "variant": variant, "key": run.key})
     return named
 
 
