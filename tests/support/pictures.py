@@ -15,6 +15,7 @@ LOOKING = (
     "test_eval_commands",
     "test_docs",
     "test_demo",
+    "test_spectra",
 )
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
