@@ -10,7 +10,6 @@ from trained import train
 import ropext
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import read_record
-from ropext.narration import Hooks
 from ropext.pipeline.public import evaluate
 
 TRAINING = {"steps": 6, "batch_tokens": 512, "learning_rate": 0.01, "rank": 4, "eval_every": 6}
@@ -59,7 +58,7 @@ def test_a_tuned_checkpoint_and_its_base(place):
     shutil.rmtree(place / "tuned" / "base")
     shutil.move(place / "model", place / "moved")
     heard = []
-    alone = read(place / "tuned", place, hooks=Hooks(say=heard.append))
+    alone = read(place / "tuned", place, say=heard.append)
     assert list(alone.results["variants"]) == ["tuned"]
     assert "gain@256" not in numbers(alone, "tuned")
     assert any("name it with --base MODEL" in line for line in heard)

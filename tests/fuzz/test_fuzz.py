@@ -15,6 +15,7 @@ import pytest
 from fuzz import campaign, oracle, seeds, shapes
 from fuzz.campaign import Tally, run
 from hypothesis import Phase, given, settings
+from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
 from ropext import families, inspecting, verifying
@@ -27,6 +28,21 @@ from ropext.inputs import CONFIG_LIMIT
 from ropext.report import text
 
 INPUTS = 400
+DRAWN_FROM = (campaign, seeds, shapes, families_config, reading, respelling, provenance, text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_inputs_in_any_order():
+    """Hypothesis draws constants of every module that is loaded, so that its inputs would follow
+    from which tests ran before; here it draws those of a few."""
+    constants = providers.Constants()
+    for module in DRAWN_FROM:
+        constants |= providers.constants_from_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "_get_local_constants", lambda: constants)
+        providers.CONSTANTS_CACHE.cache.clear()
+        yield
+    providers.CONSTANTS_CACHE.cache.clear()
 
 
 @pytest.fixture(scope="module")
