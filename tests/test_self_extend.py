@@ -16,7 +16,7 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.contenders import rivals
 from ropext.inspecting import plan_config
 from ropext.options.extend import parse_extend
-from ropext.patching import patch, save, self_extend, unpatch
+from ropext.patching import attending, patch, save, self_extend, unpatch
 from ropext.planning import make_plan
 from ropext.scaling.self_extend import Fold, FoldOptions
 
@@ -150,7 +150,7 @@ def test_a_cache_padding_and_scores_that_are_held_change_nothing(model, ids, mon
     mine = logits(model, padded, attention_mask=shown, position_ids=where)
     assert (mine[0, 9:] - whole[0]).abs().max() < close
     assert (mine[1, 4 : LENGTH + 4] - whole[1]).abs().max() < close
-    monkeypatch.setattr(self_extend, "_in_blocks", self_extend._in_scores)
+    monkeypatch.setattr(attending, "in_blocks", attending.in_scores)
     assert (logits(model, ids) - whole).abs().max() < close
 
 

@@ -1,5 +1,5 @@
 """Self-Extend's blocks by the device's own kernels beside scores that are held, and beside plain
-attention. What `patching/self_extend.py` lists in IN_BLOCKS is what has passed here."""
+attention. What `patching/attending.py` lists in IN_BLOCKS is what has passed here."""
 
 from functools import partial
 from typing import Any
@@ -14,16 +14,16 @@ HEADS, WIDTH, WINDOW = 8, 128, 1024
 
 def allow(day: Day) -> None:
     """Let the blocks be taken on this device, in this process."""
-    from ropext.patching import self_extend
+    from ropext.patching import attending
 
-    self_extend.IN_BLOCKS = ("cpu", day.device)
+    attending.IN_BLOCKS = ("cpu", day.device)
 
 
 def heads(day: Day, dtype: str) -> Any:
     """One layer's queries and keys at random, and a last block that is not whole."""
     import torch
 
-    from ropext.patching.self_extend import Heads
+    from ropext.patching.attending import Heads
 
     window = cut(day, WINDOW)
     tokens = 5 * window + window // 3
@@ -38,13 +38,13 @@ def heads(day: Day, dtype: str) -> Any:
 
 def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
     """What a layer gives by blocks, beside the same with all scores held."""
-    from ropext.patching import self_extend
+    from ropext.patching import attending
 
     allow(day)
     layer = heads(day, dtype)
     assert layer.fit_blocks
-    blocks = self_extend._in_blocks(layer).double()
-    held = self_extend._in_scores(layer).double()
+    blocks = attending.in_blocks(layer).double()
+    held = attending.in_scores(layer).double()
     apart = blocks - held
     return {
         "difference, of the norm": at_most(float(apart.norm() / held.norm()), bound),
