@@ -1,5 +1,5 @@
-"""Attention of the queries that see grouped keys: near keys at their positions, far ones at those of
-their groups. By torch's kernels in blocks of the window, or with scores that are held."""
+"""Attention of the queries that see grouped keys: near keys at their positions, far ones at those
+of their groups. By torch's kernels in blocks of the window, or with scores that are held."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
