@@ -47,19 +47,19 @@ def extend(
     """
     output = from_home(output)
     name = model_name(model)
-    given = {key: value for key, value in options.items() if value is not None}
     call = Call(Hooks(say), tuple(command), force, trust_remote_code)
-    if not is_run(given):
+    if not is_run(options):
         from ropext.pipeline import extending
 
-        request = extending.extension_request(name, given, revision)
+        request = extending.extension_request(name, options, revision)
         return request.prepared(output).make(output, call)
     from ropext.pipeline import job, running
 
-    with _as_file(given.pop("data", None)) as data:
-        given |= {} if data is None else {"data": data}
+    with _as_file(options.pop("data", None)) as data:
+        if data is not None:
+            options["data"] = data
         top = {"model": name, "revision": revision}
-        recipe = job.from_options(top, given, {}, where="the call")
+        recipe = job.from_options(top, options, {}, where="the call")
         return running.run(recipe, output, call)
 
 
