@@ -32,7 +32,7 @@ from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import STEPS, Flat, beside
 
 SECTION = "run"  # of ropext.json
-PUSHED = (card.README, provenance.NAME)  # a push alters them
+PUSHED = (card.README, provenance.NAME)  # written for each output; a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -50,13 +50,12 @@ class ReportStage(Stage):
     def key(self) -> Flat:
         work = self.work
         results = work.evaluation / "results.json"
-        contents = {f"checkpoint.{label}": content for label, content in work.contents().items()}
         return {
             "recipe": digest(work.recipe.source.text),
             "resolved": digest(work.recipe.resolved()),
             "gates": list(work.recipe.evaluate.fail_if) if work.recipe.evaluate else [],
             "output": work.output.name,
-            **contents,
+            **work.contents_key(),
             "results": work.hashes.of(results) if results.is_file() else None,
         }
 
@@ -83,7 +82,7 @@ def _keep_previous(output: Path) -> None:
     """Keep an output under its other name, weights by link, in place of the one before it."""
     with staged(previous(output), force=True, inputs=[output]) as stage, os_errors(output):
         _carry(output, stage.directory)
-        for name in (card.README, provenance.NAME):
+        for name in PUSHED:
             copy_file(output / name, stage.directory / name)
 
 
@@ -168,23 +167,25 @@ def write_output(work: Work, evidence: Evidence) -> None:
 
 
 def _carry(source: Path, target: Path) -> dict[str, str]:
-    """All files, and the SHA-256 of those where it is known: weights by link, so that a run takes
-    the room of its weights once."""
+    """Copy all files but card and record, weights by link, so that a run takes the room of its
+    weights once; the SHA-256 of each where it is known."""
     digests = dict[str, str]()
     for folder, _, names in os.walk(source):
         for name in sorted(names):
             file = Path(folder, name)
-            copy = target / file.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if name in (card.README, provenance.NAME) and folder == str(source):
+            name_there = file.relative_to(source).as_posix()
+            if name_there in PUSHED:
                 continue
+            copy = target / name_there
+            copy.parent.mkdir(parents=True, exist_ok=True)
             if file.is_symlink():
                 os.symlink(os.readlink(file), copy)
             elif name.endswith(".safetensors"):
-                digest = place(file, copy, "hard").sha256
-                digests |= {} if digest is None else {file.relative_to(source).as_posix(): digest}
+                sha256 = place(file, copy, "hard").sha256
+                if sha256 is not None:
+                    digests[name_there] = sha256
             else:
-                digests[file.relative_to(source).as_posix()] = copy_file(file, copy)
+                digests[name_there] = copy_file(file, copy)
     return digests
 
 

@@ -104,12 +104,10 @@ class EvaluateStage(Stage):
 
     def key(self) -> Flat:
         work = self.work
-        made = work.contents().items()
-        contents = {f"checkpoint.{label}": content for label, content in made}
         lengths = {"context": work.plan.context, "limit": work.plan.target}
         # A metric that is added later is not in the results of an earlier run.
         names = [metric.name for metric in TEXT_METRICS + WHOLE_METRICS]
-        return self.section() | contents | lengths | {"metrics": ",".join(names)}
+        return self.section() | work.contents_key() | lengths | {"metrics": ",".join(names)}
 
     def look(self) -> Flat | None:
         whole = self.results.is_file() and (self.work.evaluation / "report.html").is_file()
@@ -140,8 +138,8 @@ class EvaluateStage(Stage):
         lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
         what = [f"at most {options.max_docs} documents"] if options.data else []
         what += [f"{options.items} questions of {task} at each depth" for task in options.tasks]
-        said = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(work.labels)}"
-        return {"what": said, "lengths": list(lengths), "models": list(work.labels)}
+        sentence = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(work.labels)}"
+        return {"what": sentence, "lengths": list(lengths), "models": list(work.labels)}
 
 
 STAGE_KINDS = (PlanStage, ExtendStage, FitStage, FinetuneStage, EvaluateStage)

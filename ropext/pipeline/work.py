@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
@@ -13,12 +13,7 @@ from ropext.inspecting import plan_of, told_far
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
 from ropext.narration import NOBODY, Call, told_of_files
-from ropext.options.fields import (
-    EVALUATE,
-    EXTEND,
-    FINETUNE,
-    FIT,
-)
+from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import gates_of
@@ -26,6 +21,9 @@ from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
 from ropext.workdir import MANIFEST, Flat, Step, StepDir, beside
+
+if TYPE_CHECKING:
+    from ropext.evaluation.lineup import Lineup
 
 # The folder of each stage's checkpoint, which is also its label in the evaluation.
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
@@ -179,7 +177,11 @@ class Work(PlannedRun):
             made[CONTROL] = str(self.hashes.of_tree(self.control))
         return {"base": self.hashes.of_model(self.whole_base)} | made
 
-    def lineup(self) -> Any:
+    def contents_key(self) -> Flat:
+        """The same, as a part of the key of what is made from them."""
+        return {f"checkpoint.{label}": content for label, content in self.contents().items()}
+
+    def lineup(self) -> "Lineup":
         """Who is evaluated."""
         from ropext.evaluation.lineup import line_up_checkpoints
 
