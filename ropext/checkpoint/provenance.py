@@ -432,10 +432,9 @@ def inherited_training(snapshot: Snapshot) -> dict[str, Json]:
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
     recipe = dict(plan.recipe)
-    if not recipe.get("length_only"):
-        recipe.pop("length_only", None)  # where it is off, it says nothing of the method
-    if not recipe.get("untrained"):
-        recipe.pop("untrained", None)
+    for switch in ("length_only", "untrained"):
+        if not recipe.get(switch):
+            recipe.pop(switch, None)  # where it is off, it says nothing of the method
     return Record(
         base=base,
         method=plan.method,

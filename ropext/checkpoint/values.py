@@ -34,7 +34,6 @@ def decoded(data: bytes, dtype: str) -> "Rows":
 
 def encoded(values: "Rows", dtype: str) -> bytes:
     """The bytes of values, rounded to the nearest and half to even."""
-
     if dtype != "BF16":
         return values.astype(FLOATS[dtype]).tobytes()
     bits = values.astype("<f4").view("<u4")

@@ -130,7 +130,11 @@ def inspect(
 
     A model in memory, or a config, is seen by its config, as it computes now.
     """
-    Extend(context=context, original_context=original_context)  # refused where they are no lengths
+    if factor is None and target is None:
+        factor = 4.0
+    request = Extend(
+        factor=factor, target=target, context=context, original_context=original_context
+    )
     snapshot = open_given(model, revision)
     if (positions := positions_of(snapshot)) is not None:
         from ropext.schemes.inspection import inspect_scheme  # late: no rotary model needs it
@@ -139,7 +143,6 @@ def inspect(
     with said_of(snapshot):
         read = families.read(snapshot.config, context=context, original=original_context)
     carrier = snapshot.carries(read)
-    request = Extend(factor=4.0 if factor is None and target is None else factor, target=target)
     record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""
     wanted = resolve_target(request, read.context)

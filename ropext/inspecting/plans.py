@@ -45,10 +45,10 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
         made = make_table_plan(snapshot.config, request, name)
         record = record_in(snapshot)
-        again = (
-            [f"[again] this extends it again, after {provenance.history(record)}"] if record else []
-        )
-        return replace(made, warnings=(*made.warnings, *again))
+        if record is None:
+            return made
+        again = f"[again] this extends it again, after {provenance.history(record)}"
+        return replace(made, warnings=(*made.warnings, again))
     return told_far(plan_of(snapshot, request, name))
 
 

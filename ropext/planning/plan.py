@@ -194,7 +194,8 @@ class ExtensionPlan:
     @property
     def untrained_factor(self) -> float:
         """How many times the model's own context it is to read with nothing trained for it; 1
-        where a training follows, where the spectrum stays, and where its authors publish it so."""
+        where a training follows, where the spectrum stays or is that of another model (--like), and
+        where its authors publish it so."""
         return 1.0
 
     def require_training(self) -> None:
@@ -269,7 +270,7 @@ class Plan(ExtensionPlan):
     @property
     def untrained_factor(self) -> float:
         recipe = self.recipe
-        if recipe.finetune or recipe.like or recipe.length_only:
+        if recipe.finetune or recipe.like or self.keeps_spectrum:
             return 1.0
         authors = families.recipe_of(self.model)
         if authors is not None and authors.agrees(self.method, self.context, self.target):
