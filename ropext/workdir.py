@@ -233,8 +233,7 @@ class Workdir:
 
     def _say_left(self, names: list[str], say: Say) -> None:
         if names:
-            said = "which ropext did not write"
-            say(f"{self.folder} keeps {guard.shown(names)}, {said}")
+            say(f"{self.folder} keeps {guard.shown(names)}, which ropext did not write")
 
 
 def beside(output: Path) -> Path:

@@ -31,8 +31,6 @@ def told_before(
     out: Out, job: "Objective[Any]", output: Path, call: Call, wanted: push.Push | None
 ) -> bool:
     """Whether this very training was done before; then it says so, and pushes what is there."""
-    if call.force:
-        return False
     record = job.done_before(output, call)
     if record is None:
         return False

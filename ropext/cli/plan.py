@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropext.cli import options
-from ropext.cli.output import Out
+from ropext.cli.output import Out, call_of, stoppable
 from ropext.errors import GateFailed, NotMeasured, UsageError
 from ropext.inputs import read_text
 from ropext.options.evaluate import DocumentOptions, SelfExtend
@@ -75,7 +75,6 @@ def command(
     if measure is not None:
         if room:
             raise UsageError("--memory and --measure are two questions; ask them one by one")
-        from ropext.cli.output import call_of, stoppable
         from ropext.evaluation.measured_plan import RankingRequest
         from ropext.evaluation.measured_plan import measure as rank
 

@@ -220,10 +220,10 @@ def _lines(shown: Signature, kinds: Sequence[type[Options]]) -> str:
     lines = ["Arguments:"]
     for name in shown.parameters:
         if name in ARGUMENTS and name not in fields_of(kinds):
-            said = ARGUMENTS[name].line
+            line = ARGUMENTS[name].line
         else:
-            said = in_python(str(fields[name].description))
-        lines.append(f"    {name}: {said}")
+            line = in_python(str(fields[name].description))
+        lines.append(f"    {name}: {line}")
     return "\n".join(lines)
 
 

@@ -13,9 +13,7 @@ from ropext.report.html import Page, Pictures
 from ropext.report.plots import Curve, LinePlot, Style
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
-from ropext.results.measurement import (
-    Measurement,
-)
+from ropext.results.measurement import Measurement
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import HeatCell, heat_map
 from ropext.results.scoring import Span

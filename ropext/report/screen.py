@@ -29,7 +29,6 @@ FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
 SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
 REMARK_ROWS = 6  # that commands leave to warnings and notes
 DETAILS = "--details shows the methods, the new keys, why each loader reads it so, more programs"
-
 SERVED_DETAILS = "--details shows what each loader and version makes of it, and why"
 
 

@@ -125,7 +125,9 @@ class Objective(ABC, Generic[Done]):
 
     def done_before(self, output: Path, call: Call) -> Record | None:
         """Return the record of an output that this very training left, where all of its files are
-        as they were written."""
+        as they were written; none where --force asks for it again."""
+        if call.force:
+            return None
         listed = guard.files_in(output)
         if listed is None:
             return None

@@ -285,18 +285,20 @@ def test_the_same_training_into_its_output_was_done_before(
 ):
     output = shutil.copytree(tuned[1], tmp_path / "out", symlinks=True)
 
-    def asked(**options):
+    def asked(force=False, **options):
+        call = Call(force=force)
         request = FinetuneRequest(
             str(extended), str(stories), Finetune(**RUN | {"control": True} | options)
         )
-        with request.prepared(output, Call()) as job:
-            return told_before(Out(as_json=True), job, output, Call(), None)
+        with request.prepared(output, call) as job:
+            return told_before(Out(as_json=True), job, output, call, None)
 
     left = lock_of(beside(output))  # by a kill between the output's name and the clean-up
     left.write_bytes(b'{"ropext": "lock", "pid": 1')
     assert asked()
     assert json.loads(capsys.readouterr().out)["done_before"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not asked(force=True)
     assert not asked(rank=8)
     assert not asked(control=False)  # other files
     (output / "training/losses.json").write_text("{}")
