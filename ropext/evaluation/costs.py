@@ -4,7 +4,6 @@ model is read in the memory that is free, for which alone a peak is estimated.
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import families
@@ -192,18 +191,12 @@ def empty_model(evaluation: Evaluation, snapshot: Snapshot) -> "PreTrainedModel"
 
 def check_models(evaluation: Evaluation) -> None:
     """Refuse what --kl and --kv cannot be measured of, as far as class and config tell."""
-    checked = set[Path]()
-    for variant in evaluation.lineup.variants:
-        snapshot = variant.snapshot
-        if snapshot.directory in checked:
-            continue
-        checked.add(snapshot.directory)
-        bend = None
-        if evaluation.options.kl:
-            bend = foretold_bend(empty_model(evaluation, snapshot))
-        if bend is not None:
-            raise no_matrix(OPTION)
-    for variant in evaluation.lineup.variants:
+    variants = evaluation.lineup.variants
+    if evaluation.options.kl:
+        for snapshot in {one.snapshot.directory: one.snapshot for one in variants}.values():
+            if foretold_bend(empty_model(evaluation, snapshot)) is not None:
+                raise no_matrix(OPTION)
+    for variant in variants:
         if variant.cache is not None:
             from ropext.patching.rounding import kept_layers  # late: it loads torch
 

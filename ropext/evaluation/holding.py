@@ -16,7 +16,7 @@ from ropext.evaluation.variants import Variant
 from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
-from ropext.patching import base_model, config_of, original_of, plan_in
+from ropext.patching import base_model, config_of, name_of, original_of, plan_in
 from ropext.results import EXTENDED, SHORT
 from ropext.rope import CONFIG
 
@@ -70,7 +70,7 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
     """Copy the tokenizer that was given; without one load that of where the model came from."""
     if given is not None:
         return copy.deepcopy(given)
-    name = str(getattr(live.config, "_name_or_path", ""))
+    name = name_of(live)
     try:
         return load_tokenizer(open_snapshot(name), trust_remote_code=False)
     except RopextError as error:
@@ -81,7 +81,7 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
     """Open the checkpoint that a model was loaded from, where transformers says which."""
-    name = str(getattr(live.config, "_name_or_path", ""))
+    name = name_of(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()
     if not is_directory and commit is None:
@@ -99,7 +99,7 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         write_json(place / CONFIG, config_of(live) | {"architectures": [type(live).__name__]})
-        name = str(getattr(live.config, "_name_or_path", "")) or type(live).__name__
+        name = name_of(live) or type(live).__name__
         origin = _origin(live)
         files = vars(open_snapshot(place)) | {"name": name}
         snapshot = HeldSnapshot(**files, held=held, origin=origin)

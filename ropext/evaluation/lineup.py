@@ -56,10 +56,11 @@ class Lineup:
         for variant in self.variants:
             place = variant.snapshot.directory
             held = held_by(variant.snapshot)
-            if place not in models and held is not None:
-                models[place] = held.identity()
-            elif place not in models:
-                models[place] = identity(variant.snapshot, digests, trust_remote_code)
+            if place not in models:
+                if held is None:
+                    models[place] = identity(variant.snapshot, digests, trust_remote_code)
+                else:
+                    models[place] = held.identity()
             contents[variant.label] = variant.content(models[place])
         return contents
 
@@ -233,7 +234,8 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
     for method, far in itertools.product(options.method, options.factor or (None,)):
         recipe = Extend(method=method, factor=far, target=options.target, context=options.context)
         fold = options.fold if method == self_extend.NAME else None
-        plans.append(plan := plan_config(snapshot.config, recipe, snapshot.name, fold))
+        plan = plan_config(snapshot.config, recipe, snapshot.name, fold)
+        plans.append(plan)
         named = method.replace(":", ".") if fold is None else fold.name  # it names a folder
         factor = far or plan.factor
         wanted = [site.wanted for site in plan.sites]

@@ -31,7 +31,6 @@ ATTENTIONS = (
     "flash_attention_2",
     "flash_attention_3",
     "flex_attention",
-    "ropext_self_extend",
 )
 # Attributes of modules that decide no number: where the weights came from, and what training sets.
 UNDECIDING = (
@@ -119,16 +118,18 @@ def record_of_weights(snapshot: Snapshot) -> Record | None:
     return read_record(origin_of(snapshot).directory)
 
 
-def why_no_key(model: object) -> str:
+def why_no_key(model: "torch.nn.Module") -> str:
     """Say what of a model no digest tells; "" where its tensors, code and patch are all of it."""
     from torch.nn import Parameter
 
+    from ropext.patching.self_extend import NAME  # late: it loads torch
+
     live = base_model(model)
     attention = live.config._attn_implementation
-    if attention not in ATTENTIONS:
+    if attention not in (*ATTENTIONS, NAME):
         return f"an attention of its own ({attention})"
     ours = hooks_of(live)
-    for name, module in model.named_modules():  # type: ignore[attr-defined]
+    for name, module in model.named_modules():
         place = name or type(module).__name__
         hooks = {*module._forward_hooks, *module._forward_pre_hooks}
         if hooks - ours:

@@ -253,7 +253,7 @@ class MemorySource:
 
     @property
     def inputs(self) -> Sequence[Path | str]:
-        return [_name(base_model(self.model))]
+        return [name_of(base_model(self.model))]
 
     def is_file(self, output: Path) -> bool:
         return False
@@ -301,8 +301,9 @@ class MemorySource:
         return full
 
 
-def _name(live: "PreTrainedModel") -> str:
-    """The directory or hub id that a loaded model came from, as transformers keeps it."""
+def name_of(live: "PreTrainedModel") -> str:
+    """The directory or hub id that a loaded model came from, as transformers keeps it; "" where it
+    came from none."""
     return str(getattr(live.config, "_name_or_path", ""))
 
 
@@ -316,7 +317,7 @@ def plan_of(
 ) -> ExtensionPlan:
     """The plan for a loaded model, from the config it had before any patch."""
     live = base_model(model)
-    name = _name(live) or type(live).__name__
+    name = name_of(live) or type(live).__name__
     fold = SelfExtend(window=window, group=group, literal=literal).fold
     given = None if fold == FoldOptions() else fold
     return plan_config(original_of(live), parse_extend(options), name, given)
@@ -401,7 +402,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
 
 
 def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
-    name = _name(live)
+    name = name_of(live)
     is_here = not name or Path(name).is_dir()
     return {
         "name": name or type(live).__name__,

@@ -78,7 +78,7 @@ class Folding:
         """Return the layout of one layer's tokens: made by the first layer, the same for all."""
         sources = [positions] if mask is None else [positions, mask]
         held = [reference() for reference in self.layout_of]
-        if self.layout is not None and [*map(id, held)] == [*map(id, sources)]:
+        if self.layout is not None and list(map(id, held)) == list(map(id, sources)):
             return self.layout
         here = positions.to(queries.device).expand(len(queries), -1)
         self.layout = _layout(here, mask, keys, self.fold.begins, self.cache())
@@ -141,7 +141,8 @@ def _layout(
         seen = shown.any(1)[:, : start + count].expand(rows, -1)
         least = offsets.masked_fill(~seen, FAR).amin(1)
         most = torch.where(seen.any(1), offsets.masked_fill(~seen, -FAR).amax(1), least)
-    if consecutive := bool((least == most).all()):
+    consecutive = bool((least == most).all())
+    if consecutive:
         key_positions = numbers + least[:, None]  # of the padding too
         positions = key_positions[:, start:]
     beyond = positions >= begins

@@ -18,7 +18,6 @@ from transformers.cli.serving.utils import (
     build_response_parser,
 )
 
-from ropext.jsontext import Json
 from ropext.narration import Say
 from ropext.serving.questions import Refusal, Turn
 from ropext.serving.served import LiveModel, new_cache
@@ -207,7 +206,7 @@ class Worker:
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:
             torch.manual_seed(question.seed)
-        how: dict[str, Json] = {
+        how: dict[str, object] = {
             "attention_mask": torch.ones_like(ids),
             "generation_config": question.settings,
             "streamer": streamer,

@@ -49,7 +49,7 @@ def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) 
     """PEFT's two files, with a base that is found from anywhere, and how to load them."""
     hub_id = origin.snapshot.hub_id
     copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
-    (directory / README).write_text(_adapter_card(hub_id, origin), encoding="utf-8")
+    (directory / README).write_text(_adapter_card(origin), encoding="utf-8")
 
 
 def copy_adapter(
@@ -67,7 +67,8 @@ def copy_adapter(
     (directory / ADAPTER_CONFIG).write_bytes(dump(config))
 
 
-def _adapter_card(hub_id: str | None, origin: Origin) -> str:
+def _adapter_card(origin: Origin) -> str:
+    hub_id = origin.snapshot.hub_id
     base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
     name = hub_id or f"../{BASE}"
     positions = origin.positions

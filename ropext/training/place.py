@@ -46,12 +46,12 @@ def _reads(training: Training) -> list[Path | str]:
 
 def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
     """Count the bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
+    is_tuned = isinstance(options, Finetune)
+    is_slim = isinstance(options, Finetune) and options.slim
     copies = 0
-    if isinstance(options, Finetune):
+    if is_tuned:
         copies += 1
-        if options.slim:
-            return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
-    if options.link == "copy":
+    if options.link == "copy" and not is_slim:
         copies += 1
     return copies * sum(snapshot.files[name] for name in snapshot.weight_files)
 

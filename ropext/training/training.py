@@ -81,10 +81,10 @@ class Training:
         """What is said of the result."""
         return self._lineage(self.overlap)
 
-    def _lineage(self, found: Overlap | None) -> str:
+    def _lineage(self, known: Overlap | None) -> str:
         sentences = list[str]()
-        if found is not None and found.sentence:
-            sentences.append(found.sentence)
+        if known is not None and known.sentence:
+            sentences.append(known.sentence)
         if self.data.kept_out:
             out = f"{self.data.kept_out} documents of the verdict are kept out of training"
             sentences.append(out)
