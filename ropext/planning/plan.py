@@ -198,14 +198,21 @@ class ExtensionPlan:
         where its authors publish it so."""
         return 1.0
 
+    @property
+    def training(self) -> str:
+        """What trains it for its length, as an order; "" where ropext trains no such model."""
+        return ""
+
     def require_training(self) -> None:
         """Refuse an extension so far that it is only written untrained where that was asked for."""
         if self.untrained_factor < ASKED_UNTRAINED or self.recipe.untrained:
             return
+        ways = "take a smaller factor, or write it all the same with --untrained"
+        if self.training:
+            ways = f"{self.training}, {ways}"
         raise UsageError(
             f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g} times what the"
-            " model reads, and nothing is trained for them: train (--finetune DATA), take a"
-            " smaller factor, or write it all the same with --untrained"
+            f" model reads, and nothing is trained for them: {ways}"
         )
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
@@ -278,6 +285,19 @@ class Plan(ExtensionPlan):
         return self.target / max(self.context, self.model.context)
 
     @property
+    def training(self) -> str:
+        if not self.carrier.in_transformers:
+            return "train the Hugging Face checkpoint that it was converted from"
+        if self.model.masked_lm:
+            return ""
+        return "train (--finetune DATA)"
+
+    @property
+    def folds_in_memory(self) -> bool:
+        """Whether Self-Extend can read the model as it is."""
+        return self.carrier.in_transformers and not why_unfolded(self.model)
+
+    @property
     def keeps_spectrum(self) -> bool:
         """Whether the stated length alone grows."""
         return self.recipe.length_only
@@ -286,8 +306,7 @@ class Plan(ExtensionPlan):
         facts = self._factors()
         facts += self._written()
         facts += self._advice()
-        in_memory = self.carrier.in_transformers and not why_unfolded(self.model)
-        if in_memory and not self.keeps_spectrum:
+        if self.folds_in_memory and not self.keeps_spectrum:
             target = str(self.target)
             line = pasted(
                 "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target

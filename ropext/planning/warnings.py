@@ -116,15 +116,21 @@ def far(plan: Plan) -> str:
     factor = plan.untrained_factor
     if factor < FAR_UNTRAINED:
         return ""
+    ways = list[str]()
+    if plan.training:
+        ways.append(f"{plan.training}, ")
+    if plan.folds_in_memory:
+        ways.append("read by Self-Extend (ropext serve --method self-extend), ")
+    if ways:
+        ways.append("or ")
     asked = ""
     if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
         asked = "; extend asks for --untrained here"
     return (
         f"[far] {factor:g} times the context with nothing trained: on novels YaRN costs SmolLM2"
         " 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65 at 8; no authors"
-        " publish an untrained factor above 4. What remains: train (--finetune DATA), read by"
-        " Self-Extend (ropext serve --method self-extend), or a smaller factor (docs/choosing.md)"
-        f"{asked}"
+        f" publish an untrained factor above 4. What remains: {''.join(ways)}a smaller factor"
+        f" (docs/choosing.md){asked}"
     )
 
 

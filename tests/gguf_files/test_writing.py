@@ -133,6 +133,17 @@ def test_the_line_that_writes_a_file_writes_what_the_others_run(base):
     assert f"ropext extend {base} --method yarn --factor 4 -o OUT.gguf" in words
 
 
+def test_far_out_a_file_is_told_what_it_can_take(base, tmp_path):
+    """It takes no gradients, and llama.cpp has no Self-Extend that is right."""
+    warnings = inspecting.plan(str(base), factor=64.0, method="yarn").warnings
+    (far,) = [warning for warning in warnings if warning.startswith("[far]")]
+    assert "train the Hugging Face checkpoint that it was converted from, or a smaller" in far
+    assert "--finetune" not in far
+    assert "Self-Extend" not in far
+    with pytest.raises(UsageError, match=r"train the Hugging Face checkpoint .*, take a smaller"):
+        extend(base, tmp_path / "out.gguf", factor=64.0, method="yarn")
+
+
 def test_a_file_that_is_scaled_needs_no_scaling_from_the_environment(base, tmp_path, capsys):
     """Another one would replace what the file says."""
     words = ("--method", "yarn", "--factor", 4, "--details")
