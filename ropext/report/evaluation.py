@@ -17,18 +17,16 @@ from ropext.results.measurement import Measurement
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.retrieval import HeatCell, heat_map
 from ropext.results.scoring import Span
-from ropext.results.values import Value
+from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.table import with_rows
 from ropext.tasks import find_task
 
 Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
-# Under a picture's title. Below eight documents the band is from the smallest to the largest.
-READS = (
-    "base: the model before extension, which sees its trained window and no more; bands: 95 % "
-    "over documents"
-)
-PAIRED = "difference on the same tokens; bands: 95 % over documents"
+# Under a picture's title.
+BANDS = f"bands: 95 % over documents, below {FEWEST_DOCUMENTS} of them the range"
+READS = f"base: sees its trained window and no more; {BANDS}"
+PAIRED = f"difference on the same tokens; {BANDS}"
 WAVELENGTHS = "Wavelength of each rotary pair"
 
 
