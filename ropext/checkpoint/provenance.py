@@ -186,7 +186,10 @@ def without_places(value: Json, inside: bool) -> Json:
 
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line to record: the program by its name alone, no secret in any word."""
+    """The command line to record: the program by its name alone, no secret in any word; nothing of
+    a call from Python."""
+    if not argv:
+        return ()
     words = ["ropext"]
     hide = False
     for word in argv[1:]:
@@ -455,7 +458,7 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
         ),
         edits=plan.edits,
         recipe={key: value for key, value in recipe.items() if value not in (None, ())},
-        command=clean_command(command) if command else (),
+        command=clean_command(command),
         versions=versions(),
         more=_source_section(plan),
     )

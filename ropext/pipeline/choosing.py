@@ -40,8 +40,8 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
             "recipe with the method that it chose"
         )
     hooks = call.hooks
-    words = {"words": list(provenance.clean_command(call.command))} if call.command else {}
-    place = Workdir(output, "run", {}, words)
+    about = {"words": list(provenance.clean_command(call.command))}
+    place = Workdir(output, "run", {}, about)
     folder = place.folder / "choice"
     hashes = Hashes(told_of_files(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)

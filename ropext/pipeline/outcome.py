@@ -141,7 +141,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
         assert record is not None  # every stage writes one
         record = replace(
             record,
-            command=provenance.clean_command(work.call.command) if work.call.command else (),
+            command=provenance.clean_command(work.call.command),
             more=dict(record.more) | {SECTION: section(work, evidence)},
         )
         text = (source / card.README).read_text(encoding="utf-8")

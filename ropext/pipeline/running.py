@@ -211,11 +211,10 @@ class WholeRun:
         self.begin = stages.begin
         self.only = stages.only
         self.rank, self.world = rank_and_count()
-        command = work.call.command
         about = {
             "recipe": work.recipe.source.name,
             "resolved": work.recipe.resolved(),
-            "words": list(provenance.clean_command(command)) if command else [],
+            "words": list(provenance.clean_command(work.call.command)),
             "versions": provenance.versions(),
         }
         # What decides the numbers says the folder of each stage.
@@ -235,7 +234,8 @@ class WholeRun:
                 if text is not None:  # the file as it is, beside the manifest
                     write_text(self.recipe, guard.signed(provenance.scrub(text)))
             wait_for_everyone()
-            work.note(f"begin: {' '.join(provenance.clean_command(work.call.command))}")
+            words = provenance.clean_command(work.call.command)
+            work.note(f"begin: {' '.join(words) or 'from Python'}")
             try:
                 return self._all(work)
             finally:

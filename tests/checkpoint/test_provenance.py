@@ -206,6 +206,10 @@ def test_commands_lose_their_secrets_and_nothing_else(given_: list[str], kept: s
     assert " ".join(words[1:]) == kept
 
 
+def test_a_call_from_python_has_no_words():
+    assert clean_command(()) == ()
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [
