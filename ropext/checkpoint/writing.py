@@ -4,7 +4,6 @@ file's bytes are copied (reflinked where the file system can), hard-linked or sy
 import errno
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ropext.jsontext import JsonObject, dump
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.rope import Edit
-from ropext.systems import bytes_on_disk, open_raw, read_at, write_at
+from ropext.systems import bytes_on_disk, copy_in_kernel, data_parts, open_raw, read_at, write_at
 
 # Bytes beyond the copied files: the record, the card, the edited texts.
 TEXT_ROOM = 64 << 20
@@ -188,15 +187,6 @@ PAGE = 4096  # of what the kernel copied, compared with the source
 # Another device, a file system or a policy without such links (exFAT and Windows say EINVAL), an
 # inode with too many of them.
 NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-# What copy_file_range says where it cannot do it (old kernels, some network file systems).
-NO_RANGE_COPY = {
-    errno.EXDEV,
-    errno.EPERM,
-    errno.EINVAL,
-    errno.ENOTSUP,
-    errno.ENOSYS,
-    errno.ETXTBSY,
-}
 
 
 @dataclass(frozen=True)
@@ -285,7 +275,7 @@ class Copying:
         """Copy a part of the file to `shift` bytes later, its holes left out; compare pages of
         it."""
         position = start
-        for first, last in _data(self.source, start, end):
+        for first, last in data_parts(self.source, start, end):
             self._pass_hole(first - position)
             position = first
             for done in _copy_range(self.source, self.target, first, last, shift, self.path):
@@ -324,34 +314,13 @@ def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
         raise ProofFailed(f"proof: the copy of {path} differs from byte {at:,} on; check the disk")
 
 
-def _data(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:
-    """The parts of a part of a file that are not holes."""
-    if sys.platform != "linux":  # macOS has it for APFS alone
-        yield position, size
-        return
-    while position < size:
-        try:
-            start = os.lseek(descriptor, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left
-                return
-            if error.errno != errno.EINVAL:
-                raise
-            yield position, size  # the file system does not know its holes
-            return
-        if start >= size:
-            return
-        position = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield start, min(position, size)
-
-
 def _copy_range(
     source: int, target: int, start: int, end: int, shift: int, name: Path
 ) -> Iterator[int]:
     """Copy a part of a file in pieces; yield where each begins."""
     while start < end:
         length = min(CHUNK, end - start)
-        done = _copy_in_kernel(source, target, start, length, shift)
+        done = copy_in_kernel(source, target, start, length, shift)
         if not done:
             data = read_at(source, min(length, 1 << 20), start)
             write_at(target, data, start + shift)
@@ -367,16 +336,3 @@ def _shrank(path: Path) -> InputError:
     return InputError(
         f"{path} shrank while it was copied: let whoever writes it finish, then try again"
     )
-
-
-def _copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:
-    """Bytes copied without passing through this process, sharing blocks where the file system can
-    (btrfs, XFS); 0 where it has to be done by hand."""
-    if sys.platform != "linux":
-        return 0
-    try:
-        return os.copy_file_range(source, target, length, start, start + shift)
-    except OSError as error:
-        if error.errno not in NO_RANGE_COPY:
-            raise
-        return 0

@@ -312,7 +312,7 @@ def test_a_copy_with_one_other_byte_is_no_copy(tmp_path: Path, monkeypatch, way:
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path, monkeypatch):
     (tmp_path / "a").write_bytes(bytes(1000))
-    monkeypatch.setattr(writing, "_data", lambda descriptor, start, size: iter([(0, 2000)]))
+    monkeypatch.setattr(writing, "data_parts", lambda descriptor, start, size: iter([(0, 2000)]))
     with pytest.raises(InputError, match="shrank"):
         writing.copy_file(tmp_path / "a", tmp_path / "b")
 
