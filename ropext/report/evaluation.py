@@ -86,11 +86,12 @@ def draw(measured: Measurement) -> Drawn:
 
 
 def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
-    """Return the frequencies of every model that rotates."""
+    """Return the frequencies of every model that rotates; a row whose cache is rounded has those
+    of the same model without that, and is left out beside it."""
     spectra = dict[str, Sequence[float]]()
     for each in measured:
         for label, model in each.models.items():
-            if model.source.inv_freq:
+            if model.source.inv_freq and model.unrounded not in each.models:
                 spectra[label] = model.source.inv_freq
     return spectra
 

@@ -2,11 +2,18 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 
 from ropext import scaling
 from ropext.report import plots
+from ropext.report.evaluation import spectra_of
+from ropext.results import EXTENDED
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.numbers import ModelSource
+from ropext.results.perplexity import Frame
+from ropext.results.values import Bootstrap
 from ropext.rope import Rope, Spectrum
 
 ROPE = Rope(128, 1e4, 4096)
@@ -74,3 +81,13 @@ def test_pairs_that_stand_still_and_a_model_alone():
     assert len(plots.plot(still, {}, 2048)) > 10_000
     small = Rope(2, 1e4, 512)
     assert len(plots.plot(small, {"pi": scaled(small, "pi", 1024)}, 1024)) > 10_000
+
+
+def test_a_row_whose_cache_is_rounded_hides_no_line_of_the_model_beside_it():
+    plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
+    rounded = replace(plain, unrounded="yarn")
+    frame = Frame(64, (256,), 16, Bootstrap(0))
+    both = Measurement(frame, {"yarn": plain, "yarn+kv-q4_0": rounded})
+    assert spectra_of([both]) == {"yarn": (1.0, 0.5)}
+    alone = Measurement(frame, {"run:yarn+kv-q4_0": rounded})  # as `compare` names it
+    assert list(spectra_of([alone])) == ["run:yarn+kv-q4_0"]
