@@ -94,6 +94,18 @@ def move(rename: Callable[..., object], *names: Path) -> None:
     rename(*names)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's content or a directory's entries are on the disk. Windows opens no
+    directory, and only what may be written is flushed there."""
+    windows = sys.platform == "win32"
+    with suppress(*[PermissionError] * windows):
+        descriptor = open_raw(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def copy_owner(source: Path, target: Path) -> None:
     """Give a file, which is still empty, the owner and the mode of another."""
     old = source.stat()

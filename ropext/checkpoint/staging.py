@@ -15,7 +15,6 @@ later run does that where a kill came between the two.
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from ropext.atomic import os_errors, replace_whole
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.locks import lock_of, locked
 from ropext.narration import in_bytes
-from ropext.systems import move, open_raw
+from ropext.systems import move, sync
 
 NEW = "new"
 OLD = "old"
@@ -345,18 +344,6 @@ def _name_beside(work: Path, real: Path) -> list[str]:
             move(path.replace, place)
     sync(real.parent)
     return notes
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's content or a directory's entries are on the disk. Windows opens no
-    directory, and only what may be written is flushed there."""
-    windows = sys.platform == "win32"
-    with suppress(*[PermissionError] * windows):
-        descriptor = open_raw(path, os.O_RDWR if windows else os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def finish_tree(directory: Path) -> None:
