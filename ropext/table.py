@@ -140,7 +140,9 @@ def as_markdown(tables: Iterable[Table]) -> str:
     """Write tables as the sections of a report."""
     parts = list[str]()
     for table in tables:
-        parts.append(f"## {escape(table.title)}\n\n{escape(table.note)}\n\n{grid(table)}")
+        parts.append(f"## {escape(table.title)}")
+        parts += map(escape, table.note.splitlines())
+        parts.append(grid(table))
     return "\n\n".join(parts)
 
 

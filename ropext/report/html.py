@@ -20,7 +20,7 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
   max-width: 72rem; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .2rem; }
-p.note { color: #666; margin: .1rem 0 .6rem; max-width: 60rem; }
+p.note { color: #666; margin: .1rem 0 .6rem; max-width: 60rem; white-space: pre-line; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #e3e3e3;

@@ -28,6 +28,11 @@ def test_nothing_hostile_becomes_markup_and_nothing_is_fetched(html):
     assert check(html).text.count("<script>alert(1)</script>") >= 8
 
 
+def test_each_line_of_a_note_is_a_paragraph():
+    text = as_markdown([Table("t", "gain: more\n- tax: less", ("a",), (("1",),))])
+    assert text == "## t\n\ngain: more\n\n\\- tax: less\n\n| a |\n|---|\n| 1 |"
+
+
 def test_markdown_cells_cannot_break_out():
     text = as_markdown([Table("t", "n", ("a|b",), (("<img src=x>|`x`",),))])
     row = text.splitlines()[-1]
