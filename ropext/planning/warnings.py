@@ -110,12 +110,8 @@ def farther_than_anybody(plan: Planned) -> str:
     return f"[too-far] {doubt}"
 
 
-def far(plan: Plan) -> str:
-    """Too far for a model that nobody trains for it. Where a training follows, whoever plans that
-    does not ask."""
-    factor = plan.untrained_factor
-    if factor < FAR_UNTRAINED:
-        return ""
+def _instead(plan: Plan) -> str:
+    """What this model can take in place of an untrained factor, as the beginning of a list."""
     ways = list[str]()
     if plan.training:
         ways.append(f"{plan.training}, ")
@@ -123,13 +119,22 @@ def far(plan: Plan) -> str:
         ways.append("read by Self-Extend (ropext serve --method self-extend), ")
     if ways:
         ways.append("or ")
+    return "".join(ways)
+
+
+def far(plan: Plan) -> str:
+    """Too far for a model that nobody trains for it. Where a training follows, whoever plans that
+    does not ask."""
+    factor = plan.untrained_factor
+    if factor < FAR_UNTRAINED:
+        return ""
     asked = ""
     if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
         asked = "; extend asks for --untrained here"
     return (
         f"[far] {factor:g} times the context with nothing trained: on novels YaRN costs SmolLM2"
         " 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65 at 8; no authors"
-        f" publish an untrained factor above 4. What remains: {''.join(ways)}a smaller factor"
+        f" publish an untrained factor above 4. What remains: {_instead(plan)}a smaller factor"
         f" (docs/choosing.md){asked}"
     )
 
