@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ropext.atomic import os_errors
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.staging import Staged, check_output, staged
+from ropext.checkpoint.staging import Output, Staged, check_output, staged
 from ropext.checkpoint.weights import WeightFile
 from ropext.jsontext import JsonObject
 from ropext.narration import Show, unseen
@@ -83,11 +83,15 @@ def check_writable(source: OutputSource, output: Path, manner: WriteManner) -> N
     """All that is refused before anything is written; changes nothing. (`staged` clears away what a
     killed run left before it looks at the output.)"""
     source.check(output, manner.link)
-    check_output(
-        output,
+    check_output(_output_of(source, output, manner))
+
+
+def _output_of(source: OutputSource, path: Path, manner: WriteManner) -> Output:
+    return Output(
+        path,
         force=manner.force,
-        inputs=source.inputs,
-        file=source.is_file(output),
+        reads=source.inputs,
+        is_file=source.is_file(path),
         written=source.written_in,
     )
 
@@ -97,13 +101,7 @@ def write(source: OutputSource, output: Path, record: Record, manner: WriteManne
     proof are filled in here."""
     source.check(output, manner.link)
     full = replace(record, weights=source.weigh(manner))
-    with staged(
-        output,
-        force=manner.force,
-        inputs=source.inputs,
-        file=source.is_file(output),
-        written=source.written_in,
-    ) as stage:
+    with staged(_output_of(source, output, manner)) as stage:
         full = source.put(stage, full, output, manner)
         proof: JsonObject | None = None
         if not manner.no_verify:

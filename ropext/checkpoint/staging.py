@@ -15,7 +15,7 @@ later run does that where a kill came between the two.
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,49 +58,44 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class _Target:
-    """Where an output goes, and what of ropext's may be replaced there."""
+class Output:
+    """A directory, or one file, that is to be written, and what may be replaced there."""
 
-    real: Path
-    output: Path  # as the user named it
-    force: bool
-    file: bool
-    written: guard.Written
+    path: Path  # as the user named it
+    force: bool = False  # one of which ropext wrote every file is replaced
+    reads: Sequence[Path | str] = ()  # it may not be, hold or lie inside one of these
+    is_file: bool = False
+    written: guard.Written = guard.recorded  # which files of a directory ropext wrote
 
-    def whole(self, work: Path) -> Path:
-        """What gets the name of the output."""
-        return work / NEW / self.output.name if self.file else work / NEW
+    @property
+    def real(self) -> Path:
+        """Where it is written, with the links above it followed."""
+        return Path(os.path.realpath(self.path.parent)) / self.path.name
+
+    def part_named(self, work: Path) -> Path:
+        """Find in a folder at work what gets the name of the output."""
+        if self.is_file:
+            return work / NEW / self.path.name
+        return work / NEW
 
     def check_taken(self, at: Path) -> None:
         """Refuse what was taken from the output's name, unless ropext wrote all of it."""
         guard.check_replaceable(
-            self.output, force=True, file=self.file, written=self.written, at=at
+            self.path, force=True, file=self.is_file, written=self.written, at=at
         )
 
 
-def check_output(
-    output: Path,
-    *,
-    force: bool,
-    inputs: Iterable[Path | str] = (),
-    file: bool = False,
-    written: guard.Written = guard.recorded,
-) -> Path:
-    """The real path of an output, a directory or one `file`, that may be written; changes nothing
-    on the disk.
-
-    `inputs` are directories and files that are read; `written` gives the names of the files that
-    ropext wrote into a place.
-    """
-    if not file and output.suffix.lower() == ".gguf":
+def check_output(output: Output) -> None:
+    """Refuse an output that may not be written; change nothing on the disk."""
+    path = output.path
+    if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
-            f"{output} (--output) is named as a GGUF file, and a directory would be written; name"
+            f"{path} (--output) is named as a GGUF file, and a directory would be written; name"
             " a directory (llama.cpp's convert_hf_to_gguf.py makes a GGUF of it)"
         )
-    real = check_place(output)
-    guard.check({"read": list(inputs)}, {"--output": output})
-    guard.check_replaceable(output, force=force, file=file, written=written)
-    return real
+    check_place(path)
+    guard.check({"read": list(output.reads)}, {"--output": path})
+    guard.check_replaceable(path, force=output.force, file=output.is_file, written=output.written)
 
 
 def check_place(output: Path) -> Path:
@@ -136,62 +131,45 @@ def check_space(output: Path, needed: int) -> None:
         )
 
 
-def settle_output(
-    output: Path,
-    *,
-    force: bool,
-    inputs: Iterable[Path | str] = (),
-    file: bool = False,
-    written: guard.Written = guard.recorded,
-) -> Path:
+def settle_output(output: Output) -> None:
     """`check_output`, and what a killed run left there cleared away."""
-    read = tuple(inputs)
     try:
-        check_output(output, force=force, inputs=read, file=file, written=written)
+        check_output(output)
     except OutputExists:
-        recover(output, refused=True)
+        recover(output.path, refused=True)
         raise
-    recover(output)
-    return check_output(output, force=force, inputs=read, file=file, written=written)
+    recover(output.path)
+    check_output(output)
 
 
 @contextmanager
-def staged(
-    output: Path,
-    *,
-    force: bool = False,
-    inputs: Iterable[Path | str] = (),
-    file: bool = False,
-    written: guard.Written = guard.recorded,
-) -> Iterator[Staged]:
-    """Yield a directory to write into; it becomes `output` when the block ends without an error.
-    Of a `file`, the one of that name in it does.
+def staged(output: Output) -> Iterator[Staged]:
+    """Yield a directory to write into; it becomes the output when the block ends without an error.
+    Where the output is one file, the one of that name in it does.
 
     After an error, or an interrupt, nothing is left behind.
     """
-    read = tuple(inputs)
-    real = settle_output(output, force=force, inputs=read, file=file, written=written)
-    with os_errors(output):
+    settle_output(output)
+    real = output.real
+    with os_errors(output.path):
         made = [place for place in real.parents if not place.exists()]  # innermost first
         real.parent.mkdir(parents=True, exist_ok=True)
     finished = False
     try:
-        with locked(real, output):
-            # Again: now nobody else writes it.
-            check_output(output, force=force, inputs=read, file=file, written=written)
-            with os_errors(output):
+        with locked(real, output.path):
+            check_output(output)  # again: now nobody else writes it
+            with os_errors(output.path):
                 work = guard.make_work(real)
             stage = Staged(work / NEW)
             try:
-                with os_errors(output):
+                with os_errors(output.path):
                     stage.directory.mkdir()
                 yield stage
-                with os_errors(output):
+                with os_errors(output.path):
                     for part in (stage.directory, work / BESIDE):
                         if part.is_dir():
                             finish_tree(part)
-                    target = _Target(real, output, force, file, written)
-                    _commit(work, target)
+                    _commit(work, output)
                     finished = True
                     stage.notes += _name_beside(work, real)
             finally:
@@ -207,15 +185,16 @@ def staged(
                     place.rmdir()
 
 
-def remove_output(output: Path) -> None:
+def remove_output(path: Path) -> None:
     """Delete a step's output, one that ropext wrote alone; an edited one is made again."""
-    if output.exists():
-        real = check_output(output, force=True, written=guard.files_in)
-        target = _Target(real, output, force=True, file=False, written=guard.files_in)
+    if path.exists():
+        output = Output(path, force=True, written=guard.files_in)
+        check_output(output)
+        real = output.real
         work = guard.make_work(real)
         try:
             move(os.rename, real, work / OLD)
-            target.check_taken(work / OLD)
+            output.check_taken(work / OLD)
         except BaseException:
             _bring_back(work, real)
             raise
@@ -282,16 +261,16 @@ def _discard(work: Path) -> None:
         work.rmdir()
 
 
-def _commit(work: Path, target: _Target) -> None:
+def _commit(work: Path, output: Output) -> None:
     """Give what is finished its name; with force, in steps that recovery knows."""
-    real = target.real
+    real = work.parent / output.path.name
     try:
-        if target.force and os.path.lexists(real):
+        if output.force and os.path.lexists(real):
             move(os.rename, real, work / OLD)
-            target.check_taken(work / OLD)
+            output.check_taken(work / OLD)
         if os.path.lexists(real):  # rename would replace an empty directory without a word
-            raise OutputExists(f"{target.output} (--output) appeared while it was being written")
-        move(os.rename, target.whole(work), real)
+            raise OutputExists(f"{output.path} (--output) appeared while it was being written")
+        move(os.rename, output.part_named(work), real)
     except OutputExists as refusal:
         _bring_back(work, real)
         kept = _set_aside(work, NEW, real)

@@ -9,7 +9,7 @@ OUT.run/choice/
 from pathlib import Path
 
 from ropext.checkpoint import open_snapshot, provenance, with_weights
-from ropext.checkpoint.staging import check_output
+from ropext.checkpoint.staging import Output, check_output
 from ropext.errors import UsageError
 from ropext.jsontext import read_json, write_json
 from ropext.models.processes import rank_and_count
@@ -28,7 +28,7 @@ def check(output: Path, call: Call) -> None:
     place = Workdir(output, "run", {})
     place.check(call.force)
     if step_record(place.folder, ChoiceStep.name) is None:
-        check_output(output, force=call.force, inputs=[])
+        check_output(Output(output, call.force))
 
 
 def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:

@@ -13,7 +13,7 @@ from typing import Any
 from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.provenance import digest, read_record
-from ropext.checkpoint.staging import check_output, recover, staged
+from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import GateFailed, OutputExists
 from ropext.jsontext import JsonObject, read_json, values_json, write_json
@@ -80,7 +80,8 @@ class ReportStage(Stage):
 
 def _keep_previous(output: Path) -> None:
     """Keep an output under its other name, weights by link, in place of the one before it."""
-    with staged(previous(output), force=True, inputs=[output]) as stage, os_errors(output):
+    kept = Output(previous(output), force=True, reads=[output])
+    with staged(kept) as stage, os_errors(output):
         _carry(output, stage.directory)
         for name in PUSHED:
             copy_file(output / name, stage.directory / name)
@@ -99,7 +100,7 @@ def check_free(work: Work) -> None:
     if not os.path.lexists(work.output):
         return
     if work.call.keep_previous:
-        check_output(previous(work.output), force=True)
+        check_output(Output(previous(work.output), force=True))
     note = work.folder / STEPS / OWNED
     owned = read_json(note) if note.is_file() else []
     if work.hashes.of_tree(work.output) in owned:
@@ -109,7 +110,7 @@ def check_free(work: Work) -> None:
             f"{work.output} (--output) exists and is not what a run of this recipe left; --force "
             "replaces it if ropext wrote all of it"
         )
-    check_output(work.output, force=True)
+    check_output(Output(work.output, force=True))
 
 
 def owner(output: Path) -> Path | None:
@@ -134,7 +135,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
     force = os.path.lexists(work.output)
     if force and work.call.keep_previous and not _is_output_of(work, source):
         _keep_previous(work.output)
-    with staged(work.output, force=force, inputs=[source]) as stage:
+    with staged(Output(work.output, force, [source])) as stage:
         with os_errors(work.output):
             digests = _carry(source, stage.directory)
         record = read_record(source)

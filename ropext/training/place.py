@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.staging import check_output, check_space, recover, settle_output
+from ropext.checkpoint.staging import Output, check_output, check_space, recover, settle_output
 from ropext.narration import Call, Say
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.training.training import Training
@@ -14,7 +14,7 @@ from ropext.workdir import beside, differences, read, release
 
 def check_output_of(training: Training, output: Path, call: Call) -> None:
     """Refuse an output that holds something else, or has no room; change nothing."""
-    check_output(output, force=call.force, inputs=_reads(training))
+    check_output(Output(output, call.force, _reads(training)))
     check_space(output, room_for(training.snapshot, training.options))
 
 
@@ -22,7 +22,7 @@ def settle_output_of(training: Training, output: Path, call: Call) -> None:
     """Clear away what a kill left, which may have come when all was written, and refuse the same
     before hours of work."""
     try:
-        settle_output(output, force=call.force, inputs=_reads(training))
+        settle_output(Output(output, call.force, _reads(training)))
         check_space(output, room_for(training.snapshot, training.options))
     finally:
         release(beside(output), output)

@@ -18,7 +18,7 @@ from ropext.checkpoint import Snapshot, card, provenance
 from ropext.checkpoint.card import README, Card
 from ropext.checkpoint.provenance import NAME, Record
 from ropext.checkpoint.snapshot import INDEX
-from ropext.checkpoint.staging import check_space, staged
+from ropext.checkpoint.staging import Output, check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import copy_file, place
 from ropext.jsontext import JsonObject
@@ -64,7 +64,8 @@ def write_tuned(
     options = done.training.options
     is_slim = isinstance(options, Finetune) and options.slim
     check_space(output, room_for(snapshot, options))
-    with staged(output, force=done.objective.call.force, inputs=[snapshot.directory]) as stage:
+    force = done.objective.call.force
+    with staged(Output(output, force, [snapshot.directory])) as stage:
         directory = stage.directory
         compared = trainable.write_weights(snapshot, adapter, directory, options.link, show)
         with os_errors(output):

@@ -20,7 +20,7 @@ from bases import FAMILIES, SIZES, keys_of
 from misreading import Config, misreadings
 
 from ropext import families, guard
-from ropext.checkpoint.staging import staged
+from ropext.checkpoint.staging import Output, staged
 from ropext.errors import NotExpressible, RopextError, UsageError, listed
 from ropext.forms import longrope_attention
 from ropext.jsontext import read_json, write_json
@@ -262,7 +262,7 @@ def write_kit(output: Path, wanted: Iterable[str] = (), *, force: bool = False) 
             raise UsageError(f"--family {family} is not in the kit, which has {has}")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with staged(output, force=force) as stage:
+    with staged(Output(output, force)) as stage:
         place, found = stage.directory, dict[str, Any]()
         for family in chosen:
             found[family] = _write_family(family, place / family)

@@ -20,7 +20,7 @@ from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.card import Figure, render
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.push import Head, _keep_card
-from ropext.checkpoint.staging import check_output
+from ropext.checkpoint.staging import Output, check_output
 from ropext.errors import InputError
 
 pytestmark = pytest.mark.slow  # every interpreter imports huggingface_hub
@@ -131,7 +131,7 @@ def test_an_output_goes_up_whole_with_its_figures_and_nothing_else(hub, output, 
     assert again.returncode == 0
     assert "is up to date" in again.stdout
     assert len(hub.commits["org/long"]) == 2
-    check_output(output, force=True)  # the card that push wrote is not the user's
+    check_output(Output(output, force=True))  # the card that push wrote is not the user's
 
 
 def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):

@@ -19,12 +19,12 @@ from marked import at_work, checkpoint, mark
 
 from ropext import guard, locks
 from ropext.checkpoint import staging
-from ropext.checkpoint.staging import check_output, check_space, replace_file, staged
+from ropext.checkpoint.staging import Output, check_output, check_space, replace_file, staged
 from ropext.errors import InputError, OutputExists, UsageError
 
 
 def write(output: Path, text: str = "new", **kwargs) -> None:
-    with staged(output, **kwargs) as stage:
+    with staged(Output(output, **kwargs)) as stage:
         (stage.directory / "config.json").write_text(text)
         (stage.directory / "sub").mkdir()
         (stage.directory / "sub" / "x").write_text(text)
@@ -36,7 +36,7 @@ def names(directory: Path) -> set[str]:
 
 
 def test_the_name_comes_last(tmp_path: Path):
-    with staged(tmp_path / "out") as stage:
+    with staged(Output(tmp_path / "out")) as stage:
         (stage.directory / "config.json").write_text("{}")
         assert names(tmp_path) == {stage.directory.parent.name, ".out.ropext-lock"}
     assert names(tmp_path) == {"out"}
@@ -46,7 +46,7 @@ def test_the_name_comes_last(tmp_path: Path):
 @pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), InputError("no")])
 def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException):
     def fail() -> None:
-        with staged(tmp_path / "a" / "b" / "out") as stage:
+        with staged(Output(tmp_path / "a" / "b" / "out")) as stage:
             (stage.directory / "config.json").write_text("{}")
             raise error
 
@@ -67,7 +67,7 @@ def test_files_are_as_readable_as_plain_ones(tmp_path: Path):
     base.chmod(0o440)
     plain = tmp_path / "plain"
     plain.write_text("")
-    with staged(tmp_path / "out") as stage:
+    with staged(Output(tmp_path / "out")) as stage:
         os.close(os.open(stage.directory / "model.safetensors", os.O_CREAT | os.O_WRONLY, 0o600))
         os.link(base, stage.directory / "linked")
     modes = {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "out").iterdir()}
@@ -157,7 +157,7 @@ def test_force_spares_what_a_user_edited(tmp_path: Path, name: str):
     """By its whole content; a large hard link is known as another name of its base's bytes."""
     open_new(tmp_path / "base")
     os.truncate(tmp_path / "base", LARGE)
-    with staged(out := tmp_path / "out") as stage:
+    with staged(Output(out := tmp_path / "out")) as stage:
         for small in ("config.json", "sub/x"):
             (stage.directory / small).parent.mkdir(exist_ok=True)
             (stage.directory / small).write_text("new")
@@ -210,7 +210,7 @@ def test_force_replaces_what_it_checked_alone(tmp_path: Path, change):
     checkpoint(out, "old")
 
     def disturbed() -> None:
-        with staged(out, force=True) as stage:
+        with staged(Output(out, force=True)) as stage:
             (stage.directory / "config.json").write_text("new")
             change(out)
             before.update(content(out))
@@ -293,25 +293,25 @@ def test_input_and_output_stay_apart(tmp_path: Path):
         (base / "a" / ".." / "out", "inside the input"),
     ):
         with pytest.raises(UsageError, match=words):
-            write(output, force=True, inputs=[base])
+            write(output, force=True, reads=[base])
     with pytest.raises(UsageError, match="lies inside"):
-        write(base, force=True, inputs=[base / "w.safetensors"])
+        write(base, force=True, reads=[base / "w.safetensors"])
     with pytest.raises(UsageError, match="lies inside"):
-        write(tmp_path, force=True, inputs=[base])
+        write(tmp_path, force=True, reads=[base])
     assert names(base) == {"config.json", "w.safetensors"}
-    write(tmp_path / "base-2", inputs=[base])  # a name that only begins alike
+    write(tmp_path / "base-2", reads=[base])  # a name that only begins alike
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "x/..", "/"])
 def test_outputs_without_a_name(name: str):
     with pytest.raises(UsageError, match="--output"):
-        check_output(Path(name), force=True)
+        check_output(Output(Path(name), force=True))
 
 
 def test_a_directory_is_not_named_as_a_gguf_file(tmp_path: Path):
     with pytest.raises(UsageError, match="named as a GGUF file, and a directory"):
-        check_output(tmp_path / "model.GGUF", force=True)
-    assert check_output(tmp_path / "model.GGUF", force=True, file=True).name == "model.GGUF"
+        check_output(Output(tmp_path / "model.GGUF", force=True))
+    check_output(Output(tmp_path / "model.GGUF", force=True, is_file=True))
 
 
 # --- recovery ------------------------------------------------------------------------------------
@@ -407,8 +407,8 @@ def test_only_what_is_marked_is_touched(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from ropext.checkpoint.staging import staged
-with staged(Path(sys.argv[1])) as stage:
+from ropext.checkpoint.staging import Output, staged
+with staged(Output(Path(sys.argv[1]))) as stage:
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -543,7 +543,7 @@ def test_an_fsync_that_fails_changes_nothing(tmp_path: Path, monkeypatch):
 
 def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path):
     def disturb() -> None:
-        with staged(tmp_path / "out"):
+        with staged(Output(tmp_path / "out")):
             (tmp_path / "out").mkdir()
 
     with pytest.raises(OutputExists, match="appeared"):

@@ -131,7 +131,7 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch
     commit = staging._commit
 
     def noted(work, target):
-        committed.append((target.output, sorted(os.listdir(work / "new"))))
+        committed.append((target.path, sorted(os.listdir(work / "new"))))
         commit(work, target)
 
     monkeypatch.setattr(staging, "_commit", noted)

@@ -27,9 +27,9 @@ def nothing() -> None:
 
 
 def named_before_it_is_written() -> None:
-    def staged(output: Path, **_: object) -> object:
-        Path(output).mkdir()
-        return nullcontext(staging.Staged(Path(output)))
+    def staged(output: staging.Output) -> object:
+        output.path.mkdir()
+        return nullcontext(staging.Staged(output.path))
 
     source.staged = staged
 
@@ -39,7 +39,7 @@ def never_swept_up() -> None:
 
 
 def replaced_unchecked() -> None:
-    staging._Target.check_taken = lambda *about: None
+    staging.Output.check_taken = lambda *about: None
 
 
 def nothing_compared() -> None:
