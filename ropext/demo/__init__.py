@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ropext.narration import Call, Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.narration import Hooks as Hooks
-from ropext.narration import Say, Show, kept_after_interrupt, pasted, silent, unseen
 from ropext.options.evaluate import Measuring
 from ropext.options.fields import EVALUATE, flag
 from ropext.report import evaluation, html, plots
@@ -123,7 +123,7 @@ class Demo:
 def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen) -> Demo:
     """Do what is not done yet, judge, draw and write what was measured."""
     import ropext
-    from ropext.pipeline import job
+    from ropext.pipeline import job, running
 
     words: tuple[str, ...] = ()
     methods = METHODS
@@ -142,7 +142,7 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
     with place.claimed(None):
         with kept_after_interrupt(after):
             say("[1/2] Extend by YaRN and prove it, fine-tune it; measure it beside the base.")
-            ropext.run(recipe, folder / "out", command=calls[0], say=say, show=show)
+            running.run(recipe, folder / "out", Call(Hooks(say, show), tuple(calls[0])))
             say(f"[2/2] Measure {', '.join(methods)} on the same tokens, in memory.")
             ropext.evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)

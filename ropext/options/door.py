@@ -98,7 +98,6 @@ ARGUMENTS = {
     "beside": Argument(
         "server of the plain model, or a file with its answers", "a PlainServer", _has_answers
     ),
-    "command": _texts("words of a command line, for the record"),
     "data": Argument("documents: a place, a list of texts, or the rows of a dataset"),
     "deep": _flag("compare every byte of the weights"),
     "device": _text("where transformers runs beside the server: cpu, cuda"),

@@ -36,7 +36,6 @@ def extend(
     revision: str | None = None,
     force: bool = False,
     trust_remote_code: bool = False,
-    command: Sequence[str] = (),
     say: Say = silent,
     **options: Any,
 ) -> "Extended | Ran":
@@ -47,7 +46,7 @@ def extend(
     """
     output = from_home(output)
     name = model_name(model)
-    call = Call(Hooks(say), tuple(command), force, trust_remote_code)
+    call = Call(Hooks(say), force=force, trust_remote_code=trust_remote_code)
     if not is_run(options):
         from ropext.pipeline import extending
 
@@ -74,7 +73,6 @@ def run(
     only: str | None = None,
     force: bool = False,
     keep_previous: bool = False,
-    command: Sequence[str] = (),
     say: Say = silent,
     show: Show = unseen,
 ) -> "Ran":
@@ -87,7 +85,7 @@ def run(
     """
     from ropext.pipeline import job, running
 
-    call = Call(Hooks(say, show), tuple(command), force, trust_remote_code, keep_previous)
+    call = Call(Hooks(say, show), (), force, trust_remote_code, keep_previous)
     return running.run(job.read(recipe, overrides), output, call, running.Stages(begin, only))
 
 
@@ -137,7 +135,6 @@ def fit(
     output: str | Path,
     *,
     force: bool = False,
-    command: Sequence[str] = (),
     say: Say = silent,
     revision: str | None = None,
     **options: Any,
@@ -150,7 +147,7 @@ def fit(
     from ropext.pipeline.fitting import fit_request
 
     place = from_home(output)
-    call = Call(Hooks(say), tuple(command), force)
+    call = Call(Hooks(say), force=force)
     request = fit_request(model_name(model), as_place(data), Fit(**options), revision)
     with request.prepared(place, call) as job:
         return job.make(place, call)

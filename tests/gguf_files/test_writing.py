@@ -20,6 +20,8 @@ from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed,
 from ropext.gguf import open_gguf, proving, writing
 from ropext.gguf.header import read_gguf
 from ropext.guard import signed
+from ropext.narration import Call
+from ropext.pipeline import extending
 from ropext.report.screen import plan_screen
 from ropext.report.text import serving_text
 
@@ -79,7 +81,8 @@ def test_all_else_is_as_it_was(base, tmp_path, options):
 
 def test_the_record_is_in_the_file(base, tmp_path):
     out = tmp_path / "long.gguf"
-    done = extend(base, out, method="yarn", command=["ropext", "extend", "--hf-token=secret"])
+    request = extending.extension_request(str(base), {"method": "yarn", "factor": 4.0})
+    done = request.prepared(out).make(out, Call(command=("ropext", "extend", "--hf-token=secret")))
     kept = json.loads(ggml.keys(out)["ropext.record"])
     assert kept["method"] == "yarn"
     assert kept["sites"][0]["spectrum"]["digest"] == done.plan.main.wanted.digest()

@@ -15,7 +15,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.jobs import counted
 from ropext.narration import NOBODY, Call, Hooks
-from ropext.pipeline import hashes, job, steps
+from ropext.pipeline import hashes, job, running, steps
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.outcome import Ran
 from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
@@ -68,7 +68,8 @@ def test_a_second_run_does_nothing(tmp_path):
 
 
 def test_the_output_is_the_checkpoint_with_the_evidence_of_the_run(tmp_path):
-    go(command=["ropext", "run", "r.yaml", "--token", "hf_abcdefghijkl"])
+    words = ("ropext", "run", "r.yaml", "--token", "hf_abcdefghijkl")
+    running.run(job.read(SMALL), Path("out"), Call(command=words))
     record = json.loads((tmp_path / "out/ropext.json").read_text())
     assert record["command"] == ["ropext", "run", "r.yaml", "--token", "***"]
     assert record["run"]["resolved"]["extend"]["factor"] == 2.0
