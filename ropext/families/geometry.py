@@ -9,7 +9,7 @@ from ropext.errors import InputError
 from ropext.families.config import Dict, defaults_of
 from ropext.families.described import NO_FACTS, Facts
 from ropext.families.model import CacheLayer
-from ropext.families.table import Label, family
+from ropext.families.table import Family, Label, family
 from ropext.forms import LARGEST_THETA, Params
 
 MOST_LAYERS = 1 << 10
@@ -147,24 +147,40 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
     if ratios is not None:
         kinds: dict[float, str] = {rate: kind for kind, (_, rate) in text.row.compression.items()}
         return tuple(kinds.get(ratio, "sliding_attention") for ratio in ratios[:layers])
-    run = text.defaults.get("layer_types")
     if not layers:
         return ()
+    stated = dict[str, int]()
     for key, (first, second) in text.defaults.get("layers_by", {}).items():
         if isinstance(text.values.get(key), list):
             listed = text.numbers(key, zero=True) or []
             return tuple(second if i in listed else first for i in range(layers))
         every = text.integer(key, 1, MOST_LAYERS)
         if every is not None:
-            full_first = first == "full_attention"
-            run = (
-                [first] + [second] * (every - 1) if full_first else [first] * (every - 1) + [second]
-            )
+            stated[key] = every
+    return layers_of_class(text.type, layers, stated, text.facts)
+
+
+def layers_of_class(
+    text_type: str, layers: int, stated: Mapping[str, int], facts: Facts
+) -> tuple[str, ...]:
+    """The type of each layer as the class makes it: by a key that says of how many layers one is
+    of another type (`stated`), or by itself."""
+    row = family(text_type, facts)
+    defaults = defaults_of(text_type, facts)
+    run: list[str] = defaults.get("layer_types") or []
+    for key, (first, second) in defaults.get("layers_by", {}).items():
+        if key not in stated:
+            continue
+        others = stated[key] - 1
+        if first == "full_attention":
+            run = [first] + [second] * others
+        else:
+            run = [first] * others + [second]
     if not run:
         return ()
-    start = text.defaults["num_hidden_layers"] - layers if text.row.counts_back else 0
+    start = defaults["num_hidden_layers"] - layers if row.counts_back else 0
     made = [run[(start + i) % len(run)] for i in range(layers)]
-    made[-1] = text.defaults.get("last_layer_type", made[-1])
+    made[-1] = defaults.get("last_layer_type", made[-1])
     return tuple(made)
 
 
@@ -208,7 +224,19 @@ def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
     every = text.size("no_rope_layer_interval", MOST_LAYERS) or text.row.skips_every
     if not every or not ("no_rope_layer_interval" in text.defaults or text.row.skips_every):
         return []
-    return [(i + 1) % every != 0 for i in range(layers or 0)]
+    return _skipping(every, layers or 0)
+
+
+def _skipping(every: int, layers: int) -> list[bool]:
+    """Whether each layer rotates, where every so many-th does not."""
+    return [(i + 1) % every != 0 for i in range(layers)]
+
+
+def rotation_of_class(text_type: str, layers: int, facts: Facts) -> list[bool]:
+    """Whether each layer rotates, by the class alone; nothing where all do."""
+    every = defaults_of(text_type, facts).get("no_rope_layer_interval")
+    every = every or family(text_type, facts).skips_every
+    return _skipping(every, layers) if every else []
 
 
 def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
@@ -238,7 +266,7 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
     if params["rope_type"] == "proportional" or (label and label.rotation != "head_dim"):
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
-        dim = int(head * partial_factor(text, params))
+        dim = int(head * partial_factor(text.row, params))
     if dim < 2 or dim % 2 or dim > MOST_ROTARY:
         raise InputError(
             f"config.json: this model rotates {dim} of {head} channels per head, but a rotary"
@@ -247,9 +275,8 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
     return dim
 
 
-def partial_factor(text: TextConfig, params: Params) -> float:
+def partial_factor(row: Family, params: Params) -> float:
     """The partial factor as this family reads it (1 where it ignores the key)."""
-    row = text.row
     if not (row.partial or row.labels):
         return 1.0
     factor: float = params.get("partial_rotary_factor", row.fixed_partial or 1.0)

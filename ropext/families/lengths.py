@@ -7,14 +7,13 @@ length before the scaling in some releases (Vicuna-16k) and after it in others (
 from dataclasses import dataclass
 
 from ropext.errors import InputError
-from ropext.families.geometry import TextConfig
 from ropext.forms import Params
 from ropext.rope import RopeSite
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
 STRETCHED = ("linear", "proportional")
 
-# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
+# Keys that cap a loader's length when they stay behind; raised where they hold the old conbeside.
 LENGTH_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",
@@ -38,34 +37,46 @@ class Lengths:
     asks_original: str = ""
 
 
-def lengths(text: TextConfig, site: RopeSite) -> Lengths:
+@dataclass(frozen=True)
+class StatedLengths:
+    """The lengths that stand beside the rope dicts, and those that the user states."""
+
+    stated: int  # max_position_embeddings
+    context: int | None  # of the user: what it reads now ...
+    original: int | None  # ... and what it read before the scaling that it declares
+    trained: int = 0  # what its family was trained on before a linear scaling; 0 = not known
+    named: int | None = None  # an original_max_position_embeddings beside the rope dict
+    others: tuple[object, ...] = ()  # what other keys of a length hold
+
+
+def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
     """The lengths of one embedding, which names its original one or max_position_embeddings."""
     params = site.params
-    stated = text.sizes.context
+    stated = beside.stated
     original = site.rope.original_context
     kind = params["rope_type"]
     factor = params.get("factor") or 1.0
     if not site.scaled:
-        now = text.context or stated
+        now = beside.context or stated
         return Lengths(now, original if kind in NAMED else now)
     if kind in STRETCHED and factor != 1:
-        return _stretched(text, params, stated)
+        return _stretched(beside, params, stated)
     if kind == "dynamic" and params.get("alpha"):
-        return _alpha(text, stated)
+        return _alpha(beside, stated)
     if kind in NAMED:
-        read = _named(text, kind, factor, stated, original)
+        read = _named(beside, kind, factor, stated, original)
     else:
-        read = _plain(text, kind, stated)
-    if text.original not in (None, read.original):
+        read = _plain(beside, kind, stated)
+    if beside.original not in (None, read.original):
         raise InputError(
-            f"--original-context {text.original}: config.json states {read.original} already; leave"
-            " the flag out, or correct a misstated trained length with --context"
+            f"--original-context {beside.original}: config.json states {read.original} already;"
+            " leave the flag out, or correct a misstated trained length with --context"
         )
     return read
 
 
-def _plain(text: TextConfig, kind: str, stated: int) -> Lengths:
-    now = text.context or stated
+def _plain(beside: StatedLengths, kind: str, stated: int) -> Lengths:
+    now = beside.context or stated
     if kind != "dynamic":
         return Lengths(now, now)
     if now > stated:
@@ -80,13 +91,13 @@ def _plain(text: TextConfig, kind: str, stated: int) -> Lengths:
     return Lengths(now, now, note)
 
 
-def _named(text: TextConfig, kind: str, factor: float, stated: int, original: int) -> Lengths:
+def _named(beside: StatedLengths, kind: str, factor: float, stated: int, original: int) -> Lengths:
     extended = round(original * factor)
     # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
     # 40960.
     beyond = stated == original if kind != "yarn" else stated < extended
-    if text.context is not None or not beyond or factor <= 1:
-        return Lengths(text.context or stated, original)
+    if beside.context is not None or not beyond or factor <= 1:
+        return Lengths(beside.context or stated, original)
     note = (
         f"max_position_embeddings is {stated}; with its {kind} factor {factor:g} of {original} the"
         f" model reads {extended} tokens"
@@ -94,36 +105,35 @@ def _named(text: TextConfig, kind: str, factor: float, stated: int, original: in
     return Lengths(extended, original, note)
 
 
-def _stretched(text: TextConfig, params: Params, stated: int) -> Lengths:
+def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
     factor = params["factor"]
-    trained = text.row.original
+    trained = beside.trained
     after = round(stated * factor)
     before = max(1, round(stated / factor))
     named = params.get("original_max_position_embeddings")
-    named = text.original or named or text.integer("original_max_position_embeddings")
+    named = beside.original or named or beside.named
     if named is None and trained and stated >= trained:
         named = trained
-    others = [text.values.get(key) for key in LENGTH_KEYS[1:]]
-    if named is None and (after in others or text.context == after):
+    if named is None and (after in beside.others or beside.context == after):
         named = stated
-    if named is None and text.context == stated:
+    if named is None and beside.context == stated:
         named = before
     if named is not None:
-        return Lengths(text.context or (after if named == stated else stated), named)
+        return Lengths(beside.context or (after if named == stated else stated), named)
     asks = (
         f"config.json: no key says whether max_position_embeddings {stated} is the length after"
         f" the {params['rope_type']} scaling by {factor:g} or before it; give --original-context"
         f" {before} if after, --original-context {stated} if before (or --context {stated},"
         f" --context {after})"
     )
-    return Lengths(text.context or stated, before, asks, asks, asks)
+    return Lengths(beside.context or stated, before, asks, asks, asks)
 
 
-def _alpha(text: TextConfig, stated: int) -> Lengths:
-    now = text.context or stated
+def _alpha(beside: StatedLengths, stated: int) -> Lengths:
+    now = beside.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
         "config.json: alpha has changed theta, and the length that the model was trained on before"
         " that is not stated; --from-original needs --original-context N"
     )
-    return Lengths(now, text.original or now, note, "", "" if text.original else asks)
+    return Lengths(now, beside.original or now, note, "", "" if beside.original else asks)

@@ -8,71 +8,31 @@ from typing import Any
 from ropext import forms
 from ropext.errors import InputError, UnsupportedModel
 from ropext.families import config
-from ropext.families.config import Dict, added_by, facts_of, locate, shown, text_part
+from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Facts, Numbers
-from ropext.families.geometry import (
-    TextConfig,
-    attends,
-    is_windowed,
-    kv_layers,
-    partial_factor,
-    rotary_dim,
-)
-from ropext.families.lengths import NAMED, Lengths, lengths
+from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
+from ropext.families.lengths import LENGTH_KEYS, NAMED, STRETCHED, StatedLengths, lengths
 from ropext.families.model import Model, Problem
 from ropext.families.params import read_flat, read_nested
-from ropext.families.table import LOGIT_SCALES, Label, is_mrope
+from ropext.families.stated import (
+    PREDICTS,
+    Stated,
+    length_notes,
+    model_of,
+    rope_from,
+    rotating_layers,
+    scaled_alone,
+    with_lengths,
+)
+from ropext.families.table import Label, is_mrope
 from ropext.forms import Params
-from ropext.rope import Rope, RopeSite
+from ropext.rope import RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 # Of a number that stock computes in float32; the proof of an extension is stricter.
 STOCK_BOUND = 1e-4
-
-
-def observe(text: TextConfig, context: int) -> tuple[list[str], list[str], int | None]:
-    """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
-    row = text.row
-    sizes = text.sizes
-    notes = [f"[family] {row.remark}"] if row.remark else []
-    obstacles: list[str] = []
-    kinds = [kind for kind in sizes.layer_types if attends(kind)]
-    windowed = sum(is_windowed(kind) for kind in kinds)
-    everywhere = row.every_layer_windowed or (bool(kinds) and windowed == len(kinds))
-    reach = None
-    if sizes.window and everywhere:
-        layers = len(kinds) or sizes.layers or 1
-        reach = layers * (sizes.window - 1) + 1
-        sentence = (
-            f"[windowed] every layer sees a window of {sizes.window} tokens, so the model reaches"
-            f" {reach} tokens at most"
-        )
-        if sizes.window <= context:
-            obstacles.append(
-                f"{sentence}, and no distance beyond the window is ever rotated; scaling cannot"
-                " help unless sliding_window is lifted"
-            )
-        else:
-            notes.append(sentence)
-    elif sizes.window and windowed:
-        few = f"{windowed} of {len(kinds)} attention layers"
-        sentence = f"[windowed] {few} see {sizes.window} tokens only"
-        if not row.labels and not row.rotates_only_windows:
-            sentence += "; they share one rotary embedding with the others and are scaled with them"
-        notes.append(sentence)
-    only_windows = bool(row.rotates_only_windows and (sizes.window or row.labels))
-    if sizes.rotates and text.has("layer_rope_theta"):
-        layers_that_rotate = zip(sizes.layer_types, sizes.rotates, strict=False)
-        turning = [is_windowed(kind) for kind, turns in layers_that_rotate if turns]
-        only_windows = bool(turning) and all(turning) and windowed < len(kinds)
-    if only_windows:
-        obstacles.append(
-            f"[windowed] {text.type} rotates in its windowed layers only and its full-attention "
-            "layers have no positions; scaling would move trained local layers and lengthen nothing"
-        )
-    return notes, obstacles, reach
 
 
 def rope_dicts(text: TextConfig) -> list[Dict | None]:
@@ -124,92 +84,6 @@ def departures(
     return out, tuple(built.values())
 
 
-def logit_scales(text: TextConfig, sites: tuple[RopeSite, ...]) -> list[str]:
-    """Note every key beside the spectrum that scales queries, logits or the softmax."""
-    ropes: list[Mapping[str, Any]] = [site.params for site in sites if site.scaled]
-    named = []
-    for scale in LOGIT_SCALES:
-        if scale.key == "mscale_all_dim" and not text.row.softmax_mscale:
-            continue  # other families read the pair as a part of the attention factor
-        holders = ropes if scale.in_rope else [text.values]
-        values = next((held for held in holders if held.get(scale.key)), None)
-        if values is not None:
-            keys = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]
-            settings = ", ".join(f"{key} {shown(values[key])}" for key in keys)
-            named.append(f"{settings} ({scale.does})")
-    kept = f"[kept-keys] kept as it stands, beside the spectrum: {'; '.join(named)}"
-    return [kept] if named else []
-
-
-def _forms(text: TextConfig, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
-    """The rope types that this config may be written with."""
-    row = text.row
-    for site in sites:
-        factor = site.params.get("partial_rotary_factor", 1.0)
-        if not (row.partial or row.labels) and factor != 1:
-            notes.append(
-                f"[partial] partial_rotary_factor {factor:g} is ignored by this family in plain "
-                "RoPE, but not in scaled types, so only theta can change"
-            )
-            return ("default",)
-    return row.forms
-
-
-def describe(
-    text: TextConfig,
-    model_type: str,
-    path: tuple[str, ...],
-    sites: tuple[RopeSite, ...],
-    spans: list[Lengths],
-    notes: list[str],
-) -> Model:
-    """The model of these embeddings, with what is to be said about it."""
-    row = text.row
-    sizes = text.sizes
-    context = max(site.rope.context for site in sites if site.scaled)
-    more, obstacles, reach = observe(text, context)
-    departing, built = departures(text, sites)
-    notes += more
-    notes += departing
-    notes += logit_scales(text, sites)
-    allowed = _forms(text, sites, notes)
-    whole = all(partial_factor(text, s.params) == 1 for s in sites) and row.dim == "head_dim"
-    temperature = row.temperature
-    if temperature == "rotated channels" and whole:
-        temperature = "whole"
-    rotating = sum(site.layers or 0 for site in sites)
-    return Model(
-        model_type=model_type,
-        text_type=text.type,
-        path=path,
-        sites=sites,
-        stock_sites=built,
-        context=context,
-        stated_context=sizes.context,
-        layers=sizes.layers,
-        hidden_size=sizes.hidden,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab,
-        layer_types=sizes.layer_types,
-        sliding_window=sizes.window,
-        nope_layers=max(0, sum(map(attends, sizes.layer_types)) - rotating),
-        interleaved=row.interleaved,
-        masked_lm=row.masked_lm,
-        mrope=is_mrope(text.type, text.facts) or _has_sections(text),
-        forms=allowed,
-        temperature=temperature,
-        reach=reach,
-        kv_layers=kv_layers(text),
-        notes=tuple(dict.fromkeys(notes)),
-        obstacles=tuple(obstacles),
-        asks_context=next((span.asks_context for span in spans if span.asks_context), ""),
-        asks_original=next((span.asks_original for span in spans if span.asks_original), ""),
-        described=text.facts,
-    )
-
-
 def read(
     config: dict[str, Any], *, context: int | None = None, original: int | None = None
 ) -> Model:
@@ -240,18 +114,13 @@ def interpret(
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    spans = [lengths(text, site) for site in sites]
-    sites = tuple(
-        site.of(replace(site.rope, context=span.now, original_context=span.original))
-        for site, span in zip(sites, spans, strict=True)
-    )
+    beside = _lengths_beside(text, sites)
+    spans = tuple(lengths(beside, site) for site in sites)
+    sites = with_lengths(sites, spans)
     notes = _described(model_type, text, config, sites)
-    notes += [f"[length] {span.note}" for span in spans if span.note]
+    notes += length_notes(spans)
     if any(text.integer(key, 0) for key in PREDICTING):
-        notes.append(
-            "[mtp] its layers that predict further tokens (multi-token prediction) follow the "
-            "same rope keys and are extended with it"
-        )
+        notes.append(PREDICTS)
     if model_type != config["model_type"]:
         notes.append(
             f"[own-code] {config['model_type']} is {model_type} by class: it is read, planned and "
@@ -263,7 +132,39 @@ def interpret(
             "[own-code] auto_map names model code of its own; ropext speaks of the stock class of "
             "this type"
         )
-    return describe(text, model_type, path, sites, spans, notes), conflicts
+    departing, built = departures(text, sites)
+    stated = Stated(
+        model_type=model_type,
+        text_type=text_type,
+        path=path,
+        facts=facts,
+        sizes=text.sizes,
+        sites=sites,
+        stock_sites=built,
+        departures=tuple(departing),
+        lengths=spans,
+        cache=kv_layers(text),
+        mrope=is_mrope(text_type, facts) or _has_sections(text),
+        lists_thetas=text.has("layer_rope_theta"),
+        beside=text.values,
+        notes=tuple(notes),
+    )
+    return model_of(stated), conflicts
+
+
+def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...]) -> StatedLengths:
+    """The lengths that stand beside the rope dicts."""
+    named = None
+    if any(site.params["rope_type"] in STRETCHED for site in sites):
+        named = text.integer("original_max_position_embeddings")
+    return StatedLengths(
+        stated=text.sizes.context,
+        context=text.context,
+        original=text.original,
+        trained=text.row.original,
+        named=named,
+        others=tuple(text.values.get(key) for key in LENGTH_KEYS[1:]),
+    )
 
 
 def _has_sections(text: TextConfig) -> bool:
@@ -366,10 +267,8 @@ def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tu
             continue
         site = _site(text, label, params)
         if site.layers != 0 or label.layer_types:
-            sites.append(replace(site, scaled=not label.windowed))
-    if sites and not any(site.scaled for site in sites):
-        return tuple(replace(site, scaled=True) for site in sites)
-    return tuple(sites)
+            sites.append(site)
+    return scaled_alone(sites, {label.name: label.windowed for label in row.labels})
 
 
 def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
@@ -395,10 +294,9 @@ def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
             f"config.json: rope_theta of {label.name if label else 'the model'} is missing"
         )
     dim = rotary_dim(text, label, params)
-    _check_form(params, dim)
-    rope = _rope(text, dim, params, nested=label is not None)
+    rope = rope_from(text.row, params, dim, text.sizes.context, nested=label is not None)
     if label is None:
-        layers = _rotating_layers(text)
+        layers = rotating_layers(text.row, text.sizes)
     else:
         kinds = text.sizes.layer_types
         layers = sum(kind in label.kinds for kind in kinds) if kinds else None
@@ -422,54 +320,3 @@ def _complete(params: Params, text: TextConfig) -> Params:
     if "factor" not in out and kind in ("yarn", "longrope"):
         out["factor"] = stated / out[key]
     return out
-
-
-def _check_form(params: Params, dim: int) -> None:
-    """Refuse what would divide by zero in the form's arithmetic."""
-    kind = params["rope_type"]
-    if params["rope_theta"] <= 1:
-        raise InputError(f"config.json: rope_theta must be above 1, was {params['rope_theta']:g}")
-    if kind == "longrope" and params["original_max_position_embeddings"] < 2:
-        raise InputError(
-            "config.json: original_max_position_embeddings of a longrope must be at least 2 (its"
-            " logarithm divides)"
-        )
-    if kind == "dynamic" and params.get("alpha") and dim == 2:
-        raise InputError("config.json: alpha changes theta, which a rotary dim of 2 does not have")
-
-
-def _rope(text: TextConfig, dim: int, params: Params, *, nested: bool) -> Rope:
-    row = text.row
-    stated = text.sizes.context
-    kind = params["rope_type"]
-    factors = forms.read_pair_factors(params, dim, stated, nested=nested)
-    attention = forms.read_attention_factor(params, stated)
-    if row.mscale_keys and kind != "default" and "long_mscale" in params:
-        attention = params["long_mscale"]
-    keeps_mscale = kind == "yarn" or row.softmax_mscale
-    # Stock PhiMoE reads the short set at every length: an extension must write one set, the long.
-    short = () if row.mscale_keys else forms.read_short_pair_factors(params, dim)
-    return Rope(
-        dim=dim,
-        theta=params["rope_theta"],
-        context=stated,
-        original_context=params["original_max_position_embeddings"] if kind in NAMED else stated,
-        pair_factors=() if kind == "default" else factors,
-        short_pair_factors=short,
-        attention_factor=attention,
-        mscale=params.get("mscale", 0.0) if keeps_mscale else 0.0,
-        mscale_all_dim=params.get("mscale_all_dim", 0.0) if keeps_mscale else 0.0,
-        softmax_mscale=row.softmax_mscale,
-        softmax_factor=forms.softmax_factor(params) if row.softmax_mscale else 1.0,
-        nested=nested,
-    )
-
-
-def _rotating_layers(text: TextConfig) -> int | None:
-    sizes = text.sizes
-    if not sizes.layer_types:
-        return sizes.layers and sizes.layers - sizes.rotates.count(False)
-    kinds = [kind for kind in sizes.layer_types if attends(kind)]
-    if text.row.rotates_only_windows and sizes.window and not sizes.rotates:
-        return sum(map(is_windowed, kinds))
-    return len(kinds) - min(sizes.rotates.count(False), len(kinds))
