@@ -52,7 +52,7 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)")  # the folder of one, in a folder o
 OURS = re.compile(
     "|".join(
         (
-            r"(run|documents|results|choice)\.json|used\.log",
+            r"(run|documents|results|choice|outcome)\.json|used\.log",
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
             rf"{STEPS}/[a-z]+/{re.escape(MANIFEST)}",

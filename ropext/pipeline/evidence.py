@@ -1,10 +1,10 @@
 """What was measured of a run: read back for its last stage, and as its record tells it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropext.checkpoint import provenance
-from ropext.jsontext import read_object, values_json
+from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.work import USED, Work
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
@@ -26,6 +26,25 @@ class Evidence:
     @property
     def passed(self) -> bool:
         return all(gate.passed for gate in self.gates)
+
+    def to_json(self) -> dict[str, Json]:
+        """Write what it came to, without the measurement."""
+        return {
+            "gates": [asdict(gate) for gate in self.gates],
+            "verdict": values_json(self.verdict),
+            "control": list(self.control),
+        }
+
+    @staticmethod
+    def from_json(data: JsonObject, measured: Measurement | None) -> "Evidence":
+        """Read what was written, beside the measurement."""
+        gates = list[Outcome]()
+        for gate in data["gates"]:
+            gates.append(Outcome(**gate))
+        reached = None
+        if data["verdict"] is not None:
+            reached = AutoVerdict.from_json(data["verdict"])
+        return Evidence(measured, tuple(gates), reached, tuple(data["control"]))
 
 
 def evidence_of(work: Work) -> Evidence:

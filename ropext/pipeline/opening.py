@@ -8,6 +8,7 @@ from ropext.errors import InputError
 from ropext.inputs import from_home
 from ropext.jsontext import Json
 from ropext.options.door import public
+from ropext.pipeline.outcome import Ran, opened_run
 from ropext.report import tables
 from ropext.report.compared import Compared, compared_in
 from ropext.report.result import Result
@@ -65,19 +66,24 @@ class Evaluated(Result, Measurement):
 
 
 @public()
-def open(run: str | Path) -> Evaluated | Compared:
-    """Open a folder that `evaluate` or `compare` left, or the command of that name: the answer is
-    the one of that call."""
+def open(run: str | Path) -> Evaluated | Compared | Ran:
+    """Open a folder that `evaluate`, `compare` or `run` left, or the command of that name: the
+    answer is the one of that call. Of a run it is the output, or the folder beside it."""
     folder = from_home(run)
     manifest = workdir.read(folder)
+    if manifest is None and workdir.beside(folder).is_dir():
+        folder = workdir.beside(folder)
+        manifest = workdir.read(folder)
     command = None if manifest is None else manifest["command"]
     if manifest is not None and command == "compare":
         return compared_in(folder, manifest)
     if command == "eval":
         return Evaluated.of(rundir.read_run(folder))
+    if command == "run":
+        return opened_run(folder)
     if command is None:
         raise InputError(
-            f"{folder} holds no result of ropext; give the folder that `ropext eval -o` or "
-            "`ropext compare -o` wrote"
+            f"{folder} holds no result of ropext; give the folder that `ropext eval`, "
+            "`compare` or `run` wrote as its -o"
         )
-    raise InputError(f"{folder} holds a run of ropext {command}, which is not opened")
+    raise InputError(f"{folder} holds an unfinished run of ropext {command}; complete it first")

@@ -15,8 +15,8 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
-from ropext.errors import GateFailed, OutputExists
-from ropext.jsontext import JsonObject, read_json, values_json, write_json
+from ropext.errors import GateFailed, InputError, OutputExists
+from ropext.jsontext import JsonObject, read_json, read_object, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence, evidence_of, section
 from ropext.pipeline.hashes import Hashes
@@ -26,13 +26,17 @@ from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import EVALUATION, Work
 from ropext.report import tables
 from ropext.report.gates import failures, gate_table
+from ropext.report.result import Result
 from ropext.report.text import how_to_serve
 from ropext.results import rundir
+from ropext.results.measurement import Measurement
 from ropext.table import Table, verdict_first, with_rows
 from ropext.workdir import STEPS, Flat, beside
 
 SECTION = "run"  # of ropext.json
+OUTCOME = "outcome.json"  # what the evidence came to
 PUSHED = (card.README, provenance.NAME)  # written for each output; a push alters them
+DONE = "done"
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -60,7 +64,7 @@ class ReportStage(Stage):
         }
 
     def look(self) -> Flat | None:
-        if not self.page.is_file():
+        if not self.page.is_file() or not (self.work.folder / OUTCOME).is_file():
             return None
         output = self.work.hashes.of_tree(self.work.output, but=PUSHED)
         return {"report": self.work.hashes.of(self.page), "output": output}
@@ -69,10 +73,17 @@ class ReportStage(Stage):
         evidence = evidence_of(self.work)
         if evidence.passed:
             write_output(self.work, evidence)
+        self._keep(evidence)
         write_report(self.work, evidence)
+
+    def _keep(self, evidence: Evidence) -> None:
+        """Write what whoever opens the folder needs beside the evaluation."""
+        kept = {"label": self.work.final, "stages": list(self.work.recipe.stages)}
+        write_json(self.work.folder / OUTCOME, kept | evidence.to_json())
 
     def clear(self) -> None:
         self.page.unlink(missing_ok=True)
+        (self.work.folder / OUTCOME).unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
         return {"what": "the report, and the weights once more by hard link"}
@@ -190,8 +201,27 @@ def _carry(source: Path, target: Path) -> dict[str, str]:
     return digests
 
 
-@dataclass(frozen=True)
-class Ran:
+def opened_run(folder: Path) -> "Ran":
+    """What the run did that left a folder."""
+    if not (folder / OUTCOME).is_file():
+        raise InputError(f"{folder} is not finished; run the same command again to complete it")
+    kept = read_object(folder / OUTCOME)
+    measured = None
+    if (folder / EVALUATION / "results.json").is_file():
+        measured = rundir.read_run(folder / EVALUATION)
+    try:
+        evidence = Evidence.from_json(kept, measured)
+        stages = dict.fromkeys(kept["stages"], DONE)
+        label = kept["label"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / OUTCOME} is damaged: {error!r}; run it again") from error
+    place = folder.with_name(folder.name.removesuffix(".run"))
+    output = place if evidence.passed else None
+    return Ran(output, folder, label, stages, place, evidence)
+
+
+@dataclass(frozen=True, repr=False)
+class Ran(Result):
     """What a run did."""
 
     output: Path | None  # None where a gate failed, or not all stages were asked for
@@ -211,6 +241,31 @@ class Ran:
             "gates": [gate.recorded() for gate in self.evidence.gates],
             "verdict": values_json(self.evidence.verdict),
         }
+
+    @property
+    def title(self) -> str:
+        """Name the output, and what became of each stage."""
+        stages = [f"{name} {state}" for name, state in self.stages.items()]
+        return f"<Ran: {self.output or self.folder}; {', '.join(stages)}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what was measured, and the gates."""
+        shown = list[Table]()
+        if self.evidence.measured is not None:
+            shown = tables.main_tables(self.evidence.measured)
+        return with_rows([*shown, gate_table(self.evidence.gates)])
+
+    @property
+    def tidy(self) -> list[Table]:
+        """Lay out the same with a row for each length and model."""
+        shown = list[Table]()
+        if self.evidence.measured is not None:
+            shown = tables.tidy_tables(self.evidence.measured)
+        return with_rows([*shown, gate_table(self.evidence.gates)])
+
+    def _same_documents(self) -> Measurement | None:
+        return self.evidence.measured
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -238,13 +293,10 @@ class Ran:
         lines = failures(gates)
         if self.evidence.verdict:
             lines.append(self.evidence.verdict.sentence)
-        shown = list[Table]()
         if measured is not None:
             lines += tables.verdict_lines(measured, self.label)
             lines += self.evidence.control
-            shown = tables.main_tables(measured)
-        shown.append(gate_table(gates))
-        parts = [verdict_first(lines, with_rows(shown))]
+        parts = [verdict_first(lines, self.tables)]
         stages = [f"{name} {state}" for name, state in self.stages.items()]
         parts.append(f"stages: {', '.join(stages)}")
         if self.output is not None:

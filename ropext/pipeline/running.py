@@ -6,7 +6,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
   stages/         the folder of each stage
   extended/ …     the checkpoints, weights hard-linked to one another
   evaluation/     as `ropext eval -o` writes it
-  report.html, report.md
+  report.html, report.md, outcome.json
 """
 
 import tempfile
@@ -31,7 +31,7 @@ from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.evidence import Evidence, evidence_of
-from ropext.pipeline.outcome import Ran
+from ropext.pipeline.outcome import DONE, Ran
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ropext.pipeline.prospect import Prospect
 
 RECIPE = "recipe.yaml"
-DONE = "done"
 SKIPPED = "skipped"
 
 

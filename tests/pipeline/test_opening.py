@@ -123,6 +123,33 @@ def test_a_notebook_shows_the_table(work):
     assert compared._repr_html_().count("<table>") == len(compared.tables)
 
 
+def test_a_run_is_opened_by_its_output(tmp_path):
+    with DATA["ropext://held-out"].open(encoding="utf-8") as stream:
+        (tmp_path / "texts.jsonl").write_text(next(stream) + next(stream), "utf-8")
+    recipe = {
+        "model": "ropext://demo",
+        "extend": {"method": "pi", "factor": 2, "no_verify": True},
+        "evaluate": {
+            "data": str(tmp_path / "texts.jsonl"),
+            "lengths": "256,512",
+        },
+    }
+    for gates, is_there in ((["tail@512.value < 1"], True), (["tail@512.value > 1"], False)):
+        recipe["evaluate"]["fail_if"] = gates
+        done = ropext.run(recipe, tmp_path / "whole", force=True)
+        assert (done.output is not None) == is_there
+        for place in (tmp_path / "whole", tmp_path / "whole.run"):
+            opened = ropext.open(place)
+            again = done.to_json() | {"stages": dict.fromkeys(done.stages, "done")}
+            assert opened.to_json() == again
+            assert opened.table() == done.table()
+        assert [row["model"] for row in opened.table()][:3] == ["base", "untouched", "extended"]
+        assert opened.losses()["extended"].shape == (2, 512)
+    (tmp_path / "whole.run" / "outcome.json").unlink()
+    with pytest.raises(InputError, match="is not finished; run the same command again"):
+        ropext.open(tmp_path / "whole")
+
+
 def test_what_is_no_result_is_a_sentence(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="holds no result of ropext; give the folder that"):
