@@ -8,7 +8,7 @@ from ropext.errors import InputError
 from ropext.inputs import from_home
 from ropext.jsontext import Json
 from ropext.options.door import public
-from ropext.pipeline.outcome import Ran, opened_run
+from ropext.pipeline.ran import Ran, opened_run
 from ropext.report import tables
 from ropext.report.compared import Compared, compared_in
 from ropext.report.result import Result
@@ -17,7 +17,7 @@ from ropext.results.measurement import Measurement
 from ropext.table import Table
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Evaluated(Result, Measurement):
     """What `evaluate` measured, with its tables."""
 

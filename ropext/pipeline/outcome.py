@@ -5,38 +5,31 @@ card and record with what was measured. Where a gate failed it does not get its 
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
-from ropext.errors import GateFailed, InputError, OutputExists
-from ropext.jsontext import JsonObject, read_json, read_object, values_json, write_json
+from ropext.errors import OutputExists
+from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence, evidence_of, section
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
+from ropext.pipeline.ran import OUTCOME, keep
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
-from ropext.pipeline.work import EVALUATION, Work
+from ropext.pipeline.work import Work
 from ropext.report import tables
-from ropext.report.gates import failures, gate_table
-from ropext.report.result import Result
-from ropext.report.text import how_to_serve
-from ropext.results import rundir
-from ropext.results.measurement import Measurement
-from ropext.table import Table, verdict_first, with_rows
+from ropext.report.gates import gate_table
+from ropext.table import with_rows
 from ropext.workdir import STEPS, Flat, beside
 
 SECTION = "run"  # of ropext.json
-OUTCOME = "outcome.json"  # what the evidence came to
 PUSHED = (card.README, provenance.NAME)  # written for each output; a push alters them
-DONE = "done"
 OWNED = "output.json"  # digests of the outputs that this run has written
 
 
@@ -73,13 +66,8 @@ class ReportStage(Stage):
         evidence = evidence_of(self.work)
         if evidence.passed:
             write_output(self.work, evidence)
-        self._keep(evidence)
+        keep(self.work, evidence)
         write_report(self.work, evidence)
-
-    def _keep(self, evidence: Evidence) -> None:
-        """Write what whoever opens the folder needs beside the evaluation."""
-        kept = {"label": self.work.final, "stages": list(self.work.recipe.stages)}
-        write_json(self.work.folder / OUTCOME, kept | evidence.to_json())
 
     def clear(self) -> None:
         self.page.unlink(missing_ok=True)
@@ -199,108 +187,3 @@ def _carry(source: Path, target: Path) -> dict[str, str]:
             else:
                 digests[name_there] = copy_file(file, copy)
     return digests
-
-
-def opened_run(folder: Path) -> "Ran":
-    """What the run did that left a folder."""
-    if not (folder / OUTCOME).is_file():
-        raise InputError(f"{folder} is not finished; run the same command again to complete it")
-    kept = read_object(folder / OUTCOME)
-    measured = None
-    if (folder / EVALUATION / "results.json").is_file():
-        measured = rundir.read_run(folder / EVALUATION)
-    try:
-        evidence = Evidence.from_json(kept, measured)
-        stages = dict.fromkeys(kept["stages"], DONE)
-        label = kept["label"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / OUTCOME} is damaged: {error!r}; run it again") from error
-    place = folder.with_name(folder.name.removesuffix(".run"))
-    output = place if evidence.passed else None
-    return Ran(output, folder, label, stages, place, evidence)
-
-
-@dataclass(frozen=True, repr=False)
-class Ran(Result):
-    """What a run did."""
-
-    output: Path | None  # None where a gate failed, or not all stages were asked for
-    folder: Path
-    label: str  # of the finished checkpoint in the evaluation
-    stages: Mapping[str, str]  # name -> done, skipped
-    place: Path = field(repr=False)  # where the output is to be
-    evidence: Evidence = field(repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        measured = self.evidence.measured
-        return {
-            "output": None if self.output is None else str(self.output),
-            "folder": str(self.folder),
-            "stages": dict(self.stages),
-            "evaluation": measured and {"variants": measured.results["variants"]},
-            "gates": [gate.recorded() for gate in self.evidence.gates],
-            "verdict": values_json(self.evidence.verdict),
-        }
-
-    @property
-    def title(self) -> str:
-        """Name the output, and what became of each stage."""
-        stages = [f"{name} {state}" for name, state in self.stages.items()]
-        return f"<Ran: {self.output or self.folder}; {', '.join(stages)}>"
-
-    @property
-    def tables(self) -> list[Table]:
-        """Lay out what was measured, and the gates."""
-        shown = list[Table]()
-        if self.evidence.measured is not None:
-            shown = tables.main_tables(self.evidence.measured)
-        return with_rows([*shown, gate_table(self.evidence.gates)])
-
-    @property
-    def tidy(self) -> list[Table]:
-        """Lay out the same with a row for each length and model."""
-        shown = list[Table]()
-        if self.evidence.measured is not None:
-            shown = tables.tidy_tables(self.evidence.measured)
-        return with_rows([*shown, gate_table(self.evidence.gates)])
-
-    def _same_documents(self) -> Measurement | None:
-        return self.evidence.measured
-
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """What was measured of the output, as `ropext push --results` takes it."""
-        is_there = self.evidence.measured is not None
-        return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
-
-    def raise_if_failed(self) -> None:
-        """GateFailed where a gate did."""
-        try:
-            rundir.raise_if_failed(self.evidence.gates)
-        except GateFailed as error:
-            there = ""
-            if os.path.lexists(self.place):
-                there = f"; {self.place} is from an earlier run"
-            raise GateFailed(
-                f"{error}; the checkpoint that did not pass is kept in {self.folder}, not under "
-                f"the output's name{there}"
-            ) from None
-
-    def to_text(self) -> str:
-        """What was measured, what became of the stages, what to do next."""
-        measured = self.evidence.measured
-        gates = self.evidence.gates
-        lines = failures(gates)
-        if self.evidence.verdict:
-            lines.append(self.evidence.verdict.sentence)
-        if measured is not None:
-            lines += tables.verdict_lines(measured, self.label)
-            lines += self.evidence.control
-        parts = [verdict_first(lines, self.tables)]
-        stages = [f"{name} {state}" for name, state in self.stages.items()]
-        parts.append(f"stages: {', '.join(stages)}")
-        if self.output is not None:
-            parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
-            parts[-1] += f"\nnext: ropext verify {self.output}"
-            parts.append(how_to_serve(self.output))
-        return "\n\n".join(part for part in parts if part)

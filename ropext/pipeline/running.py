@@ -31,7 +31,7 @@ from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.evidence import Evidence, evidence_of
-from ropext.pipeline.outcome import DONE, Ran
+from ropext.pipeline.ran import DONE, Ran
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run

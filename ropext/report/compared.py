@@ -39,7 +39,7 @@ from ropext.workdir import Workdir
 RUNS = "runs"  # in the manifest of a comparison: which, and the keys of their numbers
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Compared(Result):
     """Models side by side on the same tokens and questions, as paired differences: `ropext
     compare`. None or empty where fewer than two have a reading or answers.

@@ -4,6 +4,7 @@ rows as dicts, and the losses and answers that it was made from."""
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +19,10 @@ POSITIONS = ("model", "start", "stop", "loss", "gain")
 
 
 class Result(ABC):
-    """What a public function returns, with its tables."""
+    """What a public function returns, with its tables. Two are equal where they say the same, but
+    for what tells of one call alone."""
+
+    of_the_call: ClassVar[tuple[str, ...]] = ()  # keys of the JSON that no folder keeps
 
     @property
     @abstractmethod
@@ -93,6 +97,16 @@ class Result(ABC):
                 for item in model.items:
                     answers.append({"model": label} | values_json(item))
         return answers
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._lasting() == other._lasting()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _lasting(self) -> dict[str, Json]:
+        """Return what stays true of a result when it is opened again."""
+        content = self.to_json()
+        return {key: value for key, value in content.items() if key not in self.of_the_call}
 
     def __repr__(self) -> str:
         return f"{self.title}\n\n{as_text(self.tables)}".rstrip()

@@ -38,6 +38,8 @@ def test_a_folder_gives_what_its_call_gave(work):
     opened = ropext.open(place / FOLDER)
     assert type(opened) is type(measured)
     assert opened.to_json() == measured.to_json()
+    assert opened == measured
+    assert opened != compared
     assert opened.to_json() == json.loads((place / FOLDER / "results.json").read_text())
     assert repr(opened) == repr(measured)
     again = ropext.open(str(place / "compared"))
@@ -140,12 +142,18 @@ def test_a_run_is_opened_by_its_output(tmp_path):
         assert (done.output is not None) == is_there
         for place in (tmp_path / "whole", tmp_path / "whole.run"):
             opened = ropext.open(place)
-            again = done.to_json() | {"stages": dict.fromkeys(done.stages, "done")}
-            assert opened.to_json() == again
+            assert opened == done
+            assert opened.to_json() == done.to_json() | {"stages": dict(opened.stages)}
             assert opened.table() == done.table()
         assert [row["model"] for row in opened.table()][:3] == ["base", "untouched", "extended"]
         assert opened.losses()["extended"].shape == (2, 512)
-    (tmp_path / "whole.run" / "outcome.json").unlink()
+    assert (failed := opened).to_json()["gates"][0]["passed"] is False
+    recipe["evaluate"]["fail_if"] = ["tail@512.value < 1"]
+    again = ropext.run(recipe, tmp_path / "whole", force=True)
+    assert again.stages["evaluate"] == "skipped"
+    assert ropext.open(tmp_path / "whole") == again != failed
+    recipe["evaluate"]["lengths"] = "512"
+    ropext.run(recipe, tmp_path / "whole", only="evaluate")
     with pytest.raises(InputError, match="is not finished; run the same command again"):
         ropext.open(tmp_path / "whole")
 

@@ -1,0 +1,139 @@
+"""What a run did, as its caller gets it, and as its folder keeps it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropext.errors import GateFailed, InputError
+from ropext.jsontext import Json, read_object, values_json, write_json
+from ropext.options.recipe import REPORT
+from ropext.pipeline.evidence import Evidence
+from ropext.pipeline.hashes import Hashes
+from ropext.pipeline.work import EVALUATION, Work
+from ropext.report import tables
+from ropext.report.gates import failures, gate_table
+from ropext.report.result import Result
+from ropext.report.text import how_to_serve
+from ropext.results import rundir
+from ropext.results.measurement import Measurement
+from ropext.table import Table, verdict_first, with_rows
+from ropext.workdir import step_record
+
+OUTCOME = "outcome.json"  # what the evidence came to
+DONE = "done"
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Ran(Result):
+    """What a run did."""
+
+    of_the_call = ("stages",)
+
+    output: Path | None  # None where a gate failed, or not all stages were asked for
+    folder: Path
+    label: str  # of the finished checkpoint in the evaluation
+    stages: Mapping[str, str]  # name -> done, skipped; of the call alone
+    place: Path = field(repr=False)  # where the output is to be
+    evidence: Evidence = field(repr=False)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what `ropext run --json` prints."""
+        measured = self.evidence.measured
+        return {
+            "output": None if self.output is None else str(self.output),
+            "folder": str(self.folder),
+            "stages": dict(self.stages),
+            "evaluation": measured and {"variants": measured.results["variants"]},
+            "gates": [gate.recorded() for gate in self.evidence.gates],
+            "verdict": values_json(self.evidence.verdict),
+        }
+
+    @property
+    def title(self) -> str:
+        """Name the output, and what became of each stage."""
+        stages = [f"{name} {state}" for name, state in self.stages.items()]
+        return f"<Ran: {self.output or self.folder}; {', '.join(stages)}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what was measured, and the gates."""
+        shown = list[Table]()
+        if self.evidence.measured is not None:
+            shown = tables.main_tables(self.evidence.measured)
+        return with_rows([*shown, gate_table(self.evidence.gates)])
+
+    @property
+    def tidy(self) -> list[Table]:
+        """Lay out the same with a row for each length and model."""
+        shown = list[Table]()
+        if self.evidence.measured is not None:
+            shown = tables.tidy_tables(self.evidence.measured)
+        return with_rows([*shown, gate_table(self.evidence.gates)])
+
+    def _same_documents(self) -> Measurement | None:
+        return self.evidence.measured
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What was measured of the output, as `ropext push --results` takes it."""
+        is_there = self.evidence.measured is not None
+        return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
+
+    def raise_if_failed(self) -> None:
+        """GateFailed where a gate did."""
+        try:
+            rundir.raise_if_failed(self.evidence.gates)
+        except GateFailed as error:
+            there = ""
+            if os.path.lexists(self.place):
+                there = f"; {self.place} is from an earlier run"
+            raise GateFailed(
+                f"{error}; the checkpoint that did not pass is kept in {self.folder}, not under "
+                f"the output's name{there}"
+            ) from None
+
+    def to_text(self) -> str:
+        """What was measured, what became of the stages, what to do next."""
+        measured = self.evidence.measured
+        gates = self.evidence.gates
+        lines = failures(gates)
+        if self.evidence.verdict:
+            lines.append(self.evidence.verdict.sentence)
+        if measured is not None:
+            lines += tables.verdict_lines(measured, self.label)
+            lines += self.evidence.control
+        parts = [verdict_first(lines, self.tables)]
+        stages = [f"{name} {state}" for name, state in self.stages.items()]
+        parts.append(f"stages: {', '.join(stages)}")
+        if self.output is not None:
+            parts[-1] += f"\nwrote {self.output}\nreport: {self.folder / 'report.html'}"
+            parts[-1] += f"\nnext: ropext verify {self.output}"
+            parts.append(how_to_serve(self.output))
+        return "\n\n".join(part for part in parts if part)
+
+
+def keep(work: Work, evidence: Evidence) -> None:
+    """Write what whoever opens the folder needs beside the evaluation."""
+    kept = {"label": work.final, "stages": list(work.recipe.stages)}
+    write_json(work.folder / OUTCOME, kept | evidence.to_json())
+
+
+def opened_run(folder: Path) -> Ran:
+    """Read what the run did that left a folder. Its report must be of the evaluation there."""
+    report = step_record(folder, REPORT)
+    results = folder / EVALUATION / rundir.RESULTS
+    is_measured = results.is_file()
+    evaluated = Hashes().of(results) if is_measured else None
+    if report is None or report.outputs is None or report.inputs["results"] != evaluated:
+        raise InputError(f"{folder} is not finished; run the same command again to complete it")
+    kept = read_object(folder / OUTCOME)
+    measured = rundir.read_run(folder / EVALUATION) if is_measured else None
+    try:
+        evidence = Evidence.from_json(kept, measured)
+        stages = dict.fromkeys(kept["stages"], DONE)
+        label = kept["label"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / OUTCOME} is damaged: {error!r}; run it again") from error
+    place = folder.with_name(folder.name.removesuffix(".run"))
+    output = place if evidence.passed else None
+    return Ran(output, folder, label, stages, place, evidence)
