@@ -16,7 +16,7 @@ from ropext.options.recipe import Recipe
 from ropext.patching import Model
 from ropext.pipeline.extending import Extended
 from ropext.pipeline.opening import Evaluated
-from ropext.pipeline.outcome import Ran
+from ropext.pipeline.ran import Ran
 from ropext.planning import ExtensionPlan
 from ropext.ports.beside import PlainServer
 from ropext.report.compared import Compared

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ropext.pipeline.extending import Extended
     from ropext.pipeline.opening import Evaluated
-    from ropext.pipeline.outcome import Ran
+    from ropext.pipeline.ran import Ran
     from ropext.report.compared import Compared
     from ropext.results.gates import Gate
     from ropext.training.result import Finetuned, Fitted

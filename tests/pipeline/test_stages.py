@@ -17,7 +17,7 @@ from ropext.jobs import counted
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.pipeline import hashes, job, running, steps
 from ropext.pipeline.evidence import Evidence
-from ropext.pipeline.outcome import Ran
+from ropext.pipeline.ran import Ran
 from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
 from ropext.results.gates import Outcome
 from ropext.workdir import has_finished_step
