@@ -23,6 +23,7 @@ from ropext.workdir import step_record
 OUTCOME = "outcome.json"  # what the evidence came to
 DONE = "done"
 
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Ran(Result):
     """What a run did."""
