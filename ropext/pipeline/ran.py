@@ -60,16 +60,18 @@ class Ran(Result):
         """Lay out what was measured, and the gates."""
         shown = list[Table]()
         if self.evidence.measured is not None:
-            shown = tables.main_tables(self.evidence.measured)
-        return with_rows([*shown, gate_table(self.evidence.gates)])
+            shown += tables.main_tables(self.evidence.measured)
+        shown.append(gate_table(self.evidence.gates))
+        return with_rows(shown)
 
     @property
     def tidy(self) -> list[Table]:
         """Lay out the same with a row for each length and model."""
         shown = list[Table]()
         if self.evidence.measured is not None:
-            shown = tables.tidy_tables(self.evidence.measured)
-        return with_rows([*shown, gate_table(self.evidence.gates)])
+            shown += tables.tidy_tables(self.evidence.measured)
+        shown.append(gate_table(self.evidence.gates))
+        return with_rows(shown)
 
     def _same_documents(self) -> Measurement | None:
         return self.evidence.measured
