@@ -4,6 +4,7 @@ has not turned yet."""
 import importlib
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from ropext.inspecting import plan_config
 from ropext.options.extend import parse_extend
 from ropext.patching import attending, patch, save, self_extend, unpatch
 from ropext.planning import make_plan
-from ropext.scaling.self_extend import Fold, FoldOptions
+from ropext.report import text
+from ropext.scaling.self_extend import EXCEPTION, Fold, FoldOptions
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200
 SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -72,8 +74,9 @@ def logits(model, ids, **more):
         return model(ids, **more).logits
 
 
-def folded(model, window=WINDOW, group=GROUP):
-    self_extend.apply_fold(model, Fold(CONTEXT, window, group, (tuple(spectrum(model)),)))
+def folded(model, window=WINDOW, group=GROUP, by_paper=False):
+    fold = Fold(CONTEXT, window, group, (tuple(spectrum(model)),), by_paper)
+    self_extend.apply_fold(model, fold)
     return model
 
 
@@ -88,8 +91,8 @@ def turned(states, positions, rates, interleaved):
     return out
 
 
-def literal(rates, local, interleaved, window, group):
-    """Attention by the paper's algorithm 1, with the rule by the query's position."""
+def literal(rates, local, interleaved, window, group, begins=CONTEXT):
+    """Attention by the paper's algorithm 1; queries before `begins` see no groups."""
 
     def attend(module, q, k, v, mask, scaling, **rest):
         heads = q.shape[1] // k.shape[1]
@@ -105,7 +108,7 @@ def literal(rates, local, interleaved, window, group):
             at = (p // size + window - window // size).float()
             neighbours = turned(q, at, own, interleaved)
             grouped = turned(k, (p // size).float(), own, interleaved)
-            far = (distance >= window) & (p[:, None] >= CONTEXT)
+            far = (distance >= window) & (p[:, None] >= begins)
             scores = torch.where(far, neighbours @ grouped.transpose(2, 3), scores)
         hidden = (distance < 0) | (distance >= (near or LENGTH))
         weights = (scores * scaling).masked_fill(hidden, -torch.inf).softmax(-1)
@@ -114,12 +117,19 @@ def literal(rates, local, interleaved, window, group):
     return attend
 
 
-@pytest.mark.parametrize(("window", "group"), [(WINDOW, GROUP), (32, 3), (WINDOW, 0)])
-def test_logits_are_those_of_the_papers_two_matrices(model, ids, window, group, monkeypatch):
+@pytest.mark.parametrize(
+    ("window", "group", "by_paper"),
+    [(WINDOW, GROUP, False), (32, 3, False), (WINDOW, 0, False), (32, 3, True), (WINDOW, 0, True)],
+)
+def test_logits_are_those_of_the_papers_two_matrices(
+    model, ids, window, group, by_paper, monkeypatch
+):
     base = logits(model, ids)
-    mine = logits(folded(model, window, group), ids)
-    assert torch.equal(mine[:, :CONTEXT], base[:, :CONTEXT])
-    assert (mine[:, CONTEXT + 1 :] - base[:, CONTEXT + 1 :]).abs().amax(-1).min() > 1e-3
+    mine = logits(folded(model, window, group, by_paper), ids)
+    begins = window if by_paper else CONTEXT
+    assert (mine[:, :begins] - base[:, :begins]).abs().max() < 1e-5 * base.abs().max()
+    assert by_paper or torch.equal(mine[:, :CONTEXT], base[:, :CONTEXT])
+    assert (mine[:, begins + 1 :] - base[:, begins + 1 :]).abs().amax(-1).min() > 1e-3
     rates = spectrum(model)
     self_extend.remove_fold(model)
     assert torch.equal(logits(model, ids), base)
@@ -127,7 +137,7 @@ def test_logits_are_those_of_the_papers_two_matrices(model, ids, window, group, 
     part = importlib.import_module(type(model).__module__)
     monkeypatch.setattr(part, "apply_rotary_pos_emb", lambda q, k, *_, **__: (q, k))
     local = [10_000.0 ** (-2 * pair / 16) for pair in range(8)]
-    attend = literal(rates, local, kind == "cohere", window, group)
+    attend = literal(rates, local, kind == "cohere", window, group, begins)
     AttentionInterface.register("literal", attend)
     model.set_attn_implementation("literal")
     assert (logits(model, ids) - mine).abs().max() < 1e-5 * mine.abs().max().clamp(min=1)
@@ -413,6 +423,13 @@ def test_the_papers_rule_is_for_queries_inside_the_context_too(ids):
     self_extend.apply_fold(model, alone)
     assert (logits(model, ids) - papers).abs().max() < close
     assert not torch.equal(longest, papers)
+
+
+def test_its_exception_is_told_in_one_sentence_everywhere():
+    made = make_plan(open_snapshot("ropext://demo").config, parse_extend({"factor": 2.0}))
+    assert EXCEPTION in text.plan(made).replace("\n" + " " * 13, " ")
+    for page in ("README.md", "docs/methods.md"):
+        assert EXCEPTION in (Path(__file__).parents[1] / page).read_text("utf-8")
 
 
 def test_rows_name_what_was_asked_of_it(capsys):

@@ -7,6 +7,7 @@ import typer
 
 from ropext import scaling
 from ropext.cli.output import Out
+from ropext.options.evaluate import SelfExtend
 from ropext.options.fields import flag, shown_default
 from ropext.scaling import Method, self_extend
 
@@ -51,16 +52,22 @@ def _page_of(method: Method) -> MethodPage:
     return MethodPage(method.name, method.summary, method.paper, method.carried, tuple(knobs))
 
 
+def _folding_knobs() -> tuple[Knob, ...]:
+    """List the options of Self-Extend, with what their help says."""
+    knobs = list[Knob]()
+    for name, info in SelfExtend.model_fields.items():
+        help_text = (info.description or "").removeprefix(f"{self_extend.NAME}: ")
+        knobs.append(Knob(flag(name), info.default, help_text))
+    return tuple(knobs)
+
+
 # Self-Extend is no way to write a config, so that it has no place in the list of methods.
 _FOLDING = MethodPage(
     name=self_extend.NAME,
     summary=f"{self_extend.SUMMARY[:1].upper()}{self_extend.SUMMARY[1:]}.",
     paper="Self-Extend (Jin et al. 2024, arXiv 2401.01325)",
-    carried="in memory alone: ropext serve, ropext.patch, ropext eval",
-    knobs=(
-        Knob("window", None, "how near is near [half of the context]"),
-        Knob("group", None, "how many positions far keys share [1.5 times what the target needs]"),
-    ),
+    carried="in memory alone: ropext serve, ropext.patch, ropext eval, ropext plan --measure",
+    knobs=_folding_knobs(),
 )
 
 
@@ -70,7 +77,8 @@ def command(
 ) -> None:
     """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
     if name == self_extend.NAME:
-        out.result(_FOLDING.text(_FOLDING.carried), _FOLDING)
+        page_text = _FOLDING.text(_FOLDING.carried)
+        out.result(f"{page_text}\n  {self_extend.EXCEPTION}", _FOLDING)
         return
     if name is not None:
         page = _page_of(scaling.find(name))

@@ -8,8 +8,10 @@ import typer
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
-from ropext.options.evaluate import DocumentOptions
+from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, Extension
+from ropext.options.fields import flag
+from ropext.scaling.self_extend import NAME
 
 REACH = ("factor", "target", "method", "context", "attention_factor", "temperature")
 OF_METHODS = tuple(name for name in KNOBS if name != "short_pair_factors")
@@ -23,11 +25,13 @@ PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="port;
 
 
 @options.takes("given", Extension, only=REACH + OF_METHODS)
+@options.takes("folding", SelfExtend)
 @options.takes("reading", DocumentOptions, only=LOADING)
 def command(
     out: Out,
     model: options.ModelArg,
     given: options.Given,
+    folding: options.Given,
     reading: options.Given,
     adapter: Adapter = None,
     host: Host = "127.0.0.1",
@@ -49,12 +53,19 @@ def command(
                 "say by which method to extend in memory: --method self-extend, or yarn"
             )
         wish = parse_extend(given, read_text)
+    fold = None
+    if folding:
+        fold = SelfExtend(**folding).fold
+        if given.get("method") != NAME:
+            raise UsageError(f"{flag(next(iter(folding)))} is of --method {NAME}")
     loading = DocumentOptions(**reading)
     check_parts()
     from ropext.serving import app, served
 
     with closing(app.reserve(host, port)) as taken, directory_of(model, out.say) as directory:
-        asked = served.ServeOptions(directory, model, wish, adapter, revision, trust_remote_code)
+        asked = served.ServeOptions(
+            directory, model, wish, adapter, revision, trust_remote_code, fold=fold
+        )
         ready = served.load(asked, loading, out.say)
         is_local = app.is_local(host)
         if not is_local:

@@ -312,6 +312,7 @@ class Plan(ExtensionPlan):
                 "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
             )
             facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
+            facts.append(("", f"({self_extend.EXCEPTION})"))
         return facts
 
     def reasons(self) -> list[tuple[str, str]]:

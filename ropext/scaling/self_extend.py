@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 NAME = "self-extend"
 SUMMARY = "near keys keep their distances, far ones share positions"
+# Ours alone; README.md and docs/methods.md say the same.
+EXCEPTION = (
+    "queries inside the trained context see all keys where they are, so that its short tax is 0 by "
+    "construction"
+)
 SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
     "no stock checkpoint can hold self-extend. Talk to the model in memory: ropext serve MODEL "

@@ -20,6 +20,7 @@ from ropext.narration import Say, silent
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan
+from ropext.scaling.self_extend import FoldOptions
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedTokenizerFast
@@ -54,6 +55,7 @@ class ServeOptions:
     adapter: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    fold: FoldOptions | None = None  # of Self-Extend
 
 
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
@@ -70,7 +72,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
         raise UnsupportedModel(f"{wish.name} fills in masked tokens; serve needs a causal model")
     plan = None
     if wish.extend is not None:
-        plan = plan_config(snapshot.config, wish.extend, wish.name)
+        plan = plan_config(snapshot.config, wish.extend, wish.name, wish.fold)
         plan.require_help()
         limit = plan.target
         for warning in plan.warnings:

@@ -208,8 +208,10 @@ def test_methods_are_listed_and_described(ropext):
 
 
 def test_every_knob_that_is_listed_is_an_option(ropext):
-    page = "".join(ropext("methods", name)[1] for name in ("yarn", "longrope", "abf", "llama3"))
-    shown = {word for word in page.split() if word.startswith("--")}
+    names = ("yarn", "longrope", "abf", "llama3", "self-extend")
+    page = "".join(ropext("methods", name)[1] for name in names)
+    shown = {word for word in page.split() if word.startswith("--") and word != "--measure"}
+    assert {"--window", "--group", "--literal"} <= shown
     assert {"--truncate", "--pair-factors", "--theta", "--low-freq-factor"} <= shown
     takes = ropext("plan", "--help-all")[1]
     assert all(flag in takes for flag in shown), shown

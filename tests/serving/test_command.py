@@ -58,6 +58,8 @@ def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked
         (("--factor", "2"), "say by which method to extend in memory"),
         (("--method", "self-extend"), "give --factor 4, or --target 256"),
         (("--method", "nonsense", "--factor", "2"), "is not a method"),
+        (("--method", "yarn", "--factor", "2", "--literal"), "--literal is of --method self-ext"),
+        (("--window", "16"), "--window is of --method self-extend"),
     ):
         code, said = run("serve", str(directory), *words, "--port", "0", capsys=capsys)
         assert code == 2

@@ -45,6 +45,30 @@ def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
     assert answer["choices"][0]["text"] == expected
 
 
+def test_window_group_and_the_papers_rule_are_served_as_they_are_patched(directory):
+    from transformers import AutoModelForCausalLM
+
+    from ropext.patching import patch
+    from ropext.scaling.self_extend import FoldOptions
+    from ropext.serving.served import ServeOptions, load
+
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    folds = {"window": 16, "group": 3, "literal": True}
+    patched = patch(base, method="self-extend", target=TARGET, **folds)
+    wish = parse_extend({"method": "self-extend", "target": TARGET})
+    asked = ServeOptions(str(directory), "tiny", wish, fold=FoldOptions(**folds))
+    served = load(asked, HOW)
+    ids = torch.arange(1, CONTEXT + 1)[None]
+    with torch.no_grad():
+        logits = served.model(ids).logits
+        assert torch.equal(logits, patched(ids).logits)
+        # By the paper's rule, whose queries see groups from the window on.
+        stock = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)(ids).logits
+        differs = (logits - stock).abs().amax(-1)[0] > 1e-6 * stock.abs().max()
+    assert not differs[:16].any()
+    assert differs[17:].all()
+
+
 def test_a_spectrum_that_follows_the_length_is_read_from_its_start(directory, tmp_path):
     """A cache of a short prompt holds keys that were turned otherwise."""
     from ropext.serving.served import ServeOptions, load
