@@ -46,10 +46,11 @@ class Digests:
             return str(entry[-1])
         begun = time.time_ns()
         digest = content_digest(file, self.show)
-        if _state(os.stat(file)) != _state(status):
+        after = os.stat(file)
+        if _written_state(after) != _written_state(status):
             raise InputError(f"{file} was changed while it was read; try again when it is whole")
         is_settled = begun - max(status.st_mtime_ns, status.st_ctime_ns) > CLOCK_GRAIN
-        if is_settled and status.st_size >= LARGE:
+        if is_settled and status.st_size >= LARGE and _state(after) == _state(status):
             self._keep(key, [*_state(status), digest])
         return digest
 
@@ -75,3 +76,8 @@ class Digests:
 
 def _state(status: os.stat_result) -> list[int | str]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _written_state(status: os.stat_result) -> list[int]:
+    """What a write or a replacement changes, and another name or other rights do not."""
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

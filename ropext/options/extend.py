@@ -93,6 +93,8 @@ class Reach(Options):
         panel=Panel.METHOD,
         basic=True,
     )
+    # No mere consent: with --for it decides which dict is written, where no method is named by
+    # which one, and of --method auto which methods compete.
     even_so: bool = wanted(
         False,
         "extend even if scaling cannot help, or if a loader in --for was not measured",

@@ -159,3 +159,39 @@ def test_an_extension_hashes_nothing_that_it_does_not_copy(tmp_path, monkeypatch
     (model / "config.json").write_text(json.dumps(config))
     ropext.extend(model, tmp_path / "out", factor=2.0, no_verify=True, link="symlink")
     assert not read
+
+
+def test_another_name_for_a_file_that_is_being_read_changes_nothing(reads, tmp_path, monkeypatch):
+    """A hard link, or other rights, set the time of change alone."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    os.utime(file, ns=(HOUR, HOUR))
+    before = file.stat().st_ctime_ns
+
+    def linking(path, show):
+        while path.stat().st_ctime_ns == before:
+            (tmp_path / "second name").unlink(missing_ok=True)
+            os.link(path, tmp_path / "second name")
+        return sha256(path)
+
+    monkeypatch.setattr(digests, "content_digest", linking)
+    known = Digests()
+    assert known.of(file) == sha256(file)
+    assert known.known == {}  # a write that set the time of modification back looks the same
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_told(tmp_path, monkeypatch):
+    file = tmp_path / "weights"
+    other = tmp_path / "other"
+    for place in (file, other):
+        place.write_bytes(b"one")
+        os.utime(place, ns=(HOUR, HOUR))
+
+    def replacing(path, show):
+        digest = sha256(path)
+        other.replace(path)
+        return digest
+
+    monkeypatch.setattr(digests, "content_digest", replacing)
+    with pytest.raises(InputError, match="changed while it was read"):
+        Digests().of(file)
