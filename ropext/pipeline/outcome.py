@@ -13,7 +13,7 @@ from ropext.checkpoint import card, provenance
 from ropext.checkpoint.provenance import digest, read_record
 from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
-from ropext.errors import OutputExists
+from ropext.errors import InputError, OutputExists
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence, evidence_of, section
@@ -100,8 +100,7 @@ def check_free(work: Work) -> None:
         return
     if work.call.keep_previous:
         check_output(Output(previous(work.output), force=True))
-    note = work.folder / STEPS / OWNED
-    owned = read_json(note) if note.is_file() else []
+    owned = _outputs_noted(work.folder / STEPS / OWNED)
     if work.hashes.of_tree(work.output) in owned:
         return
     if not work.call.force:
@@ -115,13 +114,29 @@ def check_free(work: Work) -> None:
 def owner(output: Path) -> Path | None:
     """The note of the run that left an output as it is now."""
     note = beside(output) / STEPS / OWNED
-    is_owned = note.is_file() and Hashes().of_tree(output) in read_json(note)
-    return note if is_owned else None
+    owned = _outputs_noted(note)
+    if owned and Hashes().of_tree(output) in owned:
+        return note
+    return None
+
+
+def _outputs_noted(note: Path) -> list[str]:
+    """Read the digests of the outputs that a run has written; none where it wrote none."""
+    if not note.is_file():
+        return []
+    remedy = "delete it; --force then replaces the output, if ropext wrote all of it"
+    try:
+        owned = read_json(note)
+    except InputError as error:
+        raise InputError(f"{error}: this note of what the run wrote is damaged; {remedy}") from None
+    if not isinstance(owned, list) or not all(isinstance(one, str) for one in owned):
+        raise InputError(f"{note}: this note of what the run wrote is damaged; {remedy}")
+    return owned
 
 
 def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
-    owned = read_json(note)
+    owned = _outputs_noted(note)
     owned.append(Hashes().of_tree(output))
     write_json(note, owned)
 

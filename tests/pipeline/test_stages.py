@@ -15,7 +15,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.jobs import counted
 from ropext.narration import NOBODY, Call, Hooks
-from ropext.pipeline import hashes, job, running, steps
+from ropext.pipeline import hashes, job, outcome, running, steps
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.ran import Ran
 from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
@@ -102,6 +102,20 @@ def test_a_log_is_no_content_of_a_folder(tmp_path):
         (tmp_path / "weights").write_text("the same")
         found.add(hashes.Hashes().of_tree(tmp_path))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "7", '{"a": 1}', "[1]"])
+def test_a_damaged_note_of_outputs_is_named_with_the_way_out(tmp_path, content):
+    """Whoever deletes it has an output of an unknown run, which --force replaces."""
+    note = tmp_path / "out.run/stages/output.json"
+    note.parent.mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    assert outcome.owner(tmp_path / "out") is None
+    note.write_text(content)
+    with pytest.raises(InputError, match="damaged.*delete it") as raised:
+        outcome.owner(tmp_path / "out")
+    assert str(note) in str(raised.value)
+    assert raised.value.exit_code == 2
 
 
 def test_a_changed_key_does_the_stages_that_read_it_again(tmp_path):
