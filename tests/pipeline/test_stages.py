@@ -112,7 +112,7 @@ def test_a_damaged_note_of_outputs_is_named_with_the_way_out(tmp_path, content):
     (tmp_path / "out").mkdir()
     assert outcome.owner(tmp_path / "out") is None
     note.write_text(content)
-    with pytest.raises(InputError, match="damaged.*delete it") as raised:
+    with pytest.raises(InputError, match=r"damaged.*delete it") as raised:
         outcome.owner(tmp_path / "out")
     assert str(note) in str(raised.value)
     assert raised.value.exit_code == 2
