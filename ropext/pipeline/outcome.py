@@ -136,9 +136,9 @@ def _outputs_noted(note: Path) -> list[str]:
 
 def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
-    owned = _outputs_noted(note)
-    owned.append(Hashes().of_tree(output))
-    write_json(note, owned)
+    content = Hashes().of_tree(output)
+    if content is not None:
+        write_json(note, [*_outputs_noted(note), content])
 
 
 def write_output(work: Work, evidence: Evidence) -> None:
