@@ -138,7 +138,9 @@ def claim(note: Path, output: Path) -> None:
     """Also as it is now it is that run's: a push has altered its card."""
     content = Hashes().of_tree(output)
     if content is not None:
-        write_json(note, [*_outputs_noted(note), content])
+        owned = _outputs_noted(note)
+        owned.append(content)
+        write_json(note, owned)
 
 
 def write_output(work: Work, evidence: Evidence) -> None:
