@@ -92,11 +92,30 @@ def model_name(model: str | os.PathLike[str]) -> str:
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
         return os.fspath(model)
+    inside = inside_wrapper(model) or "model"
     raise UsageError(
         f"a model is named by its directory, its file or its hub id, not a {type(model).__name__}; "
-        "a model in memory that `ropext.patch` extended is written by `ropext.save(model, DIR)`, "
-        "any other by its save_pretrained"
+        f"a model in memory that `ropext.patch` extended is written by `ropext.save({inside}, "
+        f"DIR)`, any other by {inside}.save_pretrained"
     )
+
+
+def inside_wrapper(model: object) -> str:
+    """Say in Python what a wrapper of torch's (torch.compile, DataParallel) holds; "" of what is
+    none."""
+    for name in ("_orig_mod", "module"):
+        if hasattr(model, name):
+            return f"model.{name}"
+    return ""
+
+
+def not_a_model(wanted: str, given: object) -> UsageError:
+    """Say that a model in memory was wanted, and what to pass where torch wraps one."""
+    sentence = f"{wanted}, not a {type(given).__name__}"
+    inside = inside_wrapper(given)
+    if inside:
+        sentence += f" around one; pass {inside}"
+    return UsageError(sentence)
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:

@@ -13,7 +13,7 @@ from ropext.evaluation.lineup import Lineup, line_up
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.preparing import prepare
 from ropext.evaluation.session import EvaluationJob
-from ropext.inputs import model_name
+from ropext.inputs import inside_wrapper, model_name
 from ropext.narration import Call
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import reads
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 def named_or_held(model: object) -> "str | PreTrainedModel":
     """Return the name of a model, or the model itself where it is in memory."""
-    if hasattr(model, "config"):
-        if base_model(model).get_output_embeddings() is None:  # a wrong type is refused first
+    if hasattr(model, "config") or inside_wrapper(model):
+        if (
+            base_model(model, "evaluate").get_output_embeddings() is None
+        ):  # a wrong type is refused first
             raise UsageError(
                 f"{type(model).__name__} has no head that predicts tokens; load the model by "
                 "AutoModelForCausalLM (or AutoModelForMaskedLM)"

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from ropext import stock
 from ropext.checkpoint import Snapshot
 from ropext.errors import UsageError
+from ropext.inputs import not_a_model
 from ropext.jsontext import JsonObject
 
 ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
@@ -59,10 +60,11 @@ def _config_held(given: object, before_patch: bool) -> JsonObject:
     if hasattr(given, "get_base_model"):
         live = given.get_base_model()
     if not isinstance(live, HasConfig) or isinstance(live, type):
-        raise UsageError(
+        wanted = (
             "a model is named by its directory, its file or its hub id, or is a model or a config "
-            f"of transformers, not a {type(given).__name__}"
+            "of transformers"
         )
+        raise not_a_model(wanted, given)
     held = live.config
     if before_patch:
         held = getattr(live, ORIGINAL, held)

@@ -23,7 +23,7 @@ from ropext.checkpoint.source import Weights, WriteManner, write
 from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
-from ropext.inputs import from_home
+from ropext.inputs import from_home, not_a_model
 from ropext.inspecting import plan_config
 from ropext.inspecting.held import ORIGINAL
 from ropext.jsontext import Json, JsonObject
@@ -50,14 +50,15 @@ PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionTyp
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
 
 
-def base_model(model: object) -> "PreTrainedModel":
-    """The transformers model itself, out of a PEFT wrapper."""
+def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
+    """The transformers model itself, out of a PEFT wrapper; what is none is refused to whoever
+    made this call."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
-        raise UsageError(f"patch wants a transformers model, not a {type(model).__name__}")
+        raise not_a_model(f"{call} wants a transformers model", model)
     return model
 
 
@@ -231,7 +232,7 @@ def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
 
 def unpatch(model: Model) -> Model:
     """Back to what the model computed before the first patch."""
-    original = getattr(base_model(model), ORIGINAL, None)
+    original = getattr(base_model(model, "unpatch"), ORIGINAL, None)
     if original is not None:
         _apply(model, original, CONFIG_ALONE)
     return model
@@ -381,7 +382,7 @@ def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = Fal
     """Write a patched model in stock format, with every spelling that loaders read, and its
     record. It is proved as `extend` proves what it writes, unless `no_verify` says not to."""
     Writing(no_verify=no_verify)  # refused where it is no flag
-    live = base_model(model)
+    live = base_model(model, "save")
     made = plan_in(live)
     if made is None:
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")

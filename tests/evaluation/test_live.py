@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropext
+from ropext import patching
 from ropext.errors import RopextError, UsageError
 from ropext.evaluation import live, plan
 from ropext.evaluation.live import HeldModel
@@ -299,6 +301,42 @@ def test_what_no_key_tells_is_kept_in_no_output(place, tmp_path, spoil, reason):
 def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence):
     with pytest.raises(UsageError, match=f"^{sentence}"):
         ropext.evaluate(loaded(place), **asked(place, **changes))
+
+
+@pytest.mark.parametrize("call", ["evaluate", "patch", "save", "unpatch"])
+@pytest.mark.parametrize(
+    ("wrapper", "inside"),
+    [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")],
+)
+def test_a_wrapper_of_torch_is_told_what_to_pass_instead(place, tmp_path, call, wrapper, inside):
+    wrapped = wrapper(loaded(place))
+    calls = {
+        "evaluate": lambda: ropext.evaluate(wrapped, **asked(place)),
+        "patch": lambda: ropext.patch(wrapped, method="yarn", factor=2.0),
+        "save": lambda: ropext.save(wrapped, tmp_path / "saved"),
+        "unpatch": lambda: patching.unpatch(wrapped),
+    }
+    with pytest.raises(UsageError) as raised:
+        calls[call]()
+    wanted = f"{call} wants a transformers model, not a {type(wrapped).__name__} around one"
+    assert str(raised.value) == f"{wanted}; pass {inside}"
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "inside"),
+    [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")],
+)
+def test_a_directory_is_made_of_what_a_wrapper_of_torch_holds(place, wrapper, inside):
+    """As `extend` and `verify` say, which read no model in memory."""
+    wrapped = wrapper(loaded(place))
+    sentence = (
+        rf"written by `ropext\.save\({inside}, DIR\)`, any other by {inside}\.save_pretrained"
+    )
+    for call in (ropext.verify, partial(ropext.extend, output="out")):
+        with pytest.raises(UsageError, match=sentence):
+            call(wrapped)
+    with pytest.raises(UsageError, match=r"not a DataParallel around one; pass model\.module"):
+        ropext.inspect(torch.nn.DataParallel(wrapped))
 
 
 def test_a_model_of_nowhere_wants_its_tokenizer(place):
