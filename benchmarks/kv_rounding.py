@@ -11,6 +11,7 @@ mean. The weights are widened to 32 bits first. LLAMA_ATTN_ROT_DISABLE=1 in the 
 handed on.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -149,8 +150,15 @@ def main(server: str, model: str, text: str, caches: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("server", metavar="LLAMA_SERVER")
+    parser.add_argument("model", metavar="MODEL.gguf", type=Path)
+    parser.add_argument("text", metavar="TEXT", type=Path)
+    parser.add_argument("caches", metavar="CACHE", nargs="*", default=list(CACHES))
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wide = Path(folder, "float32.gguf")
-        in_float32(sys.argv[2], wide)
-        text = Path(sys.argv[3]).read_text("utf-8")
-        main(sys.argv[1], str(wide), text, sys.argv[4:] or [*CACHES])
+        in_float32(str(given.model), wide)
+        main(given.server, str(wide), given.text.read_text("utf-8"), given.caches)

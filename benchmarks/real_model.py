@@ -14,7 +14,8 @@ the same command goes on with the cells that are missing, --until stops between 
 table says which are not there yet.
 
 Variants are `short` (the base through its short window), `untouched`, the methods at LENGTH /
-context (`self-extend-4096-3`: with that window and group), and checkpoints that were written,
+context (`self-extend-4096-3`: with that window and group; `self-extend-from-4`: with groups that
+double with distance, see self_extend_groups.py), and checkpoints that were written,
 NAME=DIR; one whose context is shorter than LENGTH is read through the short window (a control).
 """
 
@@ -33,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from self_extend_groups import patch_doubling
 
 from ropext import corpus, patching
 from ropext.checkpoint import open_snapshot
@@ -121,6 +123,8 @@ class Models:
         if knobs := re.fullmatch(r"self-extend-(\d+)-(\d+)", variant):
             window, group = map(int, knobs.groups())
             patching.patch(loaded, method="self-extend", factor=factor, window=window, group=group)
+        elif first := re.fullmatch(r"self-extend-from-(\d+)", variant):
+            patch_doubling(loaded, int(first[1]), factor)
         elif variant in METHODS:
             patching.patch(loaded, method=variant, factor=factor)
         return loaded

@@ -95,8 +95,8 @@ def in_blocks(heads: Heads) -> Tensor:
     parts = []
     for at in range(0, heads.q.shape[2], heads.window):
         count = min(heads.window, heads.q.shape[2] - at)
-        pieces = [_seen(heads, at, count, span) for span in _spans(heads, at, count)]
-        parts.append(_joined(pieces).to(heads.v.dtype))
+        pieces = [attend_span(heads, at, count, span) for span in _spans(heads, at, count)]
+        parts.append(join_spans(pieces).to(heads.v.dtype))
     return torch.cat(parts, 2)
 
 
@@ -124,7 +124,7 @@ def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
     return [span for span in spans if span.keys.stop > span.keys.start]
 
 
-def _seen(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
+def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
     """Return what each query of a block sees of these keys, and the log-sum-exp of its scores."""
     rows = slice(at, at + count)
     queries = (heads.far_q if span.far else heads.q)[:, :, rows]
@@ -186,7 +186,7 @@ def _kernel_with_mask(
     return out.nan_to_num(), total.masked_fill(~seen.any(-1), -torch.inf)
 
 
-def _joined(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def join_spans(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Weigh what was seen of each part of the keys by that part's share of all scores."""
     total = torch.logsumexp(torch.stack([sums for _, sums in pieces]), 0)
     shares = ((sums - total).exp().nan_to_num()[..., None] for _, sums in pieces)
