@@ -54,7 +54,7 @@ class Band:
 
     def query_positions(self, positions: Positions) -> Positions:
         """Return p // G, moved so that a key at the band's edge stands at its position."""
-        return positions // self.group + (self.position - self.begins // self.group)
+        return self.key_positions(positions) + (self.position - self.key_positions(self.begins))
 
 
 def doubling_bands(context: int, target: int, first: int) -> tuple[Band, ...]:
