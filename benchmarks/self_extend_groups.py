@@ -75,8 +75,8 @@ def doubling_bands(context: int, target: int, first: int) -> tuple[Band, ...]:
     begins = window
     position = window
     for number in range(count):
-        group = first * 2**number
-        end = begins + tokens * 2**number
+        group = first << number
+        end = begins + (tokens << number)
         bands.append(Band(begins, group, position))
         position += -(-(end - 1) // group) - begins // group
         begins = end
@@ -85,7 +85,7 @@ def doubling_bands(context: int, target: int, first: int) -> tuple[Band, ...]:
 
 def _first_band(far: int, count: int, step: int) -> int:
     """Return the tokens of the first of `count` bands that double and hold `far` tokens."""
-    return step * math.ceil(far / (2**count - 1) / step)
+    return step * math.ceil(far / ((1 << count) - 1) / step)
 
 
 def in_bands(heads: Heads, bands: tuple[Band, ...], rotation: self_extend.Rotation) -> Tensor:
