@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ropext import bundled, stock
+from ropext import bundled, families, stock
 from ropext.carriers import Carrier, ConfigCarrier
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
 from ropext.families import Model
+from ropext.families.model import Problem
 from ropext.inputs import check_link, is_plain_name, read_bytes
 from ropext.jsontext import Json, parse_object, read_object
 from ropext.rope import CONFIG
@@ -261,6 +262,26 @@ class Snapshot:
     def remarks(self) -> tuple[str, ...]:
         """Warnings of a plan that follow from its files."""
         return ()
+
+    def interpret(
+        self, context: int | None = None, original: int | None = None
+    ) -> tuple[Model, list[Problem]]:
+        """The model as stock transformers 5 reads it, and where its spellings contradict that;
+        `context` replaces a trained length that it misstates, `original` is the one before its
+        scaling, where it does not say that."""
+        return families.interpret(self.config, context, original)
+
+    def read(self, context: int | None = None, original: int | None = None) -> Model:
+        """The model, whose spellings have to agree."""
+        model, conflicts = self.interpret(context, original)
+        if conflicts:
+            raise InputError(conflicts[0].sentence)
+        return model
+
+    def as_read(self) -> Model:
+        """The model as stock transformers 5 reads it, also where other loaders would read
+        another."""
+        return self.interpret()[0]
 
     def require_weights(self) -> None:
         """Raise unless every file to be carried is readable and every shard of the index is

@@ -84,9 +84,7 @@ def departures(
     return out, tuple(built.values())
 
 
-def read(
-    config: dict[str, Any], *, context: int | None = None, original: int | None = None
-) -> Model:
+def read(config: dict[str, Any], context: int | None = None, original: int | None = None) -> Model:
     """Read what a config says about positions; `context` replaces a trained length that it
     misstates, `original` is the one before its scaling, where it does not say that."""
     model, conflicts = interpret(config, context, original)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from ropext.carriers import DIRECTORY, Words
 from ropext.carriers.gguf import FILE, GgufCarrier
 from ropext.errors import NotExpressible
-from ropext.gguf.file import FREQS, LONG, SHORT, GgufFile, known_key, part_with
+from ropext.gguf.file import GgufFile
+from ropext.gguf.geometry import FREQS, LONG, SHORT, known_key, part_with
 from ropext.gguf.header import FLOAT32, STRING, UINT32
 from ropext.jsontext import Json, JsonObject
 from ropext.loaders.gguf import (

@@ -7,7 +7,8 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.checkpoint.headers import Header, read_header
 from ropext.checkpoint.provenance import SAVED, TRAININGS, Record, read_record
 from ropext.errors import InputError, UsageError
-from ropext.gguf.file import GgufFile, part_with
+from ropext.gguf.file import GgufFile
+from ropext.gguf.geometry import part_with
 from ropext.gguf.header import F32, TYPES, GgufHeader
 from ropext.gguf.keys import close
 from ropext.loaders.gguf import alike
@@ -40,7 +41,7 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
             f"--like {request.like} has no ropext.json; name what `ropext extend` or `fit` wrote"
         )
     scaled = [site for site in record.sites if site.scaled]
-    read = families.read(model.config, context=record.context)
+    read = model.read(context=record.context)
     now = [site.rope.spectrum for site in read.scaled_sites]
     if len(now) != 1 or len(scaled) != 1 or len(now[0].inv_freq) != scaled[0].dim // 2:
         raise _differs(source, model, "its rotary embeddings")
@@ -91,13 +92,13 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     """Compare geometry, the norms, which a quantiser leaves in float32, and rows of matrices."""
     theirs = families.as_read(source.config)
-    ours = families.as_read(model.config)
+    ours = model.as_read()
     if not alike(model.architecture, theirs.text_type):
         raise _differs(source, model, "their types")
     for key in ("layers", "hidden_size", "heads", "kv_heads", "vocab_size"):
         if getattr(theirs, key) != getattr(ours, key):
             raise _differs(source, model, key.replace("_", " "))
-    length = model.config["max_position_embeddings"]
+    length = model.geometry.context
     if length not in (record.context, record.target):
         raise _differs(source, model, "the lengths that they were trained for")
     # An adapter leaves the norms alone; but what is converted from DIR states its new length.

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ropext import bundled
 from ropext.errors import UnsupportedModel, UsageError
-from ropext.gguf.file import RECORD, GgufFile, config_of
+from ropext.gguf.file import RECORD, GgufFile
+from ropext.gguf.geometry import read_geometry
 from ropext.gguf.header import GgufHeader, read_gguf
 from ropext.gguf.keys import FileCarrier
+from ropext.gguf.spelling import config_of
 from ropext.jsontext import parse_object
 from ropext.loaders.gguf import architecture
 
@@ -30,7 +32,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         raise head.wrong("general.architecture is missing, so the model is not known")
     if head.text("general.type") not in (None, "model"):
         raise UnsupportedModel(f"{path} is not a model but of the type {head.text('general.type')}")
-    row = architecture(name)
+    geometry = read_geometry(parts, architecture(name))
     stored = head.text(RECORD)
     record = None
     if stored is not None:
@@ -38,13 +40,14 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
     file = GgufFile(
         name=model,
         directory=path,
-        config=config_of(parts, row),
+        config=config_of(geometry),
         files={part.path.name: part.size for part in parts},
         left={},
         config_name=f"{model}, its metadata as a config",
         kept_record=record,
         architecture=name,
         parts=parts,
+        geometry=geometry,
     )
     return replace(file, carries=partial(FileCarrier, architecture=name, file=file))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ropext.checkpoint.weights import WeightFile
 from ropext.errors import InputError, ProofFailed
-from ropext.gguf.file import DIVISORS, FILLER, PARTS, GgufFile, rope_of, sizes
+from ropext.gguf.file import DIVISORS, FILLER, PARTS, GgufFile
+from ropext.gguf.geometry import rope_of
 from ropext.gguf.header import GgufHeader
 from ropext.gguf.opening import open_gguf
 from ropext.inputs import open_regular
@@ -72,8 +73,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     """What ggml computes from the file, by its formula: as the file stands, and in Ollama, which
     adds keys to some and alone knows other names; a file for Ollama alone is read there alone."""
     row = architecture(model.architecture)
-    context = model.config["max_position_embeddings"]
-    dim, _ = sizes(model.head, row)
+    context = model.geometry.context
+    dim = model.geometry.dim
     spectra = list[Spectrum]()
     if not row.only:
         as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
@@ -86,7 +87,7 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     """Hold a file against a spectrum and a length; ProofFailed says what differs."""
     spectra = spectra_in(model)
-    stated = model.config["max_position_embeddings"]
+    stated = model.geometry.context
     if stated != target:
         raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
     errors = list[float]()

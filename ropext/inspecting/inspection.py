@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import bundled, families, scaling
+from ropext import bundled, scaling
 from ropext.carriers import Carrier
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
@@ -141,7 +141,7 @@ def inspect(
 
         return inspect_scheme(snapshot, positions, snapshot.name, _limits(snapshot))
     with said_of(snapshot):
-        read = families.read(snapshot.config, context=context, original=original_context)
+        read = snapshot.read(context, original_context)
     carrier = snapshot.carries(read)
     record = provenance.record_in(snapshot)
     done = provenance.history(record) if record else ""

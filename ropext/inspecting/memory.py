@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ropext import families
 from ropext.errors import UsageError
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.options.memory import MemoryOptions, bytes_of
@@ -19,7 +18,7 @@ def memory_fit(
     if positions_of(snapshot) is not None:
         raise UsageError(f"--memory knows models that rotate, and {model} does not")
     with said_of(snapshot):
-        read = families.as_read(snapshot.config)
+        read = snapshot.as_read()
     return fit_memory(
         snapshot.carries(read),
         length or read.context,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,9 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
             made = _from_record(snapshot, record, request, name)
         else:
             silent = request.context is None and request.original_context is None
-            if silent and record and families.as_read(snapshot.config).asks_original:
+            if silent and record and snapshot.as_read().asks_original:
                 request = request.changed(context=record.target)
-            made = make_plan(snapshot.config, request, name, snapshot.carries)
+            made = make_plan(snapshot.config, request, name, snapshot.carries, snapshot.read)
             again = _again(record, made.model, request)
             made = replace(made, warnings=(*made.warnings, *again))
     return replace(made, warnings=(*made.warnings, *snapshot.remarks()))
@@ -103,15 +104,17 @@ def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str)
     """The plan from the base before every recorded extension."""
     links = provenance.lineage(record)
     first = links[-1]
+    origin = first["base"]["config"]
     before = snapshot.config
     for link in links:
         before = provenance.undone(before, provenance.edits_of(link))
     if request.context is None and request.original_context is None:
         key = "original_context" if first["recipe"].get("from_original") else "context"
-        known = families.as_read(first["base"]["config"])
+        known = families.as_read(origin)
         if key == "context" or known.asks_original:
             request = request.changed(**{key: first["context"]})
-    made = make_plan(before, request, name, snapshot.carries, first["base"]["config"])
+    read = partial(families.read, origin)
+    made = make_plan(before, request, name, snapshot.carries, read)
     said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
     warnings = [f"[original] {said} with theta {made.main.rope.theta:,g}", *made.warnings]
     if made.target <= record.target:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext import families, loaders
+from ropext import loaders
 from ropext.carriers import Carrier, StandingModel
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
@@ -44,7 +44,7 @@ class Served:
 def read_again(snapshot: Snapshot) -> Served:
     """What loaders make of a config as it stands, and how to serve it."""
     with said_of(snapshot):
-        model, conflicts = families.interpret(snapshot.config)
+        model, conflicts = snapshot.interpret()
     record = record_in(snapshot)
     context = model.scaled_sites[0].rope.original_context
     if record is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ropext import families, scaling
@@ -50,13 +51,14 @@ def make_plan(
     recipe: Extend,
     name: str = "MODEL",
     carries: Callable[[Model], Carrier] = ConfigCarrier,
-    origin: Mapping[str, Any] | None = None,
+    read: Callable[[int | None, int | None], Model] | None = None,
 ) -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly. `carries`
-    makes what carries it, of the model as it is read; `origin` is the config to extend from, where
-    that is recorded and `config` does not say it."""
-    read = dict(origin or config)
-    model = families.read(read, context=recipe.context, original=recipe.original_context)
+    makes what carries it, of the model as it is read; `read` gives the model of a context and an
+    original length, where it is not read from this config."""
+    if read is None:
+        read = partial(families.read, dict(config))
+    model = read(recipe.context, recipe.original_context)
     carrier = carries(model)
     context = _context(model, recipe)
     _require_length(model, recipe)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ropext import bundled, families
+from ropext import bundled
 from ropext.checkpoint.provenance import record_in
 from ropext.errors import InputError
 from ropext.inspecting import open_model, positions_of, said_of
@@ -27,7 +27,7 @@ def trained_window(context: int | None, against: str | None) -> tuple[int, str] 
     if (positions := positions_of(snapshot)) is not None:
         return positions.context, f"the config of {snapshot.name}"
     with said_of(snapshot):
-        model = families.as_read(snapshot.config)
+        model = snapshot.as_read()
     sites = model.scaled_sites
     window = model.context
     if sites:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from ropext import families
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.errors import UsageError
 from ropext.inputs import model_name
@@ -106,7 +105,7 @@ def _subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Subject:
     """What is to be checked of a model that rotates."""
     record = provenance.record_in(snapshot)
     with said_of(snapshot):
-        model = families.as_read(snapshot.config)
+        model = snapshot.as_read()
     claim, base = claim_of(snapshot, model, record, against)
     return Subject(snapshot, model, record, claim, base, depth)
 

@@ -1,0 +1,91 @@
+"""What the header of a GGUF says as the config that transformers would have.
+
+A Model needs none of it. A plan and a record show the config before and after, and what is made of
+the file with transformers (dequantised weights) needs one.
+"""
+
+from ropext.families.config import defaults_of
+from ropext.families.described import NO_FACTS
+from ropext.families.table import Label, family
+from ropext.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers
+from ropext.jsontext import Json
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def config_of(geometry: Geometry) -> dict[str, Json]:
+    """Return the config that transformers would have, as far as positions go."""
+    row = geometry.row
+    theta = family(row.type, NO_FACTS).theta[0]
+    kinds: list[str] | None = None
+    if geometry.kinds is not None:
+        kinds = list(geometry.kinds)
+    uses_windows = None  # as the class has it
+    if not geometry.window:
+        uses_windows = False
+    config: dict[str, Json] = {
+        "model_type": row.type,
+        "hidden_size": geometry.hidden,
+        "num_hidden_layers": geometry.layers,
+        "num_attention_heads": geometry.heads,
+        "num_key_value_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "max_position_embeddings": geometry.context,
+        "vocab_size": geometry.vocab,
+        theta: geometry.rope.freq_base,
+        "rope_scaling": dict(geometry.scaling),
+        "sliding_window": geometry.window,
+        "layer_types": kinds,
+        "max_window_layers": geometry.layers,
+        "use_sliding_window": uses_windows,
+        "full_attention_interval": geometry.interval or None,
+        "num_nextn_predict_layers": geometry.drafting or None,
+    }
+    if row.partial:
+        config[row.partial] = geometry.dim / geometry.head_dim
+    if row.name == "deepseek2":
+        config["qk_rope_head_dim"] = geometry.dim
+        config["kv_lora_rank"] = geometry.latent
+        config["head_dim"] = None
+    default = defaults_of(row.type, NO_FACTS).get(ORIGINAL)
+    original = geometry.scaling.get(ORIGINAL, default)
+    if default not in (None, original):
+        config[ORIGINAL] = original  # or the class's own comes before that of the dict
+    labels = family(row.type, NO_FACTS).labels
+    if geometry.windowed is not None:
+        config |= _by_layer_type(geometry, geometry.windowed, labels)
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _by_layer_type(
+    geometry: Geometry, windowed: WindowedLayers, labels: tuple[Label, ...]
+) -> dict[str, Json]:
+    """Return the rope dicts of windowed and of other layers, whose heads may differ, too. A key
+    with the value None is left out of the config."""
+    partial = geometry.row.partial
+    of_full: dict[str, Json] = {"rope_theta": geometry.rope.freq_base}
+    of_windowed: dict[str, Json] = {"rope_type": "default", "rope_theta": windowed.theta}
+    if partial:
+        of_full[partial] = geometry.dim / geometry.head_dim
+        of_windowed[partial] = windowed.turning / windowed.head_dim
+    of_full |= geometry.scaling
+    rows = dict[str, Json]()
+    for label in labels:
+        if label.windowed:
+            rows[label.name] = of_windowed
+        else:
+            rows[label.name] = of_full
+    by_kind = geometry.kv_heads_by_kind
+    changed: dict[str, Json] = {
+        "num_key_value_heads": by_kind.get(WINDOWED, geometry.kv_heads),
+        "num_global_key_value_heads": by_kind.get(FULL),
+    }
+    if by_kind:
+        changed["attention_k_eq_v"] = True  # or stock reads no heads of their own
+    changed["num_kv_shared_layers"] = geometry.shared_layers
+    changed["head_dim"] = windowed.head_dim
+    changed["global_head_dim"] = geometry.head_dim
+    changed["rope_parameters"] = rows
+    for moved in ("rope_theta", "rope_scaling", partial):
+        changed[moved] = None
+    return changed

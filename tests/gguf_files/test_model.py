@@ -1,0 +1,75 @@
+"""The Model of a GGUF, straight from its header; the config spelled of it says the same model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_files import making, test_architectures
+
+import ropext
+from ropext import families, inspecting
+from ropext.gguf import open_gguf
+
+TABLE = Path(ropext.__file__).parent / "loaders" / "gguf.json"
+ARCHITECTURES = json.loads(TABLE.read_text("utf-8"))["architectures"]
+HALF = {"rope.dimension_count": 8}
+LATENT = HALF | {"attention.kv_lora_rank": 32, "attention.key_length": 24}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+YARN |= {"rope.scaling.original_context_length": 64}
+
+
+def written(path, arch, more=None):
+    metadata = dict(more or {})
+    if arch in test_architectures.NEW:
+        return test_architectures.made(path, arch, test_architectures.NEW[arch][0] | metadata)
+    if arch == "deepseek2":
+        metadata |= LATENT
+    elif ARCHITECTURES[arch].get("partial"):
+        metadata |= HALF
+    return making.write(path, arch, making.LLAMA | metadata)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_config_that_is_spelled_says_the_model_of_the_header(tmp_path, arch):
+    more = {"block_count": 9, "nextn_predict_layers": 1, "expert_count": 2}
+    file = open_gguf(str(written(tmp_path / "m.gguf", arch, more)))
+    model = file.read()
+    assert families.read(file.config) == model
+    assert model.layers == 8
+    assert model.scaled_sites[0].rope.theta == file.head.decimal(f"{arch}.rope.freq_base")
+
+
+def test_a_theta_of_neox_is_the_headers(tmp_path):
+    model = open_gguf(str(written(tmp_path / "m.gguf", "gptneox"))).read()
+    assert model.scaled_sites[0].rope.theta == 50_000
+    plan = inspecting.plan(str(tmp_path / "m.gguf"), factor=2.0, method="ntk")
+    assert plan.main.rope.dim == 8
+    theta = {edit.key: edit.after for edit in plan.edits}["gptneox.rope.freq_base"]
+    assert theta == pytest.approx(50_000 * 2 ** (8 / 6))
+
+
+def test_the_original_length_of_phi3_is_the_headers(tmp_path):
+    long = np.linspace(2, 16, 8, dtype=np.float32)
+    data = {"rope_factors_long.weight": long, "rope_factors_short.weight": long}
+    metadata = making.LLAMA | {"rope.scaling.original_context_length": 64}
+    path = making.write(tmp_path / "m.gguf", "phi3", metadata, data=data | making.tensors())
+    file = open_gguf(str(path))
+    assert file.read().scaled_sites[0].rope.original_context == 64
+    assert families.read(file.config) == file.read()
+
+
+def test_each_channel_that_turns_is_counted(tmp_path):
+    metadata = making.LLAMA | {"attention.key_length": 52, "rope.dimension_count": 30}
+    assert int(52 * (30 / 52)) == 29  # which the share of a head, as a float, makes of it
+    path = making.write(tmp_path / "m.gguf", "stablelm", metadata)
+    assert open_gguf(str(path)).read().scaled_sites[0].rope.dim == 30
+
+
+def test_the_cache_of_a_layer_is_by_its_own_heads(tmp_path):
+    heads = {"attention.head_count_kv": [2, 1], "attention.sliding_window_pattern": [True, False]}
+    metadata = making.LLAMA | heads | {"attention.sliding_window": 32}
+    path = making.write(tmp_path / "m.gguf", "gemma3", metadata)
+    windowed, full = open_gguf(str(path)).read().kv_layers
+    assert (windowed.values, windowed.window) == (2 * 2 * 16, 32)
+    assert (full.values, full.window) == (2 * 1 * 16, None)
