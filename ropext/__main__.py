@@ -1,5 +1,6 @@
 """The program `ropext`, also `python -m ropext`."""
 
+import json
 import sys
 
 if __name__ == "__main__" and "-m" in sys.orig_argv and not sys.flags.safe_path:
@@ -13,8 +14,12 @@ def main() -> None:
     except KeyboardInterrupt:
         from ropext.errors import NothingKept
 
+        code = NothingKept.exit_code
         sys.stderr.write("error: interrupted\n")
-        sys.exit(NothingKept.exit_code)
+        if "--json" in sys.argv:
+            error = {"error": "interrupted", "exit_code": code, "option": None}
+            sys.stdout.write(f"{json.dumps(error, indent=2)}\n")
+        sys.exit(code)
     run()
 
 

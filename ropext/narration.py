@@ -1,5 +1,6 @@
 """How a long piece of work tells how far it is, and how it is stopped; it prints nothing itself."""
 
+import os
 import re
 import shlex
 import signal
@@ -19,8 +20,21 @@ Say = Callable[[str], None]  # a sentence
 Show = Callable[[int, int, str], None]
 Clock = Callable[[], float]
 
+_TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
+_USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
+HIDDEN = "***"
+
 SECONDS = 30.0  # between two lines of a log
 FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
+
+
+def scrub(text: str) -> str:
+    """The text without tokens: those of the environment, of a known shape, or inside a URL."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        token = os.environ.get(name)
+        if token:
+            text = text.replace(token, HIDDEN)
+    return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
 
 
 def pasted(*words: str) -> str:

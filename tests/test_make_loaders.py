@@ -115,7 +115,7 @@ def test_a_fact_of_versions_that_no_column_has(with_facts):
     served = inspecting.as_it_stands("ropext://demo")
     assert served is not None
     with pytest.raises(NotMeasured, match=r"mlx 0\.30-0\.32\.1: not measured"):
-        inspecting.gate(served, ["mlx==0.31"])
+        inspecting.gate(served, ["mlx==0.31"]).raise_if_failed()
 
 
 def test_a_fact_of_an_open_range_holds_for_versions_that_are_newer_than_every_column(with_facts):

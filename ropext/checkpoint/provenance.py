@@ -27,6 +27,7 @@ from ropext.families import Model
 from ropext.families.config import named
 from ropext.inputs import is_plain_name
 from ropext.jsontext import Json, JsonObject, dump, read_object
+from ropext.narration import HIDDEN, scrub
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.version import __version__
@@ -50,9 +51,6 @@ LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", 
 
 # The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
 _SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
-_TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
-_USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
-HIDDEN = "***"
 # An absolute path of two parts at least: neither "</s>" nor "and/or" nor a URL is one.
 _PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+){2,}")
 
@@ -161,15 +159,6 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             known[library] = importlib.metadata.version(library)
     return known
-
-
-def scrub(text: str) -> str:
-    """The text without tokens: those of the environment, of a known shape, or inside a URL."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
-        token = os.environ.get(name)
-        if token:
-            text = text.replace(token, HIDDEN)
-    return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
 
 
 def without_places(value: Json, inside: bool) -> Json:

@@ -25,7 +25,7 @@ from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, RopextError, Stopped, UsageError
 from ropext.inputs import CONFIG_LIMIT, read_bytes
 from ropext.jsontext import dump, parse_object
-from ropext.narration import SILENT, Hooks, Say, kept_after_interrupt
+from ropext.narration import SILENT, Hooks, Say, kept_after_interrupt, scrub
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelCard, ModelInfo
@@ -224,7 +224,7 @@ def push(
         notes.append(f"{repository} stays private; its settings on the hub can make it public")
     return replace(
         pushed,
-        url=provenance.scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
+        url=scrub(f"{api.endpoint}/{repository}"),  # HF_ENDPOINT may hold a password
         commit=commit,
         private=bool(before.private),
         changed=commit != before.sha,
@@ -345,7 +345,7 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
             if not (bars or without):
                 enable_progress_bars()
     for warning in caught:
-        say(f"the hub says: {provenance.scrub(' '.join(str(warning.message).split()))[:300]}")
+        say(f"the hub says: {scrub(' '.join(str(warning.message).split()))[:300]}")
 
 
 @contextmanager
@@ -366,5 +366,5 @@ def _card_errors() -> Iterator[None]:
     except ValueError as error:
         if "README.md" not in str(error):
             raise
-        reason = " ".join(provenance.scrub(str(error)).split())[:300]
+        reason = " ".join(scrub(str(error)).split())[:300]
         raise InputError(f"the hub refuses the head of the card: {reason}") from None

@@ -149,6 +149,8 @@ def _code_of(words: list[str]) -> int:
         _check_words(words)
         # The name also under `python -m ropext`: completion scripts are made from it.
         return build(_asked(words), words)(words, prog_name="ropext", standalone_mode=False) or 0
+    except NothingKept as error:
+        return _interrupted(str(error), words)
     except RopextError as error:
         return _failed(str(error), error.exit_code, words)
     except ModuleNotFoundError as error:
@@ -160,12 +162,12 @@ def _code_of(words: list[str]) -> int:
     except WRONG_WORDS as error:
         return _failed(_sentence(error, words), UsageError.exit_code, words)
     except KeyboardInterrupt as interrupt:
-        return _interrupted(interrupt, words)
+        return _interrupted(" ".join(interrupt.args), words)
     except typer.Abort as error:
         # The option parser turns an interrupt into this.
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        return _interrupted(error.__cause__, words)
+        return _interrupted(" ".join(error.__cause__.args), words)
 
 
 def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
@@ -176,9 +178,13 @@ def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
     return exit_code
 
 
-def _interrupted(interrupt: KeyboardInterrupt, words: list[str]) -> int:
-    if interrupt.args:
-        return _failed(str(interrupt), NothingKept.exit_code, words)
+def _interrupted(sentence: str, words: list[str]) -> int:
+    """Say what an interrupt leaves; without a sentence tell a program alone, for a person was told
+    of it as it came."""
+    if sentence:
+        return _failed(sentence, NothingKept.exit_code, words)
+    if "--json" in words:
+        fail_as_json("interrupted", NothingKept.exit_code, words)
     return NothingKept.exit_code
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from ropext import guard
 from ropext.cli.output import Out
+from ropext.errors import NothingKept
 from ropext.inputs import from_home
 from ropext.lengths import parse_length
 from ropext.narration import heard_by
@@ -213,8 +214,11 @@ def speaking(command: Command) -> Command:
 
     def with_out(as_json: Json = False, quiet: Quiet = False, **values: object) -> None:
         out = Out(as_json, quiet)
-        with heard_by(out.say):
-            command(out=out, **values)
+        try:
+            with heard_by(out.say):
+                command(out=out, **values)
+        except KeyboardInterrupt as interrupt:  # of which typer would keep its number alone
+            raise NothingKept(*interrupt.args) from None
 
     parameters = _parameters(command, without="out") + _parameters(with_out, without="values")
     return _declared(with_out, command, parameters)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError, UsageError
 from ropext.jsontext import values_json
-from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, told
+from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, scrub, told
 
 if TYPE_CHECKING:
     from ropext.inspecting import Inspection
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 def visible(text: str) -> str:
     """Without what a terminal would obey or could not encode: a config is written by strangers;
-    and without tokens, for logs are kept."""
-    from ropext.checkpoint.provenance import scrub  # late: not every start says something
-
+    and without tokens, for logs are kept. It imports nothing: a signal may come in the middle of an
+    import."""
     text = scrub(text)
     if _prints(text.replace("\n", "")):
         return text

@@ -9,7 +9,7 @@ import typer
 
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
-from ropext.errors import GateFailed, NotMeasured, UsageError
+from ropext.errors import UsageError
 from ropext.inputs import read_text
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend, parse_extend
@@ -162,13 +162,14 @@ def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bo
     is a part of the answer."""
     from ropext import inspecting
 
-    try:
-        inspecting.gate(served, names)
-    except (GateFailed, NotMeasured):
-        out.result(_shown_as_it_stands(served, details=True), served)
-        raise
-    verdict = f"--for {','.join(names)}: read as its config means"
-    out.result(_shown_as_it_stands(served, verdict, details=details), served)
+    judged = inspecting.gate(served, names)
+    data = served.to_json() | {"gate": judged}
+    if judged.passed:
+        shown = _shown_as_it_stands(served, judged.sentence, details=details)
+    else:
+        shown = _shown_as_it_stands(served, details=True)
+    out.result(shown, data)
+    judged.raise_if_failed()
 
 
 def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: bool) -> None:

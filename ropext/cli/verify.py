@@ -10,6 +10,7 @@ from ropext import guard
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import ProofFailed, UsageError
+from ropext.jsontext import values_json
 from ropext.narration import told_of_files
 from ropext.options.fields import DTYPES
 
@@ -157,13 +158,20 @@ def command(
     shown = text.verification(result.verdict, checks)
     if report and endpoint is not None:
         shown = f"{shown}\n\n{_form(directory, endpoint, result)}"
-    out.result(shown, result)
+    data = result.to_json()
+    judged = None
+    if names and result.passed:
+        if result.served is None:
+            raise UsageError(f"--for is for rotary models, and {directory} rotates nothing")
+        judged = inspecting.gate(result.served, names)
+        data["gate"] = values_json(judged)
+        if judged.passed:
+            shown = f"{shown}\n\n{judged.sentence}"
+    out.result(shown, data)
     if not result.passed:
         raise ProofFailed(result.verdict)
-    if names and result.served is None:
-        raise UsageError(f"--for is for rotary models, and {directory} rotates nothing")
-    if names and result.served is not None:
-        inspecting.gate(result.served, names)
+    if judged is not None:
+        judged.raise_if_failed()
 
 
 def _form(directory: str, endpoint: str, result: "Verification") -> str:

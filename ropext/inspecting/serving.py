@@ -61,21 +61,37 @@ def read_again(snapshot: Snapshot) -> Served:
     return Served(snapshot.name, carrier, record, read.readings, read.serving)
 
 
-def gate(served: Served, names: Sequence[str]) -> None:
-    """Raise where one of these loaders reads the model otherwise than its config means, or where
-    that was not measured; a version is named as in --for."""
+@dataclass(frozen=True)
+class LoaderGate:
+    """Whether the loaders of --for read a model as its config means."""
 
-    def meant(name: str) -> list[loaders.LoaderReading]:
-        return served.carrier.of_loader(name, served.readings)
+    loaders: tuple[str, ...]
+    passed: bool | None  # None: not measured
+    sentence: str
 
-    readings = [reading for name in names for reading in meant(name)]
+    def raise_if_failed(self) -> None:
+        """Raise where one of them reads it otherwise, or where that was not measured."""
+        if self.passed is None:
+            raise NotMeasured(self.sentence)
+        if not self.passed:
+            raise GateFailed(self.sentence)
+
+
+def gate(served: Served, names: Sequence[str]) -> LoaderGate:
+    """Judge how these loaders read a model; a version is named as in --for."""
+    readings = list[loaders.LoaderReading]()
+    for name in names:
+        readings += served.carrier.of_loader(name, served.readings)
     wrong = [reading for reading in readings if reading.verdict in WRONG]
     unknown = [reading for reading in readings if reading.verdict == "not measured"]
-    asked = f"--for {','.join(names)}: {served.directory}"
+    asked = f"--for {','.join(names)}"
     if wrong:
-        raise GateFailed(f"{asked} is not read as its config means: {_told(wrong)}")
+        sentence = f"{served.directory} is not read as its config means: {_told(wrong)}"
+        return LoaderGate(tuple(names), False, f"{asked}: {sentence}")
     if unknown:
-        raise NotMeasured(f"{asked}: how it is read was not measured: {_told(unknown)}")
+        sentence = f"{served.directory}: how it is read was not measured: {_told(unknown)}"
+        return LoaderGate(tuple(names), None, f"{asked}: {sentence}")
+    return LoaderGate(tuple(names), True, f"{asked}: read as its config means")
 
 
 def _told(readings: Sequence[loaders.LoaderReading]) -> str:

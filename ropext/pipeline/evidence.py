@@ -5,6 +5,7 @@ from typing import Any
 
 from ropext.checkpoint import provenance
 from ropext.jsontext import Json, JsonObject, read_object, values_json
+from ropext.narration import scrub
 from ropext.options.recipe import REPORT
 from ropext.pipeline.work import USED, Work
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
@@ -86,7 +87,7 @@ def section(work: Work, evidence: Evidence) -> dict[str, Any]:
         if record is not None and name != REPORT:
             stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
     content = {
-        "recipe": work.recipe.source.text and provenance.scrub(work.recipe.source.text),
+        "recipe": work.recipe.source.text and scrub(work.recipe.source.text),
         "resolved": work.recipe.resolved(),
         "stages": stages,
         "evaluation": None if evidence.measured is None else _numbers(evidence.measured),

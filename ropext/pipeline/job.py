@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ropext import bundled, guard
-from ropext.checkpoint.provenance import scrub
 from ropext.errors import InputError, UsageError
 from ropext.inputs import from_home, is_path
+from ropext.narration import scrub
 from ropext.options.fields import (
     DOCUMENTS,
     EVALUATE,

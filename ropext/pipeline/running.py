@@ -26,7 +26,7 @@ from ropext.inputs import from_home
 from ropext.jobs import Job
 from ropext.jsontext import JsonObject
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
-from ropext.narration import Call, kept_after_interrupt
+from ropext.narration import Call, kept_after_interrupt, scrub
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -231,7 +231,7 @@ class WholeRun:
                 with os_errors(self.recipe):
                     self.recipe.unlink(missing_ok=True)
                 if text is not None:  # the file as it is, beside the manifest
-                    write_text(self.recipe, guard.signed(provenance.scrub(text)))
+                    write_text(self.recipe, guard.signed(scrub(text)))
             wait_for_everyone()
             words = provenance.clean_command(work.call.command)
             work.note(f"begin: {' '.join(words) or 'from Python'}")

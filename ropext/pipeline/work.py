@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import scrub, versions
+from ropext.checkpoint.provenance import versions
 from ropext.inspecting import plan_of, told_far
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
-from ropext.narration import NOBODY, Call, told_of_files
+from ropext.narration import NOBODY, Call, scrub, told_of_files
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.hashes import Hashes

@@ -126,20 +126,34 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
     assert (tmp_path / "out/model.safetensors").samefile(llama / "model.safetensors")
 
 
+# The module that the interpreter is about to import when the signal comes.
+IMPORTED = {"at once": "typer", "as checkpoints are imported": "ropext.checkpoint.staging"}
+STOP = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from ropext.__main__ import main
+main()
+"""
+
+
 @pytest.mark.needs("killpg")
-@pytest.mark.parametrize("moment", ["at once", "while it proves", "by a scheduler"])
+@pytest.mark.parametrize("moment", [*IMPORTED, "while it proves", "by a scheduler"])
 def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
-    words = [sys.executable, "-m", "ropext", "extend", str(llama), "--factor", "2", "-o"]
-    if moment == "at once":
-        # The interpreter imports the command line when the signal comes.
-        stop = "import os, signal, sys; sys.argv = ['ropext', *sys.argv[1:]]\n"
-        stop += "class Finder:\n    def find_spec(self, name, path=None, target=None):\n"
-        stop += "        if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
-        stop += "sys.meta_path.insert(0, Finder())\nfrom ropext.__main__ import main\nmain()\n"
-        words[1:3] = ["-c", stop]
+    words = [sys.executable, "-m", "ropext", "extend", str(llama), "--factor", "2", "--json", "-o"]
+    if moment in IMPORTED:
+        words[1:3] = ["-c", STOP.format(name=IMPORTED[moment])]
     # A session of its own: as on a terminal, the signal reaches the proof's process too.
     run = subprocess.Popen(
-        [*words, str(tmp_path / "out")], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*words, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     if moment == "while it proves":
         assert "proving" in run.stderr.readline()
@@ -147,8 +161,9 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     elif moment == "by a scheduler":
         assert "proving" in run.stderr.readline()
         os.kill(run.pid, signal.SIGTERM)  # the process alone
-    said = run.communicate(timeout=60)[1]
+    out, said = run.communicate(timeout=60)
     assert said.startswith("error: interrupted")
+    assert json.loads(out)["exit_code"] == 130
     assert "Traceback" not in said
     assert run.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["base"]

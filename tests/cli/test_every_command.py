@@ -193,14 +193,15 @@ main()
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupt_before_the_work_is_a_sentence_and_130(tmp_path, name):
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPT, name],
+        [sys.executable, "-c", INTERRUPT, name, "--json"],
         cwd=tmp_path,
         env=environment(tmp_path),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert done.returncode == 130, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 130
     assert done.stderr.startswith("error: interrupted")
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())

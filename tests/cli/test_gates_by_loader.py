@@ -6,6 +6,7 @@ import configs
 import pytest
 from command_line import run
 from gguf_files import making
+from json_schema import check
 
 from ropext import inspecting, verifying
 from ropext.errors import GateFailed, NotMeasured, UsageError
@@ -48,14 +49,20 @@ def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
     known = configs.LLAMA | {"model_type": "olmoe", "rope_scaling": YARN}
     (tmp_path / "config.json").write_text(json.dumps(known))
     code, shown = run("plan", str(tmp_path), "--for", "sglang", "--json", capsys=capsys)
-    assert (code, json.loads(shown.out)["target"]) == (6, 4096)
+    told = json.loads(shown.out)
+    assert (code, told["target"]) == (6, 4096)
+    check(told, "plan")
+    assert (told["gate"]["loaders"], told["gate"]["passed"]) == (["sglang"], None)
+    assert shown.err == f"error: {told['gate']['sentence']}\n"
     assert "how it is read was not measured" in shown.err
     assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
     # What is wrong comes before what is not known.
     served = inspecting.as_it_stands(str(tmp_path))
     with pytest.raises(NotMeasured):
-        inspecting.gate(served, ("sglang", "transformers"))
-    assert inspecting.gate(served, ("transformers",)) is None
+        inspecting.gate(served, ("sglang", "transformers")).raise_if_failed()
+    judged = inspecting.gate(served, ("transformers",))
+    assert judged.passed
+    assert judged.raise_if_failed() is None
 
 
 def test_a_base_has_a_gate_too(tmp_path):
@@ -64,18 +71,18 @@ def test_a_base_has_a_gate_too(tmp_path):
     saved |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(saved))
     served = inspecting.as_it_stands(str(tmp_path))
-    inspecting.gate(served, ("vllm", "transformers==5"))
+    assert inspecting.gate(served, ("vllm", "transformers==5")).passed
     with pytest.raises(GateFailed, match=r"mlx MLX-LM 0\.32\.2: different"):
-        inspecting.gate(served, ("vllm", "mlx"))
+        inspecting.gate(served, ("vllm", "mlx")).raise_if_failed()
 
 
 def test_a_file_has_one_too(tmp_path):
     scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | scaled)
     served = inspecting.as_it_stands(str(path))
-    inspecting.gate(served, ("llama.cpp", "lm-studio"))
+    assert inspecting.gate(served, ("llama.cpp", "lm-studio")).passed
     with pytest.raises(GateFailed, match=r"mistral\.rs .*: error"):
-        inspecting.gate(served, ("mistral.rs",))
+        inspecting.gate(served, ("mistral.rs",)).raise_if_failed()
     with pytest.raises(UsageError, match=r"runs no GGUF file that was measured; do: llama\.cpp"):
         inspecting.gate(served, ("vllm",))
     assert {reading.loader for reading in served.readings} == {
@@ -91,3 +98,11 @@ def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, c
     done, shown = run("verify", extended, "--for", names, capsys=capsys)
     assert done == code
     assert "all right (1 checks)" in shown.out
+    assert (f"--for {names}: read as its config means" in shown.out) is (code == 0)
+    _, shown = run("verify", extended, "--for", names, "--json", capsys=capsys)
+    told = json.loads(shown.out)
+    assert told["passed"]  # of the directory
+    assert told["gate"]["passed"] is (code == 0)
+    # A name that means nothing here is a mistake alone, with no result.
+    done, shown = run("verify", extended, "--for", "ollama", "--json", capsys=capsys)
+    assert (done, json.loads(shown.out)["option"]) == (2, "--for")
