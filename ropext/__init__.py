@@ -26,7 +26,7 @@ _PLACES = {
     "plan": "ropext.inspecting:plan",
     "push": "ropext.pipeline.publishing:push",
     "run": "ropext.pipeline.public:run",
-    "save": "ropext.patching:save",
+    "save": "ropext.patching.saving:save",
     "verify": "ropext.verifying:verify",
 }
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 import ropext
-from ropext import patching
+from ropext import guard, patching
+from ropext.bundled import MODELS
 from ropext.checkpoint.provenance import read_record, record_of
 from ropext.checkpoint.source import WriteManner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 from ropext.inspecting import plan_config
 from ropext.options.extend import Extend
+from ropext.patching.saving import MemorySource
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -188,7 +190,7 @@ def written_as(model, out: Path, config) -> Path:
     """The model in memory, written with a config as `save` writes it."""
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
-    source = patching.MemorySource(model, config, dict)
+    source = MemorySource(model, config, dict)
     return write(source, out, record, WriteManner(no_verify=True)).output
 
 
@@ -252,6 +254,31 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
     assert saved.proof is not None
     assert saved.proof["worst"]["error"] < 1e-6
     assert ropext.verify(tmp_path / "saved").passed
+
+
+def test_save_writes_a_tokenizer_that_caps_nothing_below_the_target(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    demo = MODELS["ropext://demo"]
+    model = ropext.patch(auto_class("llama").from_pretrained(demo), method="yarn", factor=4.0)
+    tokenizer = AutoTokenizer.from_pretrained(demo, model_max_length=256)
+    tokenizer("a", truncation=True, max_length=8)  # which a fast tokenizer keeps
+    model.generation_config.max_length = 256
+    text = "word " * 400
+    wanted = AutoTokenizer.from_pretrained(demo)(text)["input_ids"]
+    out = ropext.save(model, tmp_path / "saved", tokenizer=tokenizer)
+    assert tokenizer.model_max_length == 256
+    again = AutoTokenizer.from_pretrained(out)
+    assert again.model_max_length == 1024
+    assert again(text)["input_ids"] == wanted
+    assert ropext.verify(out).passed
+    assert guard.recorded(out) == {*guard.listing(out)}
+    edits = {edit.file: edit.after for edit in read_record(out).edits if edit.file != "config.json"}
+    assert edits == {
+        "tokenizer_config.json": 1024,
+        "tokenizer.json": None,
+        "generation_config.json": 1024,
+    }
 
 
 def test_save_refuses_an_extension_that_was_taken_back(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.contenders import rivals
 from ropext.inspecting import plan_config
 from ropext.options.extend import parse_extend
-from ropext.patching import attending, patch, save, self_extend, unpatch
+from ropext.patching import attending, patch, self_extend, unpatch
+from ropext.patching.saving import save
 from ropext.planning import make_plan
 from ropext.report import text
 from ropext.scaling.self_extend import EXCEPTION, Fold, FoldOptions

@@ -1,4 +1,4 @@
-"""Extend a model that is already in memory, by the same plan as a directory, and save it.
+"""Extend a model that is already in memory, by the same plan as a directory.
 
 Two skeletons without weights are built, from the model's config and from the new one. What differs
 between them is what the new config changes, and that alone is carried over: rotary buffers (always
@@ -9,31 +9,21 @@ model stay as they are.
 
 import copy
 import json
-import os
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import SAVED, Record, record_of
-from ropext.checkpoint.source import Weights, WriteManner, write
-from ropext.checkpoint.staging import Staged
-from ropext.checkpoint.weights import WeightFile, weigh
-from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError
-from ropext.inputs import from_home, not_a_model
+from ropext.errors import InputError
+from ropext.inputs import not_a_model
 from ropext.inspecting import plan_config
 from ropext.inspecting.held import ORIGINAL
 from ropext.jsontext import Json, JsonObject
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
-from ropext.options.extend import Extend, Writing, parse_extend
-from ropext.options.fields import Link
+from ropext.options.extend import Extend, parse_extend
 from ropext.patching.schemes import set_rows, set_slopes, tables_of
 from ropext.planning import CONFIG_ALONE, ExtensionPlan, InMemory
-from ropext.rope import CONFIG
 from ropext.scaling.self_extend import FoldOptions
 
 if TYPE_CHECKING:
@@ -238,70 +228,6 @@ def unpatch(model: Model) -> Model:
     return model
 
 
-@dataclass(frozen=True)
-class MemorySource:
-    """A patched model in memory, to be written with all spellings of its config dict.
-
-    save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
-    RoPE.
-    """
-
-    model: object
-    config: JsonObject
-    prover: Callable[[Path], JsonObject]
-
-    left: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def inputs(self) -> Sequence[Path | str]:
-        return [name_of(base_model(self.model))]
-
-    def is_file(self, output: Path) -> bool:
-        return False
-
-    def written_in(self, place: Path) -> set[str] | None:
-        return None  # save replaces nothing
-
-    def check(self, output: Path, link: Link) -> None:
-        from transformers import PreTrainedModel
-
-        if not isinstance(self.model, PreTrainedModel):
-            raise UsageError(
-                f"save wants a transformers model, not a {type(self.model).__name__}; "
-                "merge an adapter first (merge_and_unload)"
-            )
-        if output.exists():
-            raise OutputExists(f"{output} is there already; save writes to a new directory")
-
-    def weigh(self, manner: WriteManner) -> Weights:
-        return {}  # there are no files yet
-
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        base_model(self.model).save_pretrained(stage.directory)
-        path = stage.directory / CONFIG
-        written = json.loads(path.read_text(encoding="utf-8"))
-        merged = written | dict(self.config)
-        # The weights have the dtype of the model in memory, under either spelling.
-        for key in ("dtype", "torch_dtype"):
-            if key in merged:
-                merged[key] = written["dtype"]
-        path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
-        weights = dict[str, WeightFile]()
-        for file in sorted(stage.directory.glob("*.safetensors")):
-            weights[file.name] = weigh(file)
-        return replace(record, weights=weights)
-
-    def prove(self, directory: Path) -> JsonObject:
-        return self.prover(directory)
-
-    def finish(
-        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
-    ) -> Record:
-        full = replace(record, proof=proof)
-        provenance.write(full, stage.directory)
-        return full
-
-
 def name_of(live: "PreTrainedModel") -> str:
     """The directory or hub id that a loaded model came from, as transformers keeps it; "" where it
     came from none."""
@@ -375,41 +301,3 @@ def patch(
     apply_plan(model, made)
     setattr(base_model(model), PLANNED, made)
     return model
-
-
-@public()
-def save(model: Any, directory: str | os.PathLike[str], *, no_verify: bool = False) -> Path:
-    """Write a patched model in stock format, with every spelling that loaders read, and its
-    record. It is proved as `extend` proves what it writes, unless `no_verify` says not to."""
-    Writing(no_verify=no_verify)  # refused where it is no flag
-    live = base_model(model, "save")
-    made = plan_in(live)
-    if made is None:
-        raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
-    if made.uncarried:
-        raise UnsupportedModel(made.uncarried)
-
-    def prove(folder: Path) -> JsonObject:
-        from ropext import proof  # late: reading a model proves nothing
-
-        own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
-        return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
-
-    # What a trainer did to the weights since the patch is not known.
-    record = record_of(made, _base_of(live))
-    record = replace(record, more=dict(record.more) | {SAVED: True})
-    source = MemorySource(model, made.config, prove)
-    return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
-
-
-def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
-    name = name_of(live)
-    is_here = not name or Path(name).is_dir()
-    return {
-        "name": name or type(live).__name__,
-        "hub_id": None if is_here else name,
-        "revision": None,
-        "commit": None if is_here else getattr(live.config, "_commit_hash", None),
-        "quantisation": None,
-        "config": original_of(live),
-    }

@@ -1,0 +1,161 @@
+"""Save a patched model: the weights from memory, every spelling of its config, its record."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ropext.checkpoint import open_snapshot, provenance
+from ropext.checkpoint.provenance import SAVED, Record, record_of
+from ropext.checkpoint.source import Weights, WriteManner, write
+from ropext.checkpoint.staging import Staged
+from ropext.checkpoint.tokenizer import TOKENIZER, clear_truncation, find_truncation, length_edits
+from ropext.checkpoint.weights import WeightFile, weigh
+from ropext.errors import OutputExists, UnsupportedModel, UsageError
+from ropext.inputs import from_home
+from ropext.jsontext import Json, JsonObject, dump, read_object
+from ropext.options.door import public
+from ropext.options.extend import Writing
+from ropext.options.fields import Link
+from ropext.patching import base_model, name_of, original_of, plan_in
+from ropext.rope import CONFIG, Edit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """A patched model in memory, to be written with all spellings of its config dict.
+
+    save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
+    RoPE.
+    """
+
+    model: object
+    config: JsonObject
+    prover: Callable[[Path], JsonObject]
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+
+    left: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def inputs(self) -> Sequence[Path | str]:
+        return [name_of(base_model(self.model))]
+
+    def is_file(self, output: Path) -> bool:
+        return False
+
+    def written_in(self, place: Path) -> set[str] | None:
+        return None  # save replaces nothing
+
+    def check(self, output: Path, link: Link) -> None:
+        from transformers import PreTrainedModel
+
+        if not isinstance(self.model, PreTrainedModel):
+            raise UsageError(
+                f"save wants a transformers model, not a {type(self.model).__name__}; "
+                "merge an adapter first (merge_and_unload)"
+            )
+        if output.exists():
+            raise OutputExists(f"{output} is there already; save writes to a new directory")
+
+    def weigh(self, manner: WriteManner) -> Weights:
+        return {}  # there are no files yet
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+        base_model(self.model).save_pretrained(stage.directory)
+        path = stage.directory / CONFIG
+        written = json.loads(path.read_text(encoding="utf-8"))
+        merged = written | dict(self.config)
+        # The weights have the dtype of the model in memory, under either spelling.
+        for key in ("dtype", "torch_dtype"):
+            if key in merged:
+                merged[key] = written["dtype"]
+        path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+        weights = dict[str, WeightFile]()
+        for file in sorted(stage.directory.glob("*.safetensors")):
+            weights[file.name] = weigh(file)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(stage.directory)
+        snapshot = open_snapshot(stage.directory)
+        edits, limits = length_edits(snapshot, record.context, record.target)
+        stage.notes += limits
+        for edit in edits:
+            _raise_limit(stage.directory / edit.file, edit)
+        return replace(record, weights=weights, edits=record.edits + edits)
+
+    def prove(self, directory: Path) -> JsonObject:
+        return self.prover(directory)
+
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        full = replace(record, proof=proof)
+        provenance.write(full, stage.directory)
+        return full
+
+
+def _raise_limit(path: Path, edit: Edit) -> None:
+    """Let a file that transformers has just written cap the length no more."""
+    if edit.file == TOKENIZER:
+        span = find_truncation(path)
+        assert span is not None, path  # the edit clears it
+        capped = path.with_name(f"{path.name}.capped")
+        path.rename(capped)
+        clear_truncation(capped, path, span)
+        capped.unlink()
+        return
+    content = dict(read_object(path))
+    content[edit.key] = edit.after
+    path.write_bytes(dump(content))
+
+
+@public()
+def save(
+    model: Any,
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    no_verify: bool = False,
+) -> Path:
+    """Write a patched model in stock format, with every spelling that loaders read, and its
+    record. It is proved as `extend` proves what it writes, unless `no_verify` says not to.
+
+    A model in memory has no tokenizer: without `tokenizer` none is written, as by save_pretrained.
+    What in it caps the length is raised to the target in the files alone.
+    """
+    Writing(no_verify=no_verify)  # refused where it is no flag
+    live = base_model(model, "save")
+    made = plan_in(live)
+    if made is None:
+        raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
+    if made.uncarried:
+        raise UnsupportedModel(made.uncarried)
+
+    def prove(folder: Path) -> JsonObject:
+        from ropext import proof  # late: reading a model proves nothing
+
+        own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
+        return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
+
+    # What a trainer did to the weights since the patch is not known.
+    record = record_of(made, _base_of(live))
+    record = replace(record, more=dict(record.more) | {SAVED: True})
+    source = MemorySource(model, made.config, prove, tokenizer)
+    return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
+
+
+def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
+    name = name_of(live)
+    is_here = not name or Path(name).is_dir()
+    return {
+        "name": name or type(live).__name__,
+        "hub_id": None if is_here else name,
+        "revision": None,
+        "commit": None if is_here else getattr(live.config, "_commit_hash", None),
+        "quantisation": None,
+        "config": original_of(live),
+    }
