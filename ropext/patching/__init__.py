@@ -1,4 +1,4 @@
-"""Extend a model that is already in memory, by the same plan as a directory.
+"""Extend a model that is already in memory, by the same plan as a directory, and save it.
 
 Two skeletons without weights are built, from the model's config and from the new one. What differs
 between them is what the new config changes, and that alone is carried over: rotary buffers (always
