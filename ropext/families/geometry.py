@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropext.errors import InputError
 from ropext.families.config import Dict, defaults_of
 from ropext.families.described import NO_FACTS, Facts
-from ropext.families.model import CacheLayer
 from ropext.families.table import Family, Label, family
 from ropext.forms import LARGEST_THETA, Params
 
@@ -34,6 +33,19 @@ class Sizes:
     window: int | None
     layer_thetas: tuple[float, ...]
     rotates: tuple[bool, ...]  # whether each layer does, where the config says so layer by layer
+
+
+class CacheLayer(NamedTuple):
+    """What one layer keeps in the KV cache."""
+
+    values: int  # numbers per token
+    window: int | None  # only of so many last tokens
+    rate: int | None = None  # and one entry for every so many tokens, beside the window
+    is_latent: bool = False  # one vector for all heads, from which keys and values are made
+
+    def kept(self, tokens: int) -> int:
+        entries = min(tokens, self.window or tokens) + (tokens // self.rate if self.rate else 0)
+        return self.values * entries
 
 
 class TextConfig(Dict):

@@ -12,10 +12,10 @@ from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Facts, Numbers
 from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
 from ropext.families.lengths import LENGTH_KEYS, NAMED, STRETCHED, StatedLengths, lengths
-from ropext.families.model import Model, Problem
-from ropext.families.params import read_flat, read_nested
-from ropext.families.stated import (
+from ropext.families.model import (
     PREDICTS,
+    Model,
+    Problem,
     Stated,
     length_notes,
     model_of,
@@ -24,6 +24,7 @@ from ropext.families.stated import (
     scaled_alone,
     with_lengths,
 )
+from ropext.families.params import read_flat, read_nested
 from ropext.families.table import Label, is_mrope
 from ropext.forms import Params
 from ropext.rope import RopeSite

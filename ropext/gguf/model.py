@@ -6,6 +6,7 @@ from ropext.families import Model
 from ropext.families.config import Dict, defaults_of
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import (
+    CacheLayer,
     Sizes,
     attends,
     derived_head_dim,
@@ -14,9 +15,7 @@ from ropext.families.geometry import (
     rotation_of_class,
 )
 from ropext.families.lengths import NAMED, StatedLengths, lengths
-from ropext.families.model import CacheLayer
-from ropext.families.params import normalised
-from ropext.families.stated import (
+from ropext.families.model import (
     PREDICTS,
     Stated,
     length_notes,
@@ -26,6 +25,7 @@ from ropext.families.stated import (
     scaled_alone,
     with_lengths,
 )
+from ropext.families.params import normalised
 from ropext.families.table import Family, family, is_mrope
 from ropext.forms import Params
 from ropext.gguf.geometry import WINDOWED, Geometry

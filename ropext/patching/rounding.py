@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ropext import families, stock
 from ropext.errors import UnsupportedModel, UsageError
-from ropext.families.model import CacheLayer
+from ropext.families.geometry import CacheLayer
 from ropext.jsontext import Json
 from ropext.options.cache import UNROUNDED, StoredCache
 

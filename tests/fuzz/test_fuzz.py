@@ -23,7 +23,7 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.snapshot import INDEX, INDEX_LIMIT
 from ropext.errors import InputError, RopextError
 from ropext.families import config as families_config
-from ropext.families import reading, respelling, stated
+from ropext.families import model, reading, respelling
 from ropext.inputs import CONFIG_LIMIT
 from ropext.report import text
 
@@ -196,7 +196,7 @@ FINDINGS = {
     "an original of one token": Finding(
         (
             (
-                stated._check_form,
+                model._check_form,
                 'kind == "longrope" and params["original_max_position_embeddings"] < 2',
                 "False",
             ),
