@@ -6,8 +6,7 @@ from typing import Any
 
 from ropext.carriers import CacheRules, Carrier
 from ropext.errors import UsageError
-from ropext.families.geometry import attends
-from ropext.families.geometry import CacheLayer
+from ropext.families.geometry import CacheLayer, attends
 
 LONGEST = 1 << 31  # tokens: positions are 32-bit integers in most engines
 STEP = 256  # tokens by which the longest length is sought, as llama.cpp makes a cache
