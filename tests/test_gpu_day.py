@@ -28,7 +28,6 @@ def cases(day):
         "after": lambda: {"four": 4 / (not hasattr(gpu_pieces, "spoilt"))},
     }
 """,
-    "folding": "def cases(day):\n    return {}\n",
     "evaluation": """
 import subprocess, sys, time
 def cases(day):
@@ -52,8 +51,9 @@ def cases(day):
         return {"seven": 7}
     return {"long": long}
 """,
-    "recipes": "def cases(day):\n    return {}\n",
 }
+for name in ("folding", "pose", "groups", "questions", "recipes"):
+    FAKES[name] = "def cases(day):\n    return {}\n"
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ FIRST = [
     ("correctness", "wrong", "error"),
     ("correctness", "out", "left_out"),
     ("correctness", "after", "figures"),
-    ("evaluation", "hangs", "error"),
-    ("evaluation", "after", "figures"),
     ("training", "dies", "error"),
     ("training", "after", "figures"),
     ("processes", "its start", "error"),
+    ("evaluation", "hangs", "error"),
+    ("evaluation", "after", "figures"),
 ]
 
 
@@ -194,8 +194,10 @@ def test_the_result_waits_for_a_wheel_that_is_not_whole(clone, tmp_path):
     (parts / "part-aa").write_bytes(b"half")
     words = ("--dry-run", "-o", tmp_path / "out", "--model", parts, "--only", "result", "recipes")
     printed = call(clone, *words)
-    assert f"--model {parts}: not the whole wheel yet; the result waits for it" in printed
-    assert "not done: correctness, folding, evaluation, training, processes, result" in printed
+    assert f"--model {parts}: not the whole wheel yet; what reads it waits" in printed
+    waiting = "result, pose, groups, questions"
+    left = f"correctness, folding, {waiting}, training, processes, evaluation"
+    assert f"not done: {left}; the same command goes on" in printed
     assert not (tmp_path / "out/half").exists()
 
 

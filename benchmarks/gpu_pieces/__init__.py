@@ -33,10 +33,13 @@ class Piece:
 PIECES = (
     Piece("correctness", "Correctness: the bundled model on the GPU beside the CPU", 120, 40),
     Piece("folding", "Self-Extend in blocks", 120, 40),
-    Piece("evaluation", "Evaluation, random weights", 240, 60),
+    Piece("result", "A result: tuned against its control", 480, 100, resumes=True),
+    Piece("pose", "Rows with a jump beside the same rows without one", 300, 90, resumes=True),
+    Piece("groups", "Self-Extend's groups that double with distance", 120, 40),
+    Piece("questions", "The result with half of the rows asking for keys", 480, 100, resumes=True),
     Piece("training", "Training, random weights", 300, 90),
     Piece("processes", "Processes: accelerate launch with the shipped configs", 240, 60),
-    Piece("result", "A result: tuned against its control", 480, 100, resumes=True),
+    Piece("evaluation", "Evaluation, random weights", 240, 60),
     Piece("recipes", "Recipes, random weights and three steps", 480, 150, resumes=True),
 )
 
@@ -52,7 +55,7 @@ class Day:
     out: Path
     dry: bool = False
     model: str = STAND_IN
-    data: Path | None = None  # folders tuning, novels and code
+    data: Path | None = None  # folders tuning, novels, manuals and code
 
     @classmethod
     def of(cls, text: str) -> "Day":

@@ -1,46 +1,26 @@
 """Does a tuning pay? A model tuned to twice its context: 400 steps, a fifth of the rows asking for
 keys, with windows of the old length; its control, the same steps inside the old context, truncated
-and read by Self-Extend; all judged on novels, code and manuals, and asked for 80 keys. Then a
-second tuning of which half of the rows ask for keys.
+and read by Self-Extend; all judged on novels, code and manuals, and asked for 80 keys.
 
 SmolLM2 from 8k to 16k where `--model` and `--data` are given, else the bundled model.
 """
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_pieces import ROOT, STAND_IN, Case, Day, LeftOut, at_least, at_most, extended, ropext
+from gpu_pieces import STAND_IN, Case, Day, LeftOut, at_least, at_most, extended, ropext
+from gpu_pieces.reading import CODE, MANUALS, NOVELS, documents_of, interval, load, read_by, texts
 
 FACTOR = 2
-SHARES = (0.2, 0.5)  # of the rows, that ask for keys
-NOVELS, CODE, MANUALS = "novels", "code", "manuals"
+SHARE = 0.2  # of the rows, that asks for keys
 MOST_DOCUMENTS = 16
 FOLDED = "self-extend"
 
 
 def place_of(day: Day, share: float) -> Path:
     return day.work / f"tuned-{share}"
-
-
-def texts(day: Day, name: str) -> str:
-    """The folder of that name; the bundled documents where the bundled model stands in."""
-    if day.model == STAND_IN:
-        return "ropext://tuning" if name == "tuning" else "ropext://held-out"
-    folder = day.data / name if day.data else None
-    if folder and folder.is_dir():
-        return str(folder)
-    if name == CODE:  # packages of Python's library; manuals have to be brought
-        made = day.work / CODE
-        words = [sys.executable, str(ROOT / "scripts/real_model.py"), "--code", str(made)]
-        subprocess.run(words, check=True)
-        for empty in [path for path in made.iterdir() if not path.stat().st_size]:
-            empty.unlink()  # a package that this Python has no longer
-        return str(made)
-    raise LeftOut(f"there is no folder {name} in --data")
 
 
 def tune(day: Day, share: float) -> dict[str, Any]:
@@ -100,46 +80,26 @@ def keys(day: Day, share: float) -> dict[str, Any]:
 def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     """Base and control through the short window, the control by Self-Extend and the tuned model
     over the whole length, on the same tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from ropext import corpus, patching
-    from ropext.evaluation.variants import Variant
+    from ropext import patching
     from ropext.models.adapter import add_adapter
-    from ropext.models.tokenizer import load_tokenizer
     from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.judge import judge_of, read_now
+    from ropext.training.judge import judge_of
     from ropext.training.origin import open_origin
 
     place = tuned(day, share)
     origin = open_origin(str(place / "base"))
-    config = origin.base_config()
-    target = origin.target
-    encoder = corpus.DocumentEncoder(load_tokenizer(origin.snapshot, False))
-    most = 2 if day.dry else MOST_DOCUMENTS
-    wanted = corpus.Wanted((target,), given=True, max_documents=most)
-    read = corpus.read_documents(corpus.Source(texts(day, name)))
-    documents = corpus.choose_documents(read, encoder, wanted).documents
-    judge = judge_of(documents, (origin.context, target), 0)
-
-    def load(directory: Path) -> Any:
-        dtype = torch.float32 if day.dry else torch.bfloat16
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-        return model.to(day.device).eval()
-
-    def read_by(model: Any, label: str, kind: str) -> Any:
-        return read_now(model, Variant(label, kind, origin.snapshot), judge).models
-
-    base = load(place / "base")
-    patching.apply_config(base, config)
-    with torch.no_grad():
-        models = read_by(base, BASE, BASE)
-        control = add_adapter(base, str(place / CONTROL))
-        models = models | read_by(control, CONTROL, CONTROL)
-        patching.patch(control, method=FOLDED, factor=FACTOR)
-        models = models | read_by(control, FOLDED, EXTENDED)
-        models = models | read_by(load(place), TUNED, EXTENDED)
+    snapshot = origin.snapshot
+    documents = documents_of(day, name, snapshot, origin.target, MOST_DOCUMENTS)
+    judge = judge_of(documents, (origin.context, origin.target), 0)
+    base = load(day, place / "base")
+    patching.apply_config(base, origin.base_config())
+    models = read_by(base, BASE, BASE, snapshot, judge)
+    control = add_adapter(base, str(place / CONTROL))
+    models = models | read_by(control, CONTROL, CONTROL, snapshot, judge)
+    patching.patch(control, method=FOLDED, factor=FACTOR)
+    models = models | read_by(control, FOLDED, EXTENDED, snapshot, judge)
+    models = models | read_by(load(day, place), TUNED, EXTENDED, snapshot, judge)
     measured = Measurement(judge.frame, models, judge.described)
     readings = measured.readings
     far = rules.far_change(measured, TUNED, CONTROL)
@@ -158,17 +118,15 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     }
 
 
-def interval(value: Any) -> str | None:
-    """Of a difference, as text; None of a single document."""
-    return value.ci95 and ", ".join(f"{bound:+.4f}" for bound in value.ci95)
+def arm(day: Day, share: float) -> dict[str, Case]:
+    """A tuning of which such a share of the rows asks for keys, and what judges it."""
+    what = f"{share:.0%} of the rows ask for keys"
+    made: dict[str, Case] = {f"{what}, the tuning": partial(tune, day, share)}
+    for name in (MANUALS, CODE, NOVELS):
+        made[f"{what}, {name}"] = partial(judge, day, share, name)
+    made[f"{what}, keys"] = partial(keys, day, share)
+    return made
 
 
 def cases(day: Day) -> dict[str, Case]:
-    made: dict[str, Case] = {}
-    for share in SHARES:
-        what = f"{share:.0%} of the rows ask for keys"
-        made[f"{what}, the tuning"] = partial(tune, day, share)
-        for name in (MANUALS, CODE, NOVELS):
-            made[f"{what}, {name}"] = partial(judge, day, share, name)
-        made[f"{what}, keys"] = partial(keys, day, share)
-    return made
+    return arm(day, SHARE)
