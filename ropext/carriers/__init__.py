@@ -88,8 +88,8 @@ class Carrier(Protocol):
     def misread(self, name: str, params: Params) -> str:
         """Say what a loader makes of a dict where that is known to be something else, else ""."""
 
-    def unmeasured(self, name: str, params: Params) -> str:
-        """Say what of a dict is not known in a loader, and what is; "" where nothing is known."""
+    def unmeasured(self, name: str, site: RopeSite) -> str:
+        """Say what of a site is not known in a loader, and what is; "" where nothing is known."""
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
         """Return the options whose result a loader reads exactly, "" where there are none."""

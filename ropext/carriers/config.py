@@ -149,9 +149,9 @@ class ConfigCarrier:
         model = self.model
         return loaders.misread(name, model.text_type, params, model_type=model.model_type)
 
-    def unmeasured(self, name: str, params: Params) -> str:
+    def unmeasured(self, name: str, site: RopeSite) -> str:
         model = self.model
-        return loaders.unmeasured(name, model.text_type, params, model_type=model.model_type)
+        return loaders.unmeasured(name, model.text_type, site.params, model_type=model.model_type)
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
         model = self.model

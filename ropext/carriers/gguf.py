@@ -66,13 +66,12 @@ class GgufCarrier:
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
         if not names:
             return True
-        verdicts = dict[str, str]()
-        for reading in self.readings(site, 0):
-            verdicts[reading.loader] = reading.verdict
+        readings = self.readings(site, 0)
         for name in names:
-            verdict = verdicts.get(loaders.loader_of(name), "not measured")
-            if verdict != "same" and not (even_so and verdict == "not measured"):
-                return False
+            for reading in self.of_loader(name, readings):
+                trusted = even_so and reading.verdict == "not measured"
+                if reading.verdict != "same" and not trusted:
+                    return False
         return True
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
@@ -86,8 +85,11 @@ class GgufCarrier:
     def misread(self, name: str, params: Params) -> str:
         return ""
 
-    def unmeasured(self, name: str, params: Params) -> str:
-        return ""
+    def unmeasured(self, name: str, site: RopeSite) -> str:
+        readings = self.of_loader(name, self.readings(site, 0))
+        return "; ".join(
+            f"{reading.loader} {reading.versions}: {reading.why}" for reading in readings
+        )
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
         return ""
@@ -144,5 +146,7 @@ class GgufCarrier:
         meant = [reading for reading in readings if reading.loader == loader]
         if not meant:
             known = listed([reading.loader for reading in readings])
-            raise UsageError(f"--for {name}: it runs no GGUF file that was measured; do: {known}")
+            raise UsageError(
+                f"--for {name}: it was not measured with GGUF files; these were: {known}"
+            )
         return meant

@@ -146,7 +146,7 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
     for name in names:
         if not carrier.are_exact((name,), trusted):
             unsure.append(name)
-            known.append(carrier.unmeasured(name, trusted.params))
+            known.append(carrier.unmeasured(name, trusted))
     said = (
         f"--for {','.join(unsure)}: how {_they(unsure, 'reads')} {trusted.params['rope_type']} "
         f"scaling in {carrier.model.model_type} was not measured"

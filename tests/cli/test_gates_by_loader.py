@@ -83,7 +83,9 @@ def test_a_file_has_one_too(tmp_path):
     assert inspecting.gate(served, ("llama.cpp", "lm-studio")).passed
     with pytest.raises(GateFailed, match=r"mistral\.rs .*: error"):
         inspecting.gate(served, ("mistral.rs",)).raise_if_failed()
-    with pytest.raises(UsageError, match=r"runs no GGUF file that was measured; do: llama\.cpp"):
+    with pytest.raises(
+        UsageError, match=r"was not measured with GGUF files; these were: llama\.cpp"
+    ):
         inspecting.gate(served, ("vllm",))
     assert {reading.loader for reading in served.readings} == {
         reader.loader for reader in gguf_readers()

@@ -16,7 +16,14 @@ from gguf_files import ggml, making
 import ropext
 from ropext import inspecting, verifying
 from ropext.checkpoint import staging
-from ropext.errors import InputError, NotExpressible, OutputExists, ProofFailed, UsageError
+from ropext.errors import (
+    InputError,
+    NotExpressible,
+    OutputExists,
+    ProofFailed,
+    RopextError,
+    UsageError,
+)
 from ropext.gguf import open_gguf, proving, writing
 from ropext.gguf.header import read_gguf
 from ropext.guard import signed
@@ -458,8 +465,20 @@ def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_pa
 def test_for_names_programs_that_run_a_file(base, tmp_path):
     for name in ("llama.cpp", "gguf", "LM-Studio", "ollama", "lmstudio,ollama"):
         inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name)
-    with pytest.raises(NotExpressible, match=r"how vllm reads yarn .* was not measured"):
-        inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders="vllm")
+    # One answer, whether the file is extended or stands as it is.
+    standing = inspecting.as_it_stands(str(base))
+    for ask in (
+        lambda name: inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name),
+        lambda name: inspecting.plan(str(base), factor=4.0, for_loaders=name),
+        lambda name: inspecting.gate(standing, (name,)).raise_if_failed(),
+    ):
+        with pytest.raises(
+            UsageError,
+            match=r"--for vllm: it was not measured with GGUF files; these were: llama\.cpp",
+        ):
+            ask("vllm")
+        with pytest.raises(RopextError, match=r"was not measured.*its settings pass no rope flag"):
+            ask("jan")
     for options in ({"method": "yarn"}, {}):
         with pytest.raises(
             UsageError,
