@@ -24,7 +24,7 @@ from ropext.checkpoint.staging import replace_file
 from ropext.checkpoint.weights import Count, WeightFile
 from ropext.errors import InputError
 from ropext.families import Model
-from ropext.families.config import named
+from ropext.families.config import named, shown
 from ropext.inputs import is_plain_name
 from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.narration import HIDDEN, scrub
@@ -366,7 +366,7 @@ def _record(content: dict[str, Json], path: str) -> Record:
     schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
-            f"{path} has schema {str(schema)[:20]}, this ropext reads {SCHEMA}; use the version "
+            f"{path} has schema {shown(schema)}, this ropext reads {SCHEMA}; use the version "
             "that wrote it"
         )
     keys = [entry.name for entry in fields(Record) if entry.name != "more"]

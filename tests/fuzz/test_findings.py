@@ -454,6 +454,16 @@ def test_a_line_cannot_be_forged_by_a_method_of_a_record(checkpoint):
     campaign.check_text(campaign.text.inspection(inspecting.inspect(str(checkpoint))))
 
 
+@pytest.mark.parametrize("schema", ["a\nforged line", "\x1b[31m", "\ud800", "x" * 3000, [None] * 9])
+def test_a_schema_that_does_not_print_is_quoted(checkpoint, schema):
+    """Found by the campaign of 28 November: a line break in a record's schema."""
+    content = seeds.records()[0] | {"schema": schema}
+    (checkpoint / "ropext.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has schema ") as caught:
+        read_record(checkpoint)
+    campaign.check_sentence(str(caught.value))
+
+
 @pytest.mark.parametrize(
     "sections",
     [
