@@ -591,6 +591,57 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
         ropext.extend(place, tmp_path / "out", **far | {"factor": 63.0})
 
 
+@pytest.mark.parametrize(
+    ("steps", "more", "times"),
+    [
+        ([(4096, 262_144, "yarn")], {}, 128),
+        ([(4096, 16_384, "yarn"), (16_384, 262_144, "yarn")], {}, 128),
+        ([(4096, 262_144, "length-only")], {}, 0),
+        ([(4096, 262_144, "yarn")], {"finetune": {"steps": 9}}, 0),
+        # Of the last step's base something was trained, if not by that step.
+        ([(4096, 65_536, "yarn"), (65_536, 262_144, "yarn")], {"trained_on": {"count": 1}}, 8),
+    ],
+)
+def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
+    tmp_path, steps, more, times
+):
+    base = {"name": "base", "config": configs.LLAMA}
+    for context, target, method in steps:
+        link = {"method": method, "context": context, "target": target, "edits": []}
+        link |= {"recipe": {}, "base": base}
+        longer = configs.LLAMA | {"max_position_embeddings": target}
+        base = {"name": "longer", "config": longer, "extended": link}
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(longer))
+    record = link | {"schema": 1, "versions": {}, "knobs": {}, "weights": {}, "sites": []}
+    record |= {"command": [], "proof": None, **more}
+    (place / "ropext.json").write_text(json.dumps(record))
+    made = inspecting.plan(place, factor=2.0, method="yarn")
+    assert made.untrained_factor == (times or 2)
+    told = "".join(warning for warning in made.warnings if warning.startswith("[far]"))
+    trained = f"the {524_288 // (times or 2):,} tokens that its base was trained on (ropext.json)"
+    assert (f"[far] {times} times {trained}" in told) == bool(times)
+    assert bool(told) == bool(times)
+    # Whoever names the context knows better.
+    assert inspecting.plan(place, factor=2.0, context=target).untrained_factor == 2
+
+
+def test_far_says_of_which_method_its_figures_are(untrained):
+    _, warned = untrained
+    assert "of YaRN, not of pi" in warned(configs.LLAMA, factor=4.0, method="pi")
+    assert "not of" not in warned(configs.LLAMA, factor=4.0, method="yarn")
+
+
+def test_quantised_weights_are_not_sent_to_a_training_that_refuses_them(untrained):
+    """As `finetune` and `fit` refuse them."""
+    _, warned = untrained
+    packed = configs.LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    told = warned(packed, factor=4.0)
+    assert "train the checkpoint that it was quantised from" in told
+    assert "--finetune" not in told
+
+
 def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
     from ropext.pipeline import job
     from ropext.pipeline.work import plan_run

@@ -120,7 +120,11 @@ def test_the_signatures_of_python_and_of_editors_have_the_same_arguments():
         ),
         ("plan", {"model": "x", "for": "vllm"}, "unknown option 'for'; did you mean for_loaders"),
         ("run", {"recipe": "x", "forse": True}, "unknown option 'forse'; did you mean force"),
-        ("save", {"model": "x", "zzz": 1}, "unknown option 'zzz'; known are model, directory, tokenizer, no"),
+        (
+            "save",
+            {"model": "x", "zzz": 1},
+            "unknown option 'zzz'; known are model, directory, tokenizer, no",
+        ),
         ("plan", {"model": "x", "factr": None}, "unknown option 'factr'; did you mean factor"),
         ("extend", {"model": "x"}, "missing a required argument: 'output'"),
     ],

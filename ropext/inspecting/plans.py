@@ -16,6 +16,7 @@ from ropext.inspecting.inspection import open_given, positions_of, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
+from ropext.planning.plan import LENGTH_ONLY
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
@@ -91,13 +92,33 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
         if record is not None and request.from_original:
             made = _from_record(snapshot, record, request, name)
         else:
-            silent = request.context is None and request.original_context is None
+            is_named = request.context is not None
+            silent = not is_named and request.original_context is None
             if silent and record and snapshot.as_read().asks_original:
                 request = request.changed(context=record.target)
             made = make_plan(snapshot.config, request, name, snapshot.carries, snapshot.read)
             again = _again(record, made.model, request)
             made = replace(made, warnings=(*made.warnings, *again))
-    return replace(made, warnings=(*made.warnings, *snapshot.remarks()))
+            if record is not None and not is_named:
+                made = replace(made, trained=_fewer_trained(record, made))
+    packed = snapshot.quantisation is not None
+    return replace(made, is_quantised=packed, warnings=(*made.warnings, *snapshot.remarks()))
+
+
+def _fewer_trained(record: Record, made: Plan) -> int | None:
+    """How many tokens the weights were trained on by their record, where these are fewer than the
+    model reads."""
+    if any(record.more.get(section) for section in provenance.TRAININGS):
+        return None
+    links = provenance.lineage(record)
+    link = links[-1]
+    if provenance.TRAINED_ON in record.more:
+        link = links[0]  # something before it was trained
+    if link["method"] == LENGTH_ONLY:
+        trained = link["target"]  # whoever wrote it says that the model reads so far
+    else:
+        trained = max(link["context"], families.as_read(link["base"]["config"]).context)
+    return trained if trained < made.context else None
 
 
 def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:

@@ -199,6 +199,12 @@ class ExtensionPlan:
         return 1.0
 
     @property
+    def trained_on(self) -> str:
+        """How many tokens a record says that the weights were trained on, where these are fewer
+        than it reads; "" where it says nothing of the kind."""
+        return ""
+
+    @property
     def training(self) -> str:
         """What trains it for its length, as an order; "" where ropext trains no such model."""
         return ""
@@ -210,9 +216,10 @@ class ExtensionPlan:
         ways = "take a smaller factor, or write it all the same with --untrained"
         if self.training:
             ways = f"{self.training}, {ways}"
+        trained = self.trained_on or "what the model reads"
         raise UsageError(
-            f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g} times what the"
-            f" model reads, and nothing is trained for them: {ways}"
+            f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g} times {trained},"
+            f" and nothing is trained for them: {ways}"
         )
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
@@ -260,6 +267,9 @@ class Plan(ExtensionPlan):
     methods: tuple[MethodRow, ...]
     recommendation: Recommendation
     ways: tuple[Way, ...] = ()  # of a model that is scaled already
+    # Tokens that the weights were trained on, where a record tells that it reads further untrained.
+    trained: int | None = None
+    is_quantised: bool = False  # its weights are packed
 
     @property
     def form(self) -> str:
@@ -282,12 +292,21 @@ class Plan(ExtensionPlan):
         authors = families.recipe_of(self.model)
         if authors is not None and authors.agrees(self.method, self.context, self.target):
             return 1.0
-        return self.target / max(self.context, self.model.context)
+        trained = self.trained or max(self.context, self.model.context)
+        return self.target / trained
+
+    @property
+    def trained_on(self) -> str:
+        if self.trained is None:
+            return ""
+        return f"the {self.trained:,} tokens that its base was trained on (ropext.json)"
 
     @property
     def training(self) -> str:
         if not self.carrier.in_transformers:
             return "train the Hugging Face checkpoint that it was converted from"
+        if self.is_quantised:
+            return "train the checkpoint that it was quantised from"
         if self.model.masked_lm:
             return ""
         return "train (--finetune DATA)"

@@ -131,9 +131,14 @@ def far(plan: Plan) -> str:
     asked = ""
     if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
         asked = "; extend asks for --untrained here"
+    measured = ""
+    if plan.method != "yarn":
+        measured = f" (measured of YaRN, not of {plan.method})"
+    trained = plan.trained_on or "the context"
     return (
-        f"[far] {factor:g} times the context with nothing trained: on novels YaRN costs SmolLM2"
-        " 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65 at 8; no authors"
+        f"[far] {factor:g} times {trained} with nothing trained: on novels"
+        " YaRN costs SmolLM2 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65"
+        f" at 8{measured}; no authors"
         f" publish an untrained factor above 4. What remains: {_instead(plan)}a smaller factor"
         f" (docs/choosing.md){asked}"
     )
