@@ -42,6 +42,19 @@ class InputError(RopextError):
     """A model directory, config, data file or hub id that cannot be read as asked."""
 
 
+class ConfigError(InputError):
+    """A config that cannot be read as asked. `source` is what the sentence calls it, which is no
+    file of this name where it was read from elsewhere."""
+
+    def __init__(self, sentence: str, source: str = "config.json") -> None:
+        super().__init__(sentence, source)
+        self.sentence = sentence
+        self.source = source
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.sentence}"
+
+
 class NoServer(InputError):
     """No server answers at an address, before anything was done."""
 

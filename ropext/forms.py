@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
-from ropext.errors import InputError
+from ropext.errors import ConfigError
 from ropext.rope import Params as Params
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
@@ -119,9 +119,7 @@ def _number(params: Mapping[str, Any], key: str, default: float | None = None) -
     if value is None and default is not None:
         return default
     if not _is_number(value) or not 0 < value < math.inf:
-        raise InputError(
-            f"config.json: {key} of the rope dict is {value!r}, but must be a number above 0"
-        )
+        raise ConfigError(f"{key} of the rope dict is {value!r}, but must be a number above 0")
     return float(value)
 
 
@@ -129,17 +127,16 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
     """One number above 0 per pair; infinity is a pair that does not turn."""
     values = params.get(key)
     if not isinstance(values, list | tuple):
-        raise InputError(f"config.json: {key} of the rope dict must be a list, was {values!r}")
+        raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
     numbers = [decoded(v) for v in values]
     for i, value in enumerate(numbers):
         if not _is_number(value) or not value > 0:
-            raise InputError(
-                f"config.json: {key} of the rope dict must hold numbers above 0, but number {i} "
-                f"is {value!r}"
+            raise ConfigError(
+                f"{key} of the rope dict must hold numbers above 0, but number {i} is {value!r}"
             )
     if len(numbers) != dim // 2:
-        raise InputError(
-            f"config.json: {key} of the rope dict has {len(numbers)} numbers, but this model "
+        raise ConfigError(
+            f"{key} of the rope dict has {len(numbers)} numbers, but this model "
             f"rotates {dim // 2} pairs"
         )
     return tuple(float(v) for v in numbers)
@@ -160,8 +157,8 @@ def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tu
     # Stock reads `truncate` from the outer dict, so a nested one never sees it.
     truncate = nested or bool(params.get("truncate", True))
     if theta <= 1:
-        raise InputError(
-            f"config.json: rope_theta is {theta:g}, but a yarn dict needs one above 1 "
+        raise ConfigError(
+            f"rope_theta is {theta:g}, but a yarn dict needs one above 1 "
             "(its ramp divides by ln theta)"
         )
     factor = _factor(params, context)
@@ -186,14 +183,14 @@ def read_pair_factors(
     """
     kind = params.get("rope_type", "default")
     if kind not in NAMES:
-        raise InputError(
-            f"config.json: rope_type {kind!r} is not one that stock transformers computes; known "
+        raise ConfigError(
+            f"rope_type {kind!r} is not one that stock transformers computes; known "
             f"are {', '.join(NAMES)}"
         )
     missing = [key for key in REQUIRED.get(kind, ()) if key not in params]
     if missing:
-        raise InputError(
-            f"config.json: the rope dict of type {kind!r} lacks {', '.join(missing)}, without "
+        raise ConfigError(
+            f"the rope dict of type {kind!r} lacks {', '.join(missing)}, without "
             "which stock transformers cannot build the model"
         )
     pairs = dim // 2

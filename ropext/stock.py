@@ -21,7 +21,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ropext.errors import InputError, ProofFailed
+from ropext.errors import ConfigError, InputError, ProofFailed
 from ropext.families.config import census, unknown, unknown_type
 from ropext.families.described import Described, Numbers, digest, hand_over
 from ropext.jsontext import Json, JsonObject, dump, write_json
@@ -162,10 +162,10 @@ def _asked(config: JsonObject, kind: str) -> JsonObject:
         try:
             (answer,) = ask_child(job, [Path("config.json")], SECONDS, DESCRIPTION)
         except (ProofFailed, ModuleNotFoundError) as error:
-            raise InputError(f"config.json: stock transformers was asked, but {error}") from None
+            raise ConfigError(f"stock transformers was asked, but {error}") from None
     if answer["error"]:
-        raise InputError(
-            f"config.json: transformers {answer['transformers']} knows the model type {kind!r},"
+        raise ConfigError(
+            f"transformers {answer['transformers']} knows the model type {kind!r},"
             f" which this ropext does not, but cannot build this config: {answer['error']}"
         )
     return answer

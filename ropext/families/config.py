@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from ropext.errors import InputError, UnsupportedModel
+from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families.described import NO_FACTS, Facts, handed_over, is_handed_over
 from ropext.jsontext import JsonObject
 
@@ -52,7 +52,7 @@ class Dict:
 
     def wrong(self, key: str, wanted: str) -> InputError:
         value = shown(self.values[key])
-        return InputError(f"config.json: {self.name(key)} must be {wanted}, was {value}")
+        return ConfigError(f"{self.name(key)} must be {wanted}, was {value}")
 
     def at(self, path: str) -> "tuple[Dict, str]":
         """The object that a dotted path leads to (empty where it is missing), and its key."""
@@ -351,13 +351,13 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
                     inner = here
                     key = ""  # transformers 4 kept some text parts at top level
                 else:
-                    raise InputError(f"config.json: {here.name(key)} is missing")
+                    raise ConfigError(f"{here.name(key)} is missing")
             here = inner
             path = (*path, key) if key else path
         named = here.text("model_type")
         kind = known.text if named is None or here is top or named == kind else named
         kind = stock_type(here.values, kind)
-    raise InputError(f"config.json: model types nest too deeply at {'.'.join(path)}")
+    raise ConfigError(f"model types nest too deeply at {'.'.join(path)}")
 
 
 def _own_code(config: Mapping[str, Any], kind: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ropext.errors import InputError
+from ropext.errors import ConfigError
 from ropext.families.config import Dict, defaults_of
 from ropext.families.described import NO_FACTS, Facts
 from ropext.families.table import Family, Label, family
@@ -107,8 +107,8 @@ class TextConfig(Dict):
         context = self.size("max_position_embeddings", 1 << 40) or self.context
         if context is None:
             name = self.names_of("max_position_embeddings")[0]
-            raise InputError(
-                f"config.json: {self.name(name)} is missing and this model type has no default for"
+            raise ConfigError(
+                f"{self.name(name)} is missing and this model type has no default for"
                 " it; name the trained length with --context"
             )
         layer_types = _layer_types(self, layers)
@@ -271,8 +271,8 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
     key = label.rotation if label else text.row.dim
     head = label_size(text, label, key) or text.sizes.head_dim
     if head is None:
-        raise InputError(
-            "config.json: neither head_dim nor hidden_size and num_attention_heads are given, so"
+        raise ConfigError(
+            "neither head_dim nor hidden_size and num_attention_heads are given, so"
             " the rotary dim is unknown"
         )
     if params["rope_type"] == "proportional" or (label and label.rotation != "head_dim"):
@@ -280,8 +280,8 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
     else:
         dim = int(head * partial_factor(text.row, params))
     if dim < 2 or dim % 2 or dim > MOST_ROTARY:
-        raise InputError(
-            f"config.json: this model rotates {dim} of {head} channels per head, but a rotary"
+        raise ConfigError(
+            f"this model rotates {dim} of {head} channels per head, but a rotary"
             f" embedding needs an even number of 2 to {MOST_ROTARY}"
         )
     return dim
@@ -293,14 +293,12 @@ def partial_factor(row: Family, params: Params) -> float:
         return 1.0
     factor: float = params.get("partial_rotary_factor", row.fixed_partial or 1.0)
     if row.fixed_partial not in (0.0, factor):
-        raise InputError(
-            f"config.json: partial_rotary_factor is {factor:g}, but this model type always rotates"
+        raise ConfigError(
+            f"partial_rotary_factor is {factor:g}, but this model type always rotates"
             f" {row.fixed_partial:g} of each head; remove the key"
         )
     if not 0 < factor <= 1:
-        raise InputError(
-            f"config.json: partial_rotary_factor must be above 0 and at most 1, was {factor:g}"
-        )
+        raise ConfigError(f"partial_rotary_factor must be above 0 and at most 1, was {factor:g}")
     return factor
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ropext.errors import InputError
 from ropext.forms import Params
-from ropext.rope import RopeSite
+from ropext.rope import CONFIG, RopeSite
 
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
 STRETCHED = ("linear", "proportional")
@@ -47,6 +47,7 @@ class StatedLengths:
     trained: int = 0  # what its family was trained on before a linear scaling; 0 = not known
     named: int | None = None  # an original_max_position_embeddings beside the rope dict
     others: tuple[object, ...] = ()  # what other keys of a length hold
+    source: str = CONFIG  # what a sentence calls that which states them
 
 
 def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
@@ -69,7 +70,7 @@ def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
         read = _plain(beside, kind, stated)
     if beside.original not in (None, read.original):
         raise InputError(
-            f"--original-context {beside.original}: config.json states {read.original} already;"
+            f"--original-context {beside.original}: {beside.source} states {read.original} already;"
             " leave the flag out, or correct a misstated trained length with --context"
         )
     return read
@@ -121,7 +122,7 @@ def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
     if named is not None:
         return Lengths(beside.context or (after if named == stated else stated), named)
     asks = (
-        f"config.json: no key says whether max_position_embeddings {stated} is the length after"
+        f"{beside.source}: no key says whether max_position_embeddings {stated} is the length after"
         f" the {params['rope_type']} scaling by {factor:g} or before it; give --original-context"
         f" {before} if after, --original-context {stated} if before (or --context {stated},"
         f" --context {after})"
@@ -133,7 +134,7 @@ def _alpha(beside: StatedLengths, stated: int) -> Lengths:
     now = beside.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
-        "config.json: alpha has changed theta, and the length that the model was trained on before"
-        " that is not stated; --from-original needs --original-context N"
+        f"{beside.source}: alpha has changed theta, and the length that the model was trained on"
+        " before that is not stated; --from-original needs --original-context N"
     )
     return Lengths(now, beside.original or now, note, "", "" if beside.original else asks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropext import forms
-from ropext.errors import InputError
+from ropext.errors import ConfigError
 from ropext.families.config import shown
 from ropext.families.described import Facts
 from ropext.families.geometry import CacheLayer, Sizes, attends, is_windowed, partial_factor
@@ -298,14 +298,14 @@ def _check_form(params: Params, dim: int) -> None:
     """Refuse what would divide by zero in the form's arithmetic."""
     kind = params["rope_type"]
     if params["rope_theta"] <= 1:
-        raise InputError(f"config.json: rope_theta must be above 1, was {params['rope_theta']:g}")
+        raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")
     if kind == "longrope" and params["original_max_position_embeddings"] < 2:
-        raise InputError(
-            "config.json: original_max_position_embeddings of a longrope must be at least 2 (its"
+        raise ConfigError(
+            "original_max_position_embeddings of a longrope must be at least 2 (its"
             " logarithm divides)"
         )
     if kind == "dynamic" and params.get("alpha") and dim == 2:
-        raise InputError("config.json: alpha changes theta, which a rotary dim of 2 does not have")
+        raise ConfigError("alpha changes theta, which a rotary dim of 2 does not have")
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:

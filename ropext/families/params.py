@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropext import forms
-from ropext.errors import InputError
+from ropext.errors import ConfigError
 from ropext.families.config import LONGEST_LIST, MOST, SMALLEST, Dict, named, shown
 from ropext.families.geometry import TextConfig
 from ropext.families.model import Problem
@@ -78,8 +78,8 @@ def normalised(source: Dict, family: Family) -> Params:
     """A rope dict with checked values: one type key, floats as floats, lengths as integers."""
     out: Params = {"rope_type": rope_type(source, family)}
     if out["rope_type"] == "yarn" and "factor" not in source.values:
-        raise InputError(
-            f"config.json: {source.where} is of type yarn and lacks factor, without which stock"
+        raise ConfigError(
+            f"{source.where} is of type yarn and lacks factor, without which stock"
             " transformers cannot build the model"
         )
     for key, value in source.values.items():
@@ -99,8 +99,8 @@ def normalised(source: Dict, family: Family) -> Params:
             _refuse_misspelt(key, source)
             out[key] = value
     if out["rope_type"] not in forms.NAMES:
-        raise InputError(
-            f"config.json: {source.where} has the rope type {shown(out['rope_type'])}, which stock"
+        raise ConfigError(
+            f"{source.where} has the rope type {shown(out['rope_type'])}, which stock"
             f" transformers does not compute; known are {', '.join(forms.NAMES)}"
         )
     return out
@@ -110,9 +110,8 @@ def _refuse_misspelt(key: str, source: Dict) -> None:
     """Name the key that was meant, where one letter or two make it a key that nothing reads."""
     near = difflib.get_close_matches(key, FORM_KEYS - source.values.keys(), 1, 0.9)
     if near:
-        raise InputError(
-            f"config.json: {source.where} has the key {named(key)}, which nothing reads; did you "
-            f"mean {near[0]}?"
+        raise ConfigError(
+            f"{source.where} has the key {named(key)}, which nothing reads; did you mean {near[0]}?"
         )
 
 
@@ -272,8 +271,8 @@ def _refuse_nested(sources: list[Dict]) -> None:
     for source in sources:
         inner = [key for key, value in source.values.items() if isinstance(value, dict)]
         if inner and len(inner) == len(source.values):
-            raise InputError(
-                f"config.json: {source.where} is nested ({', '.join(map(named, inner[:3]))}), but"
+            raise ConfigError(
+                f"{source.where} is nested ({', '.join(map(named, inner[:3]))}), but"
                 " this model type has one rotary embedding for all layers and wants a flat dict"
             )
 
@@ -285,13 +284,13 @@ def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Proble
     modern = text.object("rope_parameters")
     names = [label.name for label in row.labels]
     if modern is not None and modern.values and not any(n in modern.values for n in names):
-        raise InputError(
-            f"config.json: {modern.where} is flat, but this model type has one rotary embedding per"
+        raise ConfigError(
+            f"{modern.where} is flat, but this model type has one rotary embedding per"
             f" layer type and wants the keys {', '.join(names)} in it"
         )
     if legacy is not None and legacy.values and not row.flat_into:
-        raise InputError(
-            f"config.json: {legacy.where} is flat, but this model type keeps one dict per layer"
+        raise ConfigError(
+            f"{legacy.where} is flat, but this model type keeps one dict per layer"
             f" type ({', '.join(names)}) in rope_parameters; move it there and remove it here"
         )
     params: dict[str, Params | None] = {}
@@ -340,8 +339,8 @@ def _refuse_unread_type(flat: Dict) -> None:
     scaling that is named by `type` alone; transformers 4 did."""
     kind = flat.values.get("type")
     if flat.values.get("rope_type") is None and kind not in (None, "default"):
-        raise InputError(
-            f"config.json: {flat.where}.type is {shown(kind)} and there is no rope_type, which is"
+        raise ConfigError(
+            f"{flat.where}.type is {shown(kind)} and there is no rope_type, which is"
             " all that transformers 5 reads in this model type: loaders disagree; write rope_type"
         )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ropext import forms
-from ropext.errors import InputError, UnsupportedModel
+from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config
 from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Facts, Numbers
@@ -277,7 +277,7 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
     if not thetas:
         raise UnsupportedModel("layer_rope_theta is 0 for every layer, so nothing rotates")
     if thetas[-1] == math.inf:
-        raise InputError("config.json: layer_rope_theta must hold finite numbers")
+        raise ConfigError("layer_rope_theta must hold finite numbers")
     sites = []
     for theta in thetas:
         site = _site(text, None, params | {"rope_theta": theta})
@@ -289,9 +289,7 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
 def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
     params = _complete(params, text)
     if "rope_theta" not in params:
-        raise InputError(
-            f"config.json: rope_theta of {label.name if label else 'the model'} is missing"
-        )
+        raise ConfigError(f"rope_theta of {label.name if label else 'the model'} is missing")
     dim = rotary_dim(text, label, params)
     rope = rope_from(text.row, params, dim, text.sizes.context, nested=label is not None)
     if label is None:

@@ -107,7 +107,7 @@ class GgufFile(Snapshot):
         self, context: int | None = None, original: int | None = None
     ) -> tuple[Model, list[Problem]]:
         """The model, straight from the header, which has one spelling."""
-        return read_model(self.geometry, context, original), []
+        return read_model(self.geometry, self.config_name, context, original), []
 
     def stands_for(self, directory: Snapshot) -> Snapshot:
         # Its keys are no more in the directory, but what they can carry still decides.

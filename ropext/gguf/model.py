@@ -36,14 +36,15 @@ PARTIAL = "partial_rotary_factor"
 ORIGINAL = "original_max_position_embeddings"
 
 
-def read_model(geometry: Geometry, context: int | None, original: int | None) -> Model:
-    """The model that a header states; `context` replaces a trained length that it misstates,
-    `original` is the one before its scaling, where it does not say that."""
+def read_model(geometry: Geometry, source: str, context: int | None, original: int | None) -> Model:
+    """The model that a header states, which sentences call `source`; `context` replaces a trained
+    length that it misstates, `original` is the one before its scaling, where it does not say that.
+    """
     kind = geometry.row.type
     row = family(kind, NO_FACTS)
     sizes = _sizes(geometry)
     sites = _sites(geometry, row, sizes)
-    beside = StatedLengths(geometry.context, context, original, row.original)
+    beside = StatedLengths(geometry.context, context, original, row.original, source=source)
     spans = tuple(lengths(beside, site) for site in sites)
     sites = with_lengths(sites, spans)
     notes = length_notes(spans)

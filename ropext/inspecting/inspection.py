@@ -11,7 +11,7 @@ from ropext import bundled, scaling
 from ropext.carriers import Carrier
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
-from ropext.errors import InputError, UsageError
+from ropext.errors import ConfigError, UsageError
 from ropext.families import Model
 from ropext.inputs import model_name
 from ropext.options.door import public
@@ -50,12 +50,11 @@ def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Sn
 
 @contextmanager
 def said_of(snapshot: Snapshot) -> Iterator[None]:
-    """Let errors about a config that was made of a GGUF's metadata speak of that."""
+    """Let errors about what a snapshot says of positions name where it says so."""
     try:
         yield
-    except (InputError, UsageError) as error:
-        said = str(error).replace("config.json", snapshot.config_name)
-        raise type(error)(said) from None
+    except ConfigError as error:
+        raise ConfigError(error.sentence, snapshot.config_name) from None
 
 
 def positions_of(snapshot: Snapshot) -> Positions | None:

@@ -7,7 +7,7 @@ Taken from stock transformers: what grows when the length key grows, and which r
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropext.errors import InputError
+from ropext.errors import ConfigError
 from ropext.families.config import LONGEST_LIST, REFUSALS, Dict, locate_any, shown, text_part
 from ropext.rope import SCHEMES, Positions
 
@@ -182,9 +182,8 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
     )  # fmt: skip
     context = length + row.beyond - offset
     if context < 1:
-        raise InputError(
-            f"config.json: {text.name(key)} is {length}, which leaves no position after"
-            f" {offset} reserved rows"
+        raise ConfigError(
+            f"{text.name(key)} is {length}, which leaves no position after {offset} reserved rows"
         )
     return replace(
         positions,

@@ -9,6 +9,7 @@ from gguf_files import making, test_architectures
 
 import ropext
 from ropext import families, inspecting
+from ropext.errors import InputError, UsageError
 from ropext.gguf import open_gguf
 
 TABLE = Path(ropext.__file__).parent / "loaders" / "gguf.json"
@@ -73,3 +74,16 @@ def test_the_cache_of_a_layer_is_by_its_own_heads(tmp_path):
     windowed, full = open_gguf(str(path)).read().kv_layers
     assert (windowed.values, windowed.window) == (2 * 2 * 16, 32)
     assert (full.values, full.window) == (2 * 1 * 16, None)
+
+
+def test_sentences_name_the_file_that_is_read(tmp_path):
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    path = str(written(tmp_path / "m.gguf", "qwen2", scaling))
+    with pytest.raises(UsageError, match="no key says whether") as asked:
+        inspecting.plan(path, factor=2.0)
+    assert str(asked.value).startswith(f"{path}, its metadata as a config: ")
+    path = str(written(tmp_path / "far.gguf", "qwen2", scaling | {"rope.scaling.factor": 1e13}))
+    with pytest.raises(InputError) as refused:
+        inspecting.inspect(path)
+    said = f"{path}, its metadata as a config: rope_scaling.factor must be a number above 0"
+    assert str(refused.value).startswith(said)
