@@ -211,7 +211,7 @@ def census() -> dict[str, Known]:
     return out
 
 
-def defaults_of(text_type: str, facts: Facts = NO_FACTS) -> dict[str, Any]:
+def defaults_of(text_type: str, facts: Facts) -> dict[str, Any]:
     """What absent keys mean for a rotary type."""
     keys: dict[str, Any] | None = packaged("defaults.json")["types"].get(text_type)
     if keys is None:
@@ -229,7 +229,7 @@ def added_by(model_type: str, facts: Facts) -> dict[str, Any]:
     return keys
 
 
-def auto_class(model_type: str, facts: Facts = NO_FACTS) -> str:
+def auto_class(model_type: str, facts: Facts) -> str:
     """The class of transformers by which a model of this type is loaded; "" where none does."""
     for name, types in packaged("classes.json").items():
         if model_type in types:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ropext.errors import ConfigError
 from ropext.families.config import Dict, defaults_of
-from ropext.families.described import NO_FACTS, Facts
+from ropext.families.described import Facts
 from ropext.families.table import Family, Label, family
 from ropext.forms import LARGEST_THETA, Params
 
@@ -55,10 +55,10 @@ class TextConfig(Dict):
         self,
         values: Mapping[str, Any],
         text_type: str,
+        facts: Facts,
         where: str = "",
         context: int | None = None,
         original: int | None = None,
-        facts: Facts = NO_FACTS,
     ) -> None:
         super().__init__(values, where)
         self.type = text_type

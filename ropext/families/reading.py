@@ -105,7 +105,7 @@ def interpret(
     facts = facts_of(config, model_type, text_type)
     values = _with_added(model_type, part, facts)
     where = ".".join(path)
-    text = TextConfig(values, text_type, where, context, original, facts)
+    text = TextConfig(values, text_type, facts, where, context, original)
     _check_gate(text)
     _check_theta(text)
     text.sizes  # noqa: B018 - a wrong size is named before a wrong rope dict

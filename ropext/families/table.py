@@ -7,7 +7,7 @@ A family without a row keeps `rope_theta` and `rope_scaling` (transformers 4) or
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ropext.families.described import NO_FACTS, Described, Facts
+from ropext.families.described import Described, Facts
 from ropext.forms import NAMES
 
 # Types that a stock config can carry; `dynamic` is stateful and is never written.
@@ -399,7 +399,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family(text_type: str, facts: Facts = NO_FACTS) -> Family:
+def family(text_type: str, facts: Facts) -> Family:
     """The row of a rotary type: its own here, else the one that stock shows; the flat one where it
     needs none."""
     if text_type in FAMILIES:

@@ -71,7 +71,7 @@ def completed(params: Params, rope: Rope, row: Family) -> Params:
 
 def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
     """The text part of another config of a model, with what is known of its type."""
-    return TextConfig(text, model.text_type, facts=model.described)
+    return TextConfig(text, model.text_type, model.described)
 
 
 def as_written(model: Model, params: Params, rope: Rope) -> Params:

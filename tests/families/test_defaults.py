@@ -11,6 +11,7 @@ import tiny
 from transformers import __version__ as transformers_version
 
 from ropext.families import config
+from ropext.families.described import NO_FACTS
 from ropext.families.table import MROPE
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +51,8 @@ def test_each_type_is_loaded_by_the_class_that_lists_it():
     }
     for model_type in filter(tiny.text_part, config.census()):
         first = next((name for name, types in listed.items() if model_type in types), "")
-        assert config.auto_class(model_type) == first, model_type
-    assert config.auto_class("qwen3_vl") == "AutoModelForImageTextToText"
+        assert config.auto_class(model_type, NO_FACTS) == first, model_type
+    assert config.auto_class("qwen3_vl", NO_FACTS) == "AutoModelForImageTextToText"
 
 
 def test_every_refusal_has_its_sentence():

@@ -4,6 +4,7 @@ import pytest
 
 from ropext import families, scaling
 from ropext.errors import InputError
+from ropext.families.described import NO_FACTS
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 
@@ -111,4 +112,4 @@ def test_other_keys_stay_and_are_named(config: dict, said: str) -> None:
 def test_scales_that_no_key_holds_are_named(model_type: str) -> None:
     from ropext.families.table import family
 
-    assert "position + 1" in family(model_type).remark
+    assert "position + 1" in family(model_type, NO_FACTS).remark

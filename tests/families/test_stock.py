@@ -25,6 +25,7 @@ from tiny import text_part, wrapped
 from ropext import families, forms
 from ropext.errors import InputError
 from ropext.families import config
+from ropext.families.described import NO_FACTS
 from ropext.families.geometry import attends, is_windowed
 from ropext.families.table import family
 from ropext.options.extend import Extend
@@ -170,7 +171,8 @@ def test_the_layers_that_turn_are_those_that_were_read(stock, model_type):
     if model_type not in stock.tasks:
         pytest.skip(f"transformers {stock.version} has no model of this type by itself")
     case, model = base_case(model_type, "turns", tiny.modern(model_type))
-    if not family(model_type).labels:  # a class with mRoPE wants sections of this very head
+    # A class with mRoPE wants sections of this very head.
+    if not family(model_type, NO_FACTS).labels:
         third = model.sites[0].rope.dim // 2 // 3
         sections = [model.sites[0].rope.dim // 2 - 2 * third, third, third]
         case.config["rope_parameters"]["mrope_section"] = sections

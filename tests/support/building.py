@@ -12,6 +12,7 @@ import tiny
 from ropext import families, forms, scaling
 from ropext.errors import NotExpressible
 from ropext.families.config import census, defaults_of
+from ropext.families.described import NO_FACTS
 from ropext.families.table import family
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
@@ -188,7 +189,7 @@ STEP = {
 
 def spelled(model_type, keys):
     """(key, config) for the bare config, and for each key set in it; only what the class reads."""
-    names = set(defaults_of(model_type).get("names", {}).values())
+    names = set(defaults_of(model_type, NO_FACTS).get("names", {}).values())
     known = {"model_type", "rope_parameters", "max_position_embeddings", *keys, *names}
     known |= {"intermediate_size", "moe_intermediate_size", "vocab_size", "hidden_size"}
     known |= tiny.SMALL.keys() - {"num_key_value_heads"} | tiny.SPECIAL.get(model_type, {}).keys()
@@ -234,7 +235,7 @@ def differences(case, answer):
         return [f"stock cannot build it: {answer['error']}"]
     out, seen = [], set()
     by_theta = {theta: label for label, theta in case.thetas.items()}
-    row = family(tiny.text_part(case.model_type)[0])
+    row = family(tiny.text_part(case.model_type)[0], NO_FACTS)
     for built in answer["sites"]:
         label = built["label"]
         if label not in case.wanted:

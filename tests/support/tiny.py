@@ -5,6 +5,7 @@ that is not needed, and a lost key shows as another spectrum.
 """
 
 from ropext.families import config
+from ropext.families.described import NO_FACTS
 from ropext.families.table import family
 
 THETA, LOCAL_THETA, PARTIAL, CONTEXT = 12345.0, 4321.0, 0.75, 512
@@ -91,7 +92,7 @@ def text_part(model_type):
 
 
 def _sizes(text_type):
-    row, defaults = family(text_type), config.defaults_of(text_type)
+    row, defaults = family(text_type, NO_FACTS), config.defaults_of(text_type, NO_FACTS)
     sizes = SMALL | (LATENT if "kv_lora_rank" in defaults else {})
     names = defaults.get("names", {})
     out = {names.get(key, key): value for key, value in sizes.items()}
@@ -109,7 +110,7 @@ def _sizes(text_type):
 
 def modern(text_type):
     """As transformers 5 saves it: rope_parameters alone."""
-    row, out = family(text_type), _sizes(text_type)
+    row, out = family(text_type, NO_FACTS), _sizes(text_type)
     partial = {"partial_rotary_factor": row.fixed_partial or PARTIAL}
     if not row.labels:
         out["rope_parameters"] = {"rope_type": "default", "rope_theta": THETA}
@@ -121,7 +122,7 @@ def modern(text_type):
         return out
     nested = {}
     for label in row.labels:
-        default = config.defaults_of(text_type).get("rope", {}).get(label.name)
+        default = config.defaults_of(text_type, NO_FACTS).get("rope", {}).get(label.name)
         if default is None and not label.windowed:
             nested[label.name] = None
             continue
@@ -133,7 +134,7 @@ def modern(text_type):
 
 def legacy(text_type):
     """As transformers 4 had it: top-level names, no rope_parameters; None where no 4.x did."""
-    row, out = family(text_type), _sizes(text_type)
+    row, out = family(text_type, NO_FACTS), _sizes(text_type)
     if row.legacy == "absent" or row.layer_thetas or text_type in ROPE:
         return None
     if row.labels:
@@ -153,7 +154,7 @@ def bare(text_type):
     sections of Cosmos 3 Edge fit its default width alone.
     """
     left = text_type in ("dbrx", "cosmos3_edge_text")
-    if left or "rope" not in config.defaults_of(text_type):
+    if left or "rope" not in config.defaults_of(text_type, NO_FACTS):
         return None
     return _sizes(text_type)
 
