@@ -156,7 +156,9 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Sho
     from ropext.report import tables
 
     every = tables.evaluation_tables(done)
-    if showing.full:
+    if showing.full and showing.format == "csv":
+        shown = tables.every_number(done)
+    elif showing.full:
         shown = every
     elif showing.format == "csv":
         shown = tables.tidy_tables(done)

@@ -237,6 +237,31 @@ def tidy_tables(run: Measurement) -> list[Table]:
     return with_rows([_by_length(run), harness_table(run)])
 
 
+def every_number(run: Measurement) -> list[Table]:
+    """Lay out all that was measured for programs: a row for each number of each model, by the names
+    that gates have."""
+    rows = list[tuple[str, ...]]()
+    for label, model in run.models.items():
+        name = marked(label, model.mark())
+        for metric, value in run.values(label).items():
+            kind, _, length = metric.partition("@")
+            end = Number(length, int(length)) if length else BLANK
+            rows.append((kind, BLANK, end, name, _number_of(value)))
+        for octave in _octaves(model):
+            begin = Number(str(octave.start), octave.start)
+            end = Number(str(octave.stop), octave.stop)
+            rows.append(("nll", begin, end, name, _number_of(octave.nll)))
+    header = ("metric", "from", "length", "model", "value")
+    every = Table("Every number", "", header, tuple(rows))
+    return with_rows([every, harness_table(run)])
+
+
+def _number_of(value: Value) -> str:
+    if value.n == 0:
+        return BLANK
+    return Number(number(value.value), value.value, value.ci95)
+
+
 def by_factor(run: Measurement) -> Table:
     """Lay out methods by factors, each at its own target, where several factors were read."""
     rows = dict[str, dict[str, Value]]()

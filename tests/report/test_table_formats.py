@@ -11,6 +11,8 @@ from ropext.report.cells import Column, nats, point, table_of
 from ropext.report.comparison import tidy_item_table
 from ropext.table import Number, Table, as_csv, as_latex, in_format, records
 
+VALUE = ("value", "value low", "value high")
+
 
 def read(text):
     return list(csv.DictReader(io.StringIO(text)))
@@ -37,6 +39,20 @@ def test_several_factors_stand_below_one_another_in_a_csv():
     rows = read(as_csv(tables.tidy_tables(run)))
     gains = {row["model"]: row["gain"] for row in rows if row["length"] == "512"}
     assert gains == {"base": "", "yarn-2x": "0.2", "yarn-4x": "0.4"}
+
+
+def test_every_number_has_a_row_of_its_own_in_a_csv():
+    run = results(base=BASE, yarn_2x=extended(0.125))
+    (table,) = tables.every_number(run)
+    rows = read(as_csv([table]))
+    assert list(rows[0]) == ["metric", "from", "length", "model", *VALUE]
+    told = {(row["metric"], row["length"], row["model"]): row for row in rows}
+    assert len(told) == len(rows)
+    for label in run.models:
+        for name, value in run.values(label).items():
+            metric, _, length = name.partition("@")
+            row = told[metric, length, label]
+            assert [float(row[head]) for head in VALUE] == [value.value, *value.ci95]
 
 
 def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
