@@ -7,6 +7,7 @@ random weights is written, converted, and loaded by llama-server at several leng
 cache; the sizes of its KV buffers, as it logs them in MiB, stand beside what ropext says.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -94,4 +95,12 @@ def main(server: str, converter: str, folder: Path, families: list[str]) -> None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4:] or FAMILIES)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("server", metavar="LLAMA_SERVER")
+    parser.add_argument("converter", metavar="CONVERTER")
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("families", metavar="FAMILY", nargs="*", default=FAMILIES)
+    given = parser.parse_args()
+    main(given.server, given.converter, given.folder, given.families)
