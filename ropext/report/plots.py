@@ -29,6 +29,7 @@ from ropext.scaling import METHODS
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -50,6 +51,7 @@ HEADROOM_NATS = 1.5
 # Beside an arrow, in points; and the axis' share of a picture with its legend, at least.
 ARROW_SHIFT = 18
 TEXT_WIDTH = 36
+CUT = "a band goes on"  # in a legend, of the marks where bands leave the frame
 AXIS_SHARE = 0.6
 
 
@@ -264,12 +266,16 @@ def side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
     for axis, (plot, curves) in zip(panels, plots, strict=True):
         panel(axis, plot.title, "tokens", plot.y)
         draw_curves(axis, replace(plot, headroom=math.inf), curves, styled)
-    handles, names = panels[0].get_legend_handles_labels()
+    named: dict[str, Artist] = {}
+    for axis in panels:
+        handles, names = axis.get_legend_handles_labels()
+        for handle, name in zip(handles, names, strict=True):
+            named.setdefault(name, handle)
     figure.legend(
-        handles,
-        names,
+        list(named.values()),
+        list(named),
         loc="outside lower center",
-        ncols=len(names),
+        ncols=len(named),
         frameon=False,
         fontsize=9,
         labelcolor=INK,
@@ -299,8 +305,44 @@ def draw_curves(
     axis.set_ylim(floor, ceiling)
     _draw_positions(axis, plot, places)
     bottom, top = axis.get_ylim()
+    _mark_cut_bands(axis, curves, styled)
     _draw_arrows(axis, curves, styled, bottom, side=1)
     _draw_arrows(axis, curves, styled, top, side=-1)
+
+
+def _mark_cut_bands(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
+    """Mark where the bands of lines leave the frame, and name the mark in the legend."""
+    bottom, top = axis.get_ylim()
+    name = CUT
+    for curve in curves:
+        below = [low < bottom for low, _ in curve.bands]
+        above = [high > top for _, high in curve.bands]
+        for edge, marker, outside in ((bottom, "v", below), (top, "^", above)):
+            for number in _beginnings(outside):
+                axis.plot(
+                    curve.places[number],
+                    edge,
+                    marker=marker,
+                    ms=6,
+                    ls="",
+                    color=styled[curve.label]["color"],
+                    clip_on=False,
+                    zorder=6,
+                )
+                if name:
+                    axis.plot([], [], marker=marker, ms=6, ls="", color=GREY, label=name)
+                    name = ""
+
+
+def _beginnings(outside: Sequence[bool]) -> list[int]:
+    """The first place of each stretch of places that lie outside."""
+    first = list[int]()
+    before = False
+    for number, here in enumerate(outside):
+        if here and not before:
+            first.append(number)
+        before = here
+    return first
 
 
 def _draw_arrows(
@@ -370,7 +412,11 @@ def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
     tops = list[float]()
     bottoms = list[float]()
     for curve in curves:
-        finite = [value for value in curve.points if math.isfinite(value)]
+        shown = curve.points
+        if plot.headroom == math.inf:  # nothing is off the scale
+            for low, high in curve.bands:
+                shown += [low, high]
+        finite = [value for value in shown if math.isfinite(value)]
         if plot.has_zero and finite:  # on either side of it
             finite.append(0.0)
         if finite:

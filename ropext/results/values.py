@@ -171,7 +171,8 @@ class Bootstrap:
         """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through a rising `transform`.
 
         Documents with a count of zero take no part. The interval is widened before the transform.
-        `bounded`: no document can lie far from the others (shares), so skew widens nothing.
+        `bounded`: of shares, or of differences of two, no document can lie far from the others, so
+        that skew widens nothing, and no end lies beyond 1 or -1.
         """
         top = np.asarray(sums, np.float64)
         bottom = np.asarray(counts, np.float64)
@@ -190,7 +191,10 @@ class Bootstrap:
             drawn = self._ratios(top, bottom)
             skew = 0.0 if bounded else _skew_beyond_chance(top - plain * bottom)
             reach = _widening(n) * np.array([_reach(-skew, n), _reach(skew, n)])
-            low, high = shape(plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
+            ends = plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain)
+            if bounded:
+                ends = ends.clip(-1.0, 1.0)
+            low, high = shape(ends)
             se = float(shape(drawn).std(ddof=1)) * math.sqrt(n / (n - 1))
             return Value(point, se, (float(low), float(high)), n)
 

@@ -76,3 +76,45 @@ def test_a_line_that_comes_back_has_its_arrow_where_it_leaves_for_good():
 def test_a_line_that_is_never_in_the_frame_has_its_arrow_where_it_is_furthest():
     arrows = drawn_pi(tuple(value - 1 for value in PI))[0]
     assert arrows["-3.08"].xy[0] == OCTAVES[PI.index(-2.08)]
+
+
+def banded(label, bands):
+    """A line at zero with these bands."""
+    values = tuple(Value(0.0, 0.1, band, 8) for band in bands)
+    return Curve(label, PLACES[: len(bands)], values)
+
+
+def marks_of(axis):
+    """Where a picture marks that a band goes on beyond its frame: place, edge, mark, colour."""
+    found = []
+    for line in axis.get_lines():
+        if line.get_marker() in ("^", "v") and len(line.get_xdata()):
+            (at,) = zip(line.get_xdata(), line.get_ydata(), strict=True)
+            found.append((*at, line.get_marker(), line.get_color()))
+    return found
+
+
+def test_a_band_that_the_frame_cuts_is_marked_where_it_leaves():
+    """At the first place of each stretch that lies outside, in the colour of its line."""
+    low = (-9.0, 0.0)
+    high = (0.0, 9.0)
+    inside = (0.0, 0.0)
+    lines = [banded("one", (inside, low, low, inside, low)), banded("two", (high,))]
+    axis = plots.axes("Gain", "nats")
+    plots.draw_curves(axis, LinePlot("Gain", "nats", 256, 1024, has_zero=True), lines)
+    floor, ceiling = axis.get_ylim()
+    colours = {line.get_label(): line.get_color() for line in axis.get_lines()}
+    assert marks_of(axis) == [
+        (PLACES[1], floor, "v", colours["one"]),
+        (PLACES[4], floor, "v", colours["one"]),
+        (PLACES[0], ceiling, "^", colours["two"]),
+    ]
+    assert "a band goes on" in colours
+
+
+def test_a_picture_whose_bands_lie_in_the_frame_has_no_mark():
+    lines = [Curve("one", PLACES[:2], (Value(0.0, 0.1, (0.0, 0.1), 8), Value(1.0, 0.1, None, 8)))]
+    axis = plots.axes("Gain", "nats")
+    plots.draw_curves(axis, LinePlot("Gain", "nats", 256, 1024), lines)
+    assert marks_of(axis) == []
+    assert "a band goes on" not in axis.get_legend_handles_labels()[1]

@@ -118,19 +118,19 @@ def test_a_one_sided_end_errs_in_one_of_twenty(name, n, most):
 
 
 def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
-    """By hand. Of 0, 0, 0, 0, 0, 0, 0, 8 the mean is 1 and the deviation sqrt(7): skewness
+    """By hand. Of 0, 0, 0, 0, 0, 0, 0, 8 (tenths) the mean is 1 and the deviation sqrt(7): skewness
     (7 * -1 + 7^3) / 8 / 7^1.5 = 2.2678, for eight documents times sqrt(56)/6, less the standard
     error sqrt(6 * 56 / (6 * 9 * 11))."""
     skew = 2.2678 * math.sqrt(56) / 6 - math.sqrt(6 * 56 / (6 * 9 * 11))
-    numbers = [0.0] * 7 + [8.0]
+    numbers = [0.0] * 7 + [0.8]
     plain, moved = (Bootstrap().ratio(numbers, [1] * 8, bounded=own) for own in (True, False))
     assert moved.ci95[0] == plain.ci95[0]
-    reach = (moved.ci95[1] - 1) / (plain.ci95[1] - 1)
+    reach = (moved.ci95[1] - 0.1) / (plain.ci95[1] - 0.1)
     assert reach == pytest.approx(1 + 4 * skew / math.sqrt(8), rel=1e-3)
     # Seen from the other side it is the lower end, and of a sample without skew neither.
     mirrored = Bootstrap().ratio([-own for own in numbers], [1] * 8)
     assert mirrored.ci95 == pytest.approx((-moved.ci95[1], -moved.ci95[0]))
-    even = [-3.0, -2, -1, -0.5, 0.5, 1, 2, 3]
+    even = [-0.3, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.3]
     assert Bootstrap().mean(even) == Bootstrap().ratio(even, [1] * 8, bounded=True)
 
 
@@ -271,3 +271,14 @@ def test_as_many_as_would_decide_are_never_fewer_than_there_are():
     assert replace(value, n=160).deciding(1.01, 1.0) == "170"  # 160 * 1.0201 = 163.2
     assert replace(value, n=8).deciding(1.0, 1.0) == "9"
     assert replace(value, n=1000).deciding(2.0, 1.0) == "4,000"
+
+
+def test_a_difference_of_shares_ends_at_one():
+    """Seven of eight questions are answered by the first alone, one by both: the widened interval
+    would end above 1, which no difference of two shares exceeds."""
+    gaps = [1.0] * 7 + [0.0]
+    assert Bootstrap().ratio(gaps, [1.0] * 8).ci95[1] > 1
+    low, high = Bootstrap().ratio(gaps, [1.0] * 8, bounded=True).ci95
+    assert (0 < low < 0.875, high) == (True, 1.0)
+    down, up = Bootstrap().ratio([-gap for gap in gaps], [1.0] * 8, bounded=True).ci95
+    assert (down, up < 0) == (-1.0, True)
