@@ -215,7 +215,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
         other = "yarn" if form == "yarn" else best
         lines.append(f"Within {form}. {compared(judge, own, found[other], other)}")
         lines.append(
-            f"{len(done.losses)} steps, {done.tokens:,} tokens; the reloaded checkpoint's loss "
+            f"{len(done.by_step)} steps, {done.tokens:,} tokens; the reloaded checkpoint's loss "
             f"differs by {off:.1e} nats from the fit's own."
         )
         factors = ", ".join(f"{own:.2f}" for own in done.pair_factors)

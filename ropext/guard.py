@@ -147,6 +147,12 @@ def recorded(directory: Path) -> set[str] | None:
     return {RECORD, *unchanged(directory, files)}
 
 
+def is_as_written(directory: Path) -> bool:
+    """Whether a directory has all files that its record names, each as ropext wrote it."""
+    files = files_in(directory)
+    return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
+
+
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
     """The files below a directory that are in the state that is listed of them."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}

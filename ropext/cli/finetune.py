@@ -6,10 +6,9 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.fit import NO_OUTPUT, told_before
+from ropext.cli.fit import NO_OUTPUT, show_counted, show_done_before
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
-from ropext.jobs import counted
 from ropext.options.training import Finetune
 
 Directory = Annotated[
@@ -40,22 +39,21 @@ def command(
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
-    from ropext.training import report, tuned_report
+    from ropext.training import tuned_report
     from ropext.training.request import FinetuneRequest
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = FinetuneRequest(directory, data, Finetune(**given))
-    if output is None or dry_run:
-        with request.prepared(output, call) as job:
-            planned = counted(job, output, call)
-        if processes.is_main():
-            out.result(report.plan_text(planned), planned)
-        return
     with request.prepared(output, call) as job:
-        if told_before(out, job, output, call, wanted):
+        if output is None or dry_run:
+            show_counted(out, job, output, call)
             return
         done = job.make(output, call)
-    if done is not None and processes.is_main():
-        push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)
+    if done is None or not processes.is_main():
+        return
+    if done.is_from_before:
+        show_done_before(out, job.command, done, wanted)
+        return
+    push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)

@@ -15,6 +15,7 @@ from ropext.options.training import Fit
 
 if TYPE_CHECKING:
     from ropext.training.objective import Objective
+    from ropext.training.result import TrainingResult
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
 DryRun = Annotated[
@@ -27,20 +28,29 @@ DryRun = Annotated[
 ]
 
 
-def told_before(
-    out: Out, job: "Objective[Any]", output: Path, call: Call, wanted: push.Push | None
-) -> bool:
-    """Whether this very training was done before; then it says so, and pushes what is there."""
-    record = job.done_before(output, call)
-    if record is None:
-        return False
-    from ropext.models.processes import is_main
+def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Call) -> None:
+    """Print what a training would take; of one that is done, that it is."""
+    from ropext.models import processes
+    from ropext.training import report
 
-    if is_main():
-        text = f"{output}: {job.command} was done before, skipped (--force does it again)"
-        data = {"output": str(output), "done_before": True, job.command: record.more[job.command]}
-        push.result(out, text, data, output, wanted)
-    return True
+    before = None if output is None else job.done_before(output, call)
+    planned = None
+    if before is None:
+        planned = counted(job, output, call)
+    if not processes.is_main():
+        return
+    if before is not None:
+        show_done_before(out, job.command, before, None)
+    elif planned is not None:
+        out.result(report.plan_text(planned), planned)
+
+
+def show_done_before(
+    out: Out, command: str, done: "TrainingResult", wanted: push.Push | None
+) -> None:
+    """Print that a training was done before, and push what is there."""
+    text = f"{done.output}: {command} was done before, skipped (--force does it again)"
+    push.result(out, text, done.to_json() | {"done_before": True}, done.output, wanted)
 
 
 @shared.takes("given", Fit, after=4)
@@ -60,21 +70,20 @@ def command(
     wanted = push.asked_push(push_to_hub, public)
     from ropext.models import processes
     from ropext.pipeline.fitting import fit_request
-    from ropext.training import fit_report, report
+    from ropext.training import fit_report
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = fit_request(model, data, Fit(**given), revision)
-    if output is None or dry_run:
-        with request.prepared(output, call) as job:
-            planned = counted(job, output, call)
-        if processes.is_main():
-            out.result(report.plan_text(planned), planned)
-        return
     with request.prepared(output, call) as job:
-        if told_before(out, job, output, call, wanted):
+        if output is None or dry_run:
+            show_counted(out, job, output, call)
             return
         done = job.make(output, call)
-    if done is not None and processes.is_main():
-        push.result(out, fit_report.fit_result(done), done, done.output, wanted)
+    if done is None or not processes.is_main():
+        return
+    if done.is_from_before:
+        show_done_before(out, job.command, done, wanted)
+        return
+    push.result(out, fit_report.fit_result(done), done, done.output, wanted)

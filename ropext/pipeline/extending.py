@@ -1,6 +1,6 @@
 """Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from ropext.checkpoint.source import WriteManner, Written, check_writable, write
 from ropext.errors import InputError
 from ropext.inputs import read_text
 from ropext.inspecting import open_model, planned
+from ropext.jsontext import Json
+from ropext.loaders import Serving
 from ropext.narration import Call, Say, told_of_files
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import reads
@@ -23,26 +25,36 @@ from ropext.sources import source_of
 
 
 @dataclass(frozen=True)
-class Extended:
-    """What `extend` did."""
+class MadeExtension:
+    """What `extend` planned and wrote."""
 
     plan: ExtensionPlan
-    written: Written = field(repr=False)
+    written: Written
 
     @property
     def output(self) -> Path:
         return self.written.output
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "output": str(self.output),
-            "files": list(self.written.files),
-            "proof": self.written.proof,
-            "notes": list(self.written.notes),
-            "left": dict(self.written.left),
-            "serving": [asdict(line) for line in self.plan.serving(str(self.output))],
-            "record": provenance.to_json(self.written.record),
-        }
+    @property
+    def serving(self) -> tuple[Serving, ...]:
+        """How to run it in each loader."""
+        return self.plan.serving(str(self.output))
+
+    def to_json(self) -> dict[str, Json]:
+        return extension_json(self.written, self.serving)
+
+
+def extension_json(written: Written, serving: Iterable[Serving]) -> dict[str, Json]:
+    """Return what `ropext extend --json` prints."""
+    return {
+        "output": str(written.output),
+        "files": list(written.files),
+        "proof": written.proof,
+        "notes": list(written.notes),
+        "left": dict(written.left),
+        "serving": [asdict(line) for line in serving],
+        "record": provenance.to_json(written.record),
+    }
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ class ExtensionJob:
         """Return the plan, which says what would be written."""
         return self.plan
 
-    def make(self, output: Path, call: Call) -> Extended:
+    def make(self, output: Path, call: Call) -> MadeExtension:
         """Write an extended checkpoint and prove it."""
         self.plan.require_help()  # before weights are fetched
         self.plan.require_training()
@@ -140,9 +152,9 @@ def write_extension(
     output: Path,
     how: Writing,
     call: Call,
-) -> Extended:
+) -> MadeExtension:
     """Write what a plan says, proved before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), call.command)
     record = replace(record, more=dict(record.more) | inherited_training(snapshot))
     source = source_of(snapshot, made, output.name, call)
-    return Extended(made, write(source, output, record, _manner(how, call)))
+    return MadeExtension(made, write(source, output, record, _manner(how, call)))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropext.pipeline.extending import Extended
-    from ropext.pipeline.opening import Evaluated
+    from ropext.pipeline.evaluated import Evaluated
+    from ropext.pipeline.extended import Extended
     from ropext.pipeline.ran import Ran
     from ropext.report.compared import Compared
     from ropext.results.gates import Gate
@@ -51,7 +51,10 @@ def extend(
         from ropext.pipeline import extending
 
         request = extending.extension_request(name, options, revision)
-        return request.prepared(output).make(output, call)
+        made = request.prepared(output).make(output, call)
+        from ropext.pipeline.extended import Extended
+
+        return Extended(made.written, made.serving, made.plan)
     from ropext.pipeline import job, running
 
     with _as_file(options.pop("data", None)) as data:
@@ -177,7 +180,7 @@ def evaluate(
     before that; a PEFT model is read without its adapter and with it.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
-    from ropext.pipeline.opening import Evaluated
+    from ropext.pipeline.evaluated import Evaluated
     from ropext.results.gates import as_gates
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ropext.errors import UsageError, listed
 from ropext.jsontext import Json, values_json
 from ropext.report.html import table_html
 from ropext.results.measurement import Measurement
@@ -62,9 +63,7 @@ class Result(ABC):
         """Return the loss of each token by model, in nats: a row for each document, a column for
         each position, NaN where nothing is scored."""
         losses = dict[str, Floats]()
-        measured = self._same_documents()
-        if measured is None:
-            return losses
+        measured = self._read("losses of tokens")
         longest = measured.frame.longest
         for label, reading in measured.readings.items():
             documents = reading.tokens(0, longest)
@@ -78,9 +77,7 @@ class Result(ABC):
         """Return the loss of each model at positions [start, stop), and its gain over the base, in
         nats per token."""
         rows = list[tuple[str, ...]]()
-        measured = self._same_documents()
-        if measured is None:
-            return []
+        measured = self._read("losses by position")
         for label in measured.readings:
             for octave in _octaves(measured, label):
                 start = Number(str(octave.start), octave.start)
@@ -96,7 +93,29 @@ class Result(ABC):
             for label, model in measured.models.items():
                 for item in model.items:
                     answers.append({"model": label} | values_json(item))
+        if not answers:
+            raise self._lacks("answers")
         return answers
+
+    def _read(self, what: str) -> Measurement:
+        """Return the models on the documents that all of them read; a result without is refused."""
+        measured = self._same_documents()
+        if measured is None or not measured.readings:
+            raise self._lacks(what)
+        return measured
+
+    def _lacks(self, what: str) -> UsageError:
+        """Say what this result has instead."""
+        measured = self._same_documents()
+        has = list[str]()
+        if self.tidy:
+            has.append(".table()")
+        if measured is not None and measured.readings:
+            has += [".losses()", ".positions()"]
+        if any(model.items for asked in self._asked() for model in asked.models.values()):
+            has.append(".answers()")
+        has.append(".to_json()")
+        return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._lasting() == other._lasting()

@@ -39,7 +39,7 @@ class AdapterObjective(Objective[Finetuned]):
     """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
 
     command = "finetune"
-    plan_key = "plan"
+    kind = Finetuned
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
         "depend on the target), and --dtype bfloat16 (on a GPU also --qlora). The last checkpoint "
@@ -237,12 +237,13 @@ class AdapterObjective(Objective[Finetuned]):
         measured = self.measured if self.judge else None
         done = Finetuned(
             output=self.output,
-            objective=self,
+            counted=self.to_json(),
+            work=self,
             measurement=measured,
             steps=tuned.steps,
             kept_step=tuned.counted,
             stopped_early=tuned.stopped_early,
-            losses=tuned.losses,
+            by_step=tuned.losses,
             evaluations=tuned.evaluations,
             numbers=numbers_of(measured) if measured else {},
             overlap=self.training.overlap,

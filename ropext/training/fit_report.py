@@ -3,25 +3,19 @@
 from ropext import scaling
 from ropext.errors import listed
 from ropext.jsontext import JsonObject, values_json
-from ropext.lengths import length_text, octaves
+from ropext.lengths import octaves
 from ropext.planning import Plan
 from ropext.planning.plan import WRONG, newest
-from ropext.report.cells import Column, table_of
-from ropext.results import BASE, FITTED, START
-from ropext.results.overlap import marked
+from ropext.results import FITTED, START
 from ropext.results.perplexity import by_position
 from ropext.results.values import Value
 from ropext.table import Table, as_text, folded
 from ropext.training.report import (
-    SHORT_TAX,
     Story,
     json_files,
-    plain_value,
-    rows_of,
     section_of,
 )
 from ropext.training.result import Fitted, judged_steps
-from ropext.training.rows import FIT_TASK
 
 # What the record repeats of the options, and of the result.
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
@@ -52,7 +46,7 @@ def fit_result(done: Fitted) -> str:
     for note in done.notes:
         lines.append(folded(f"note: {note}"))
     lines += [
-        f"cost: {len(done.losses)} steps, {done.tokens:,} tokens with gradients, "
+        f"cost: {len(done.by_step)} steps, {done.tokens:,} tokens with gradients, "
         f"{done.forward_tokens:,} without",
         "",
         f"next: ropext verify {done.output}",
@@ -85,40 +79,7 @@ def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
 
 def fit_tables(done: Fitted) -> tuple[Table, ...]:
     """Numbers on held-out documents, and what moved."""
-    return _fit_numbers(done), _fit_factors(done)
-
-
-def _fit_numbers(done: Fitted) -> Table:
-    training = done.training
-    target = done.training.target
-    mark = training.overlap.mark if training.overlap else ""
-
-    names = {BASE: BASE, START: done.start, FITTED: marked(FITTED, mark)}
-    rows = rows_of(names, done.numbers)
-    asked = f"{FIT_TASK}@{target}"
-    _, base_values = rows[0]
-    near = base_values.get(f"{FIT_TASK}@{training.context}")
-    if near is not None:  # the base is asked inside its own context
-        base_values[asked] = near
-
-    def answers(value: Value | None) -> str:
-        if value is None:
-            return ""
-        text = f"{value.value:.2f} of {value.n}"
-        if value is near:
-            text += f" at {length_text(training.context)}"
-        return text
-
-    columns = [
-        Column("tail perplexity", f"tail@{target}", plain_value),
-        Column("tail loss", f"tail_nll@{target}", plain_value),
-        Column("far half loss", f"far_half_nll@{target}", plain_value),
-        SHORT_TAX,
-    ]
-    if any(asked in values for _, values in rows):
-        columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
-    title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
-    return table_of(title, "", rows, columns)
+    return done.tables[0], _fit_factors(done)
 
 
 def _fit_factors(done: Fitted) -> Table:
@@ -176,7 +137,8 @@ def fit_files(done: Fitted) -> dict[str, bytes]:
             "change": values_json(done.change),
             "closed_forms": done.closed_forms,
         },
-        "fit/losses.json": {"losses": done.losses, "judgements": judged_steps(done.judgements)},
+        "fit/losses.json": {"losses": done.by_step, "judgements": judged_steps(done.judgements)},
+        done.file: done.to_file(),
     }
     return json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),

@@ -2,7 +2,8 @@
 
 OUT/                    the base's weights, the new config, record and card, as `extend` writes them
 OUT/pair-factors.json   what --method longrope --pair-factors reads
-OUT/fit/                numbers.json, losses.json, pair-factors.png, positions.png, used.log
+OUT/fit/                numbers.json, losses.json, result.json, pair-factors.png, positions.png,
+                        used.log
 """
 
 from collections.abc import Mapping

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import Record, digest, read_record, versions, weights_digest
-from ropext.errors import InputError, Stopped
+from ropext.checkpoint.provenance import digest, versions, weights_digest
+from ropext.errors import InputError, OutputExists, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
-from ropext.jsontext import Json, values_json
+from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.models import processes
 from ropext.models.memory import memory_errors
 from ropext.narration import (
@@ -45,15 +45,30 @@ from ropext.training.place import (
     settle_output_of,
 )
 from ropext.training.training import Training
-from ropext.workdir import SCHEMA, USED, Workdir, has_work
+from ropext.workdir import SCHEMA, USED, Workdir, differences, has_work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# In the file that keeps a result.
+DECIDES = "decides"  # what its files follow from
+CONTENT = "result"
 # Adds to what will be the output: its path, how the fit was called, and the directory where it lies
 # finished but without its name.
 Finish = Callable[[Path, Call, Path], None]
-Done = TypeVar("Done")  # what a training gives back
+
+
+class KeptResult(Protocol):
+    """What a training gives back, kept in its output."""
+
+    file: ClassVar[str]  # of the output
+
+    @classmethod
+    def of(cls, output: Path, content: JsonObject) -> Self:
+        """Read it."""
+
+
+Done = TypeVar("Done", bound=KeptResult)
 
 
 class Objective(ABC, Generic[Done]):
@@ -61,7 +76,7 @@ class Objective(ABC, Generic[Done]):
     written. From `run` on it holds the state of one process of the run."""
 
     command: ClassVar[str]
-    plan_key: ClassVar[str]  # of the plan in the result's JSON
+    kind: type[Done]  # of its result
     out_of_memory: ClassVar[str]  # what helps
     title: str  # what is done, in a clause
     remarks: Sequence[str]  # what is said of it beforehand
@@ -118,31 +133,32 @@ class Objective(ABC, Generic[Done]):
         self.needs = count_needs(self.training, self.moving)
         return self
 
-    def key(self, show: Show = unseen) -> str:
-        """Digest all that decides what is written, the number of files too."""
+    def decides(self, show: Show = unseen) -> dict[str, Json]:
+        """Return all that decides what is written, the number of files too."""
         files = self.training.options.deciding(FILES)
-        return digest(self.manifest(show) | {"files": files})
+        return self.manifest(show) | {"files": files}
 
-    def done_before(self, output: Path, call: Call) -> Record | None:
-        """Return the record of an output that this very training left, where all of its files are
-        as they were written; none where --force asks for it again."""
-        if call.force:
+    def key(self) -> str:
+        """Digest all that decides what is written."""
+        return digest(self.decides())
+
+    def done_before(self, output: Path, call: Call) -> Done | None:
+        """Return the result that this very training left, where all files are as it wrote them;
+        one of other options or files is refused. None where --force asks for it again."""
+        file = output / self.kind.file
+        if call.force or not file.is_file() or not guard.is_as_written(output):
             return None
-        listed = guard.files_in(output)
-        if listed is None:
-            return None
-        unchanged = set(guard.unchanged(output, listed)) | {guard.RECORD}
-        if not set(listed) <= unchanged:
-            return None
-        record = read_record(output)
-        if record is None:
-            return None
-        section = record.more.get(self.command) or {}
-        if section.get("key") != self.key(told_of_files(call.hooks.say)):
-            return None
-        if processes.is_main():
-            settle_done(output)
-        return record
+        kept = read_object(file)
+        names = differences(kept[DECIDES], self.decides(told_of_files(call.hooks.say)))
+        if not names:
+            return self.kind.of(output, kept[CONTENT])
+        why = f"it differs in {guard.shown(names)}"
+        if SCHEMA in names:
+            why = "another version of ropext wrote it, which does this in another way"
+        raise OutputExists(
+            f"{output} (--output) holds another finished {self.command} ({why}); give another -o, "
+            "or --force to train anew"
+        )
 
     def to_json(self) -> dict[str, Json]:
         """What `--dry-run --json` shows."""
@@ -196,13 +212,21 @@ class Objective(ABC, Generic[Done]):
         """Write OUT as a whole or not at all."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output, or a folder of the run, that holds something else, or has no room."""
+        """Refuse an output, or a folder of the run, that holds something else, or has no room; one
+        that is done is neither."""
+        if self.done_before(output, call) is not None:
+            return
         check_output_of(self.training, output, call)  # before weights are hashed
         self._place(output, call).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
-        """Do everything, from the last checkpoint on where the same run was interrupted. A fit's
-        processes but the first have no result."""
+        """Do everything, from the last checkpoint on where the same run was interrupted, or nothing
+        where it is done. A fit's processes but the first have no result."""
+        before = self.done_before(output, call)
+        if before is not None:
+            if processes.is_main():
+                settle_done(output)
+            return before
         place = self._place(output, call)
         if processes.is_main():
             settle_output_of(self.training, output, call)

@@ -1,18 +1,14 @@
 """What any training says in words: its settings, its rows, what the record keeps of it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON
 from ropext.jsontext import Json, JsonObject, values_json
-from ropext.report.cells import Column
 from ropext.report.text import size
-from ropext.results import BASE
-from ropext.results.values import Value
 from ropext.table import Table, columns
-from ropext.training.judge import Numbers
 from ropext.training.objective import Objective
 from ropext.training.result import Finetuned, Fitted
 from ropext.training.rows import Rows
@@ -84,33 +80,6 @@ def json_files(contents: JsonObject) -> dict[str, bytes]:
         text = json.dumps(content, indent=1)
         files[name] = f"{text}\n".encode()
     return files
-
-
-def rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """Return the models that were read, by their names. The base has no number that is held against
-    the base."""
-    rows = list[tuple[str, dict[str, Value]]]()
-    for label, name in names.items():
-        if label not in numbers:
-            continue
-        values = dict(numbers[label])
-        if label == BASE:
-            for metric in numbers[label]:
-                if metric.startswith(("gain@", "short_tax")):
-                    del values[metric]
-        rows.append((name, values))
-    return rows
-
-
-def plain_value(value: Value | None) -> str:
-    return "" if value is None else f"{value.value:.4f}"
-
-
-def _signed_value(value: Value | None) -> str:
-    return "" if value is None else f"{value.value:+.4f}"
-
-
-SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 
 
 def section_of(

@@ -1,18 +1,26 @@
 """What a training did, as its caller gets it."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from ropext.jsontext import Json, values_json
+from ropext.errors import InputError
+from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.planning import Plan
+from ropext.report.result import Result
 from ropext.results.measurement import Measurement
-from ropext.results.overlap import Overlap
-from ropext.results.values import Value
+from ropext.results.overlap import Overlap, overlap_in
+from ropext.results.values import Value, values_of
+from ropext.table import Table
 from ropext.training.judge import Numbers
-from ropext.training.objective import Objective
+from ropext.training.objective import CONTENT, DECIDES, Objective
+from ropext.training.tables import finetune_table, fit_table
 from ropext.training.training import Training
+
+RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
+HIDDEN = {"json": None}  # of a field that is not in the JSON
 
 
 def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
@@ -20,53 +28,135 @@ def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
     return [{"step": step, "far_half_nll": loss} for step, loss in judgements.items()]
 
 
-@dataclass(frozen=True)
-class TrainingResult:
+@dataclass(frozen=True, repr=False, eq=False)
+class TrainingResult(Result):
     """What a training did."""
 
-    output: Path = field(metadata={"json": None})
-    objective: Objective[Any] = field(repr=False, metadata={"json": None})
+    file: ClassVar[str]  # of OUT, which keeps it
+    counted_as: ClassVar[str]  # the key of what its dry run counts
+
+    output: Path = field(metadata=HIDDEN)
+    counted: JsonObject = field(metadata=HIDDEN)
+    work: Objective[Any] | None = field(metadata=HIDDEN)  # None where this was opened
     # What the models read before and after, where any document was.
-    measurement: Measurement | None = field(repr=False, metadata={"json": None})
+    measurement: Measurement | None = field(metadata=HIDDEN)
+
+    @property
+    def objective(self) -> Objective[Any]:
+        """The training itself."""
+        if self.work is None:
+            raise self._is_over()
+        return self.work
+
+    def _is_over(self) -> InputError:
+        return InputError(
+            f"{self.output} was finished before, and its models and documents are not in memory; "
+            "force=True (--force) trains again"
+        )
 
     @property
     def training(self) -> Training:
         return self.objective.training
 
+    @property
+    def is_from_before(self) -> bool:
+        """Whether an earlier call did it."""
+        return self.work is None
+
+    @property
+    def context(self) -> int:
+        """The tokens that the model was trained on before."""
+        return int(self.counted["context"])
+
+    @property
+    def target(self) -> int:
+        """To how many tokens the model was extended."""
+        return int(self.counted["target"])
+
     def to_json(self) -> dict[str, Json]:
-        content = {"output": str(self.output), self.objective.plan_key: self.objective.to_json()}
+        """Return what the command prints with `--json`."""
+        content = {"output": str(self.output), self.counted_as: values_json(self.counted)}
         for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:
-                content[part.name] = write(getattr(self, part.name))
+                content[part.metadata.get("name", part.name)] = write(getattr(self, part.name))
         return content
 
+    def to_file(self) -> dict[str, Json]:
+        """Return what OUT keeps of it, beside what decides it."""
+        content = self.to_json()
+        del content["output"]
+        return {DECIDES: self.objective.decides(), CONTENT: values_json(content)}
 
-@dataclass(frozen=True)
+    @classmethod
+    @abstractmethod
+    def of(cls, output: Path, content: JsonObject) -> Self:
+        """Read what OUT keeps of it."""
+
+    def _same_documents(self) -> None:
+        """Return nothing: what the models read is gone with OUT.run."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Finetuned(TrainingResult):
     """What a fine-tuning did."""
+
+    file = f"training/{RESULT}"
+    counted_as = "plan"
 
     steps: int
     kept_step: int  # whose weights are written
     stopped_early: bool
-    losses: Sequence[dict[str, float]] = field(repr=False)
-    evaluations: Sequence[dict[str, float]] = field(repr=False)
-    numbers: Numbers = field(repr=False)
-    overlap: Overlap | None = field(repr=False)  # of the documents that these are over
-    control: dict[str, Json] | None = field(repr=False)
+    by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
+    evaluations: Sequence[dict[str, float]]
+    numbers: Numbers
+    overlap: Overlap | None  # of the documents that these are over
+    control: dict[str, Json] | None
     notes: Sequence[str]
 
     @property
     def passes(self) -> float:
         """How often the text was read for the weights that are written."""
-        training = self.training
-        return training.rows.passes * self.kept_step / int(training.settings.steps.value)
+        passes = float(self.counted["passes"])
+        return passes * self.kept_step / int(self.counted["steps"])
+
+    @property
+    def title(self) -> str:
+        """Name the output, and how far it was trained."""
+        return f"<Finetuned in {self.output}: {self.kept_step} of {self.steps} steps>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what was read before and after."""
+        table = finetune_table(self.numbers, self.target, self.overlap, "On held-out documents")
+        return [] if table is None else [table]
+
+    @classmethod
+    def of(cls, output: Path, content: JsonObject) -> Self:
+        return cls(
+            output=output,
+            counted=content[cls.counted_as],
+            work=None,
+            measurement=None,
+            steps=content["steps"],
+            kept_step=content["kept_step"],
+            stopped_early=content["stopped_early"],
+            by_step=content["losses"],
+            evaluations=content["evaluations"],
+            numbers=_numbers(content["numbers"]),
+            overlap=overlap_in(content["overlap"]),
+            control=content["control"],
+            notes=content["notes"],
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Fitted(TrainingResult):
     """What a fit did."""
 
-    plan: Plan = field(metadata={"json": None})  # the one that was written
+    file = f"fit/{RESULT}"
+    counted_as = "planned"
+
+    written: Plan | None = field(metadata=HIDDEN)  # None where this was opened
     kept: str  # "fitted" or "start"
     reason: str  # why that one
     start: str  # the closed form that it begins at and has to beat
@@ -76,10 +166,79 @@ class Fitted(TrainingResult):
     method: str
     pair_factors: tuple[float, ...]
     attention_factor: float
-    change: Value | None = field(repr=False)  # far half, fitted minus start, nats a token
-    numbers: Numbers = field(repr=False)  # of base, start and fitted
-    losses: Sequence[dict[str, float]] = field(repr=False)
+    change: Value | None  # far half, fitted minus start, nats a token
+    numbers: Numbers  # of base, start and fitted
+    by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
     # Far half, nats a token, of the closed forms, and by step.
-    closed_forms: Mapping[str, float] = field(repr=False, metadata={"json": None})
-    judgements: dict[int, float] = field(repr=False, metadata={"json": judged_steps})
+    closed_forms: Mapping[str, float] = field(metadata=HIDDEN)
+    judgements: dict[int, float] = field(metadata={"json": judged_steps})
     notes: Sequence[str]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was written."""
+        if self.written is None:
+            raise self._is_over()
+        return self.written
+
+    @property
+    def title(self) -> str:
+        """Name the output, and what it holds."""
+        return f"<Fitted in {self.output}: {self.reason}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what was read on held-out documents."""
+        return [fit_table(self.numbers, self.start, self.context, self.target, self.overlap)]
+
+    @property
+    def overlap(self) -> Overlap | None:
+        """The documents that judge and were trained on."""
+        return overlap_in(self.counted["overlap"])
+
+    @classmethod
+    def of(cls, output: Path, content: JsonObject) -> Self:
+        judgements = dict[int, float]()
+        for judged in content["judgements"]:
+            judgements[judged["step"]] = judged["far_half_nll"]
+        change = content["change"]
+        return cls(
+            output=output,
+            counted=content[cls.counted_as],
+            work=None,
+            measurement=None,
+            written=None,
+            kept=content["kept"],
+            reason=content["reason"],
+            start=content["start"],
+            step=content["step"],
+            tokens=content["tokens"],
+            forward_tokens=content["forward_tokens"],
+            method=content["method"],
+            pair_factors=tuple(content["pair_factors"]),
+            attention_factor=content["attention_factor"],
+            change=change and Value.from_json(change),
+            numbers=_numbers(content["numbers"]),
+            by_step=content["losses"],
+            closed_forms=read_object(output / "fit/numbers.json")["closed_forms"],
+            judgements=judgements,
+            notes=content["notes"],
+        )
+
+
+def _numbers(content: JsonObject) -> Numbers:
+    """Read the numbers of each model."""
+    return {label: values_of(metrics) for label, metrics in content.items()}
+
+
+def opened_training(output: Path) -> Finetuned | Fitted | None:
+    """Read what a training left in its output, the last one of two; None where none did."""
+    kinds: tuple[type[Finetuned], type[Fitted]] = (Finetuned, Fitted)
+    for kind in kinds:
+        if not (output / kind.file).is_file():
+            continue
+        try:
+            return kind.of(output, read_object(output / kind.file)[CONTENT])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{output / kind.file} is damaged: {error!r}") from error
+    return None

@@ -57,7 +57,7 @@ class SpectrumObjective(Objective[Fitted]):
     """Pair factors and attention factor move; the step that beats the start surely is written."""
 
     command = "fit"
-    plan_key = "planned"
+    kind = Fitted
     out_of_memory = (
         "out of memory; three options help most: --micro-rows 1, --dtype bfloat16, and a smaller "
         "--factor. The last checkpoint is kept"
@@ -286,9 +286,10 @@ class SpectrumObjective(Objective[Fitted]):
         steps = replace(measured, models=judged)
         return Fitted(
             output=self.output,
-            objective=self,
+            counted=self.to_json(),
+            work=self,
             measurement=measured,
-            plan=plan,
+            written=plan,
             kept=written,
             reason=verdict.reason,
             start=self.start,
@@ -300,7 +301,7 @@ class SpectrumObjective(Objective[Fitted]):
             attention_factor=plan.main.wanted.attention_factor,
             change=change,
             numbers=fit_numbers(measured),
-            losses=history.losses,
+            by_step=history.losses,
             closed_forms={form: rules.far_loss(self.closed, form) for form in self.starts},
             judgements={int(step): rules.far_loss(steps, step) for step in steps.models},
             notes=self.notes,

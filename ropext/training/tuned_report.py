@@ -6,29 +6,24 @@ from typing import TYPE_CHECKING
 
 from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text
-from ropext.report.cells import Column, nats, table_of
-from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED
-from ropext.results.overlap import Overlap, marked, overlap_in
+from ropext.results import BASE, CONTROL, TUNED, UNTUNED
+from ropext.results.overlap import overlap_in
 from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text
 from ropext.training.judge import Numbers
 from ropext.training.report import (
-    SHORT_TAX,
     Story,
     asked_text,
     json_files,
-    plain_value,
-    rows_of,
     section_of,
     short_windows_text,
 )
-from ropext.training.result import Finetuned
+from ropext.training.result import RESULT, Finetuned
+from ropext.training.tables import finetune_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The rows of the table.
-TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
 # What the record repeats of the options.
 TUNED_BY = (
     "strategy",
@@ -61,28 +56,6 @@ def finetune_result(done: Finetuned) -> str:
     return "\n".join(lines)
 
 
-def finetune_table(
-    numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
-) -> Table | None:
-    """Lay out base, untuned, control and tuned; None where no document was read."""
-    if not numbers:
-        return None
-    mark = "" if overlap is None else overlap.mark
-    note = "The base is read through its short window"
-    if CONTROL in numbers:
-        both = "Base and control (the base trained on the same tokens)"
-        note = f"{both} are read through the short window"
-    names = dict(TUNED_ROWS)
-    for label in (CONTROL, TUNED):
-        names[label] = marked(label, mark)
-    columns = [
-        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", plain_value),
-        Column("against the base", f"gain@{target}", _behind),
-        SHORT_TAX,
-    ]
-    return table_of(title, note, rows_of(names, numbers), columns)
-
-
 def recorded_table(section: JsonObject, target: int) -> Table | None:
     """Lay out what ropext.json keeps of a fine-tuning; None where no document was read."""
     overlap = overlap_in(section.get("overlap"))
@@ -96,16 +69,6 @@ def recorded_table(section: JsonObject, target: int) -> Table | None:
     if overlap is not None:
         note += f"; {overlap.of_documents}"
     return replace(table, note=note)
-
-
-def _behind(gain: Value | None) -> str:
-    """Write nats a token above the base on the same tokens, paired by document."""
-    if gain is None:
-        return ""
-    if gain.ci95 is None:
-        return f"{-gain.value:+.4f} ({gain.n} documents)"
-    low, high = gain.ci95
-    return nats(replace(gain, value=-gain.value, ci95=(-high, -low)))
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
@@ -144,7 +107,7 @@ def finetune_story(done: Finetuned) -> Story:
     overlap = training.overlap
     steps = done.kept_step
     tokens = done.kept_step * settings.step_tokens
-    final_loss = done.losses[-1]["loss"] if done.losses else None
+    final_loss = done.by_step[-1]["loss"] if done.by_step else None
     section = section_of(done, TUNED_BY, ("stopped_early", "passes")) | {
         "targets": list(needs.targets),
         "steps": steps,
@@ -183,11 +146,12 @@ def finetune_files(done: Finetuned) -> dict[str, bytes]:
     contents = {
         "settings.json": done.objective.to_json(),
         "losses.json": {
-            "tuned": done.losses,
+            "tuned": done.by_step,
             "evaluations": done.evaluations,
             "control": done.control and done.control["losses"],
         },
         "numbers.json": values_json(done.numbers),
+        RESULT: done.to_file(),
     }
     return json_files(contents) | {"loss.png": _losses_picture(done)}
 
@@ -199,7 +163,7 @@ def _losses_picture(done: Finetuned) -> bytes:
     from ropext.report import plots
 
     axis = plots.axes("Loss of the training", "nats per token", "step")
-    _draw_losses(axis, done.losses, "training loss", plots.COLOURS[0])
+    _draw_losses(axis, done.by_step, "training loss", plots.COLOURS[0])
     if done.control is not None:
         _draw_losses(axis, done.control["losses"], "training loss of the control", plots.GREY)
     if done.evaluations:

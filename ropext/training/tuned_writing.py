@@ -5,7 +5,7 @@ OUT/base/               the extended, untuned checkpoint
 OUT/adapter/            the LoRA; its adapter_config.json names ../base
 OUT/control/            with --control: the control's LoRA, of the model before its extension
                         (--slim leaves out base and adapter)
-OUT/training/           settings, losses and evaluations, loss.png, used.log
+OUT/training/           settings, losses and evaluations, result.json, loss.png, used.log
 """
 
 from collections.abc import Iterable, Mapping

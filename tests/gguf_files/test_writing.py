@@ -29,6 +29,7 @@ from ropext.gguf.header import read_gguf
 from ropext.guard import signed
 from ropext.narration import Call
 from ropext.pipeline import extending
+from ropext.pipeline.extended import Extended
 from ropext.report.screen import plan_screen
 from ropext.report.text import serving_text
 
@@ -93,6 +94,9 @@ def test_the_record_is_in_the_file(base, tmp_path):
     kept = json.loads(ggml.keys(out)["ropext.record"])
     assert kept["method"] == "yarn"
     assert kept["sites"][0]["spectrum"]["digest"] == done.plan.main.wanted.digest()
+    opened = ropext.open(out)
+    assert opened == Extended(done.written, done.serving, done.plan)
+    assert opened.written.files == (out.name, f"{out.name}.Modelfile")
     assert "secret" not in out.read_bytes().decode(errors="replace")
     served = inspecting.serving(str(out))
     assert (served.record.context, served.model.context) == (256, 1024)

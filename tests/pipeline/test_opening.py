@@ -8,7 +8,7 @@ import pytest
 
 import ropext
 from ropext.bundled import DATA
-from ropext.errors import InputError
+from ropext.errors import InputError, UsageError
 
 FOLDER = "measured"
 
@@ -46,6 +46,25 @@ def test_a_folder_gives_what_its_call_gave(work):
     assert type(again) is type(compared)
     assert again.to_json() == compared.to_json()
     assert again.table() == compared.table()
+
+
+def test_an_output_gives_what_its_call_gave(work):
+    place, _, _ = work
+    made = ropext.extend(
+        "ropext://demo", place / "longer", factor=2, method="pi", no_verify=True, force=True
+    )
+    opened = ropext.open(place / "longer")
+    assert opened == made
+    assert opened.to_json() == made.to_json() | {"left": {}, "notes": []}
+    config = json.loads((place / "longer" / "config.json").read_text())
+    edits = {row["key"]: row["after"] for row in opened.table()}
+    assert edits["max_position_embeddings"] == config["max_position_embeddings"] == 512
+    assert edits["rope_parameters.factor"] == config["rope_parameters"]["factor"] == 2
+    with pytest.raises(InputError, match="was opened, which makes no plan"):
+        assert opened.plan
+    for rows in (opened.losses, opened.positions, opened.answers):
+        with pytest.raises(UsageError, match=r"it has \.table\(\) and \.to_json\(\)"):
+            rows()
 
 
 def test_a_comparison_moves_with_its_runs(work, tmp_path):
@@ -159,8 +178,9 @@ def test_a_run_is_opened_by_its_output(tmp_path):
 
 
 def test_what_is_no_result_is_a_sentence(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="holds no result of ropext; give the folder that"):
+    (tmp_path / "file").write_text("no result")
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(InputError, match="holds no result of ropext; give what `ropext ext"):
             ropext.open(folder)
 
 

@@ -84,7 +84,7 @@ def test_ddp_really_runs_and_agrees_with_one_process(two, one):
         assert own["ddp"]["accelerate"] == "DistributedType.MULTI_CPU"
     alone, alone_output = one
     assert (alone.steps, alone.kept_step) == (4, 2)
-    for mine, theirs in zip(alone.losses, found[0]["ddp"]["losses"], strict=True):
+    for mine, theirs in zip(alone.by_step, found[0]["ddp"]["losses"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
         assert theirs["grad_norm"] == pytest.approx(mine["grad_norm"], abs=1e-5)
     for mine, theirs in zip(alone.evaluations, found[1]["ddp"]["evaluations"], strict=True):

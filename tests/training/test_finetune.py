@@ -24,7 +24,7 @@ from trained import count_training, train
 
 import ropext
 from ropext import verifying
-from ropext.cli.fit import told_before
+from ropext.cli.fit import show_counted
 from ropext.cli.output import Out
 from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
@@ -35,7 +35,7 @@ from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
-from ropext.training import fit_report, report, trainer, tuned_report
+from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.request import FinetuneRequest
 from ropext.workdir import beside
 
@@ -159,7 +159,7 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
 
     numbers = {"base": values(2.0, 0.0, 0.1), "untuned": values(2.3, -0.3, 0.02)}
     numbers |= {"control": values(1.95, 0.05, 0.03), "tuned": values(1.875, 0.125, None)}
-    table = tuned_report.finetune_table(numbers, 256, None)
+    table = tables.finetune_table(numbers, 256, None)
     assert [row[0] for row in table.rows] == ["base", "extended", "control", "tuned"]
     assert [row[2] for row in table.rows] == [
         "", "+0.3000 ±0.0200", "-0.0500 ±0.0300", "-0.1250 (8 documents)",
@@ -226,8 +226,8 @@ def test_a_run_says_after_its_first_step_how_long_it_will_take():
 
 def test_it_learns_and_every_number_stands_beside_base_and_control(tuned):
     done, _, _ = tuned
-    assert [entry["step"] for entry in done.losses] == list(range(1, 9))
-    assert done.losses[-1]["loss"] < done.losses[0]["loss"] - 0.1
+    assert [entry["step"] for entry in done.by_step] == list(range(1, 9))
+    assert done.by_step[-1]["loss"] < done.by_step[0]["loss"] - 0.1
     assert [entry["step"] for entry in done.evaluations] == [4, 8]
     tail = {label: own["tail_nll@256"].value for label, own in done.numbers.items()}
     assert tail["tuned"] < tail["untuned"] - 0.1
@@ -291,18 +291,35 @@ def test_the_same_training_into_its_output_was_done_before(
             str(extended), str(stories), Finetune(**RUN | {"control": True} | options)
         )
         with request.prepared(output, call) as job:
-            return told_before(Out(as_json=True), job, output, call, None)
+            show_counted(Out(as_json=True), job, output, call)
+            answer = json.loads(capsys.readouterr().out)
+            return job.make(output, call) if answer.get("done_before") else None
+
+    def differs(**options):
+        with pytest.raises(OutputExists) as refused:
+            asked(**options)
+        return re.search(r"another finished finetune \(it differs in (.+)\)", str(refused.value))[1]
 
     left = lock_of(beside(output))  # by a kill between the output's name and the clean-up
     left.write_bytes(b'{"ropext": "lock", "pid": 1')
-    assert asked()
-    assert json.loads(capsys.readouterr().out)["done_before"]
+    again = asked()
+    assert again.is_from_before
+    assert again.to_json() == values_json(tuned[0].to_json()) | {"output": str(output)}
+    assert repr(again).splitlines()[1:] == repr(tuned[0]).splitlines()[1:]
+    assert again.tables == tuned[0].tables
+    assert ropext.open(output) == again
+    assert again.numbers == tuned[0].numbers
+    with pytest.raises(InputError, match="was finished before, and its models"):
+        assert again.training
+    with pytest.raises(UsageError, match=r"no losses of tokens; it has \.table\(\) and \.to_json"):
+        again.losses()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert not asked(force=True)
-    assert not asked(rank=8)
-    assert not asked(control=False)  # other files
+    assert asked(force=True) is None
+    assert differs(seed=3) == "options.seed"
+    assert differs(control=False) == "files.control"
     (output / "training/losses.json").write_text("{}")
-    assert not asked()
+    with pytest.raises(OutputExists, match="added or edited"):
+        asked()
 
 
 def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, tmp_path):
@@ -422,7 +439,7 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     told = []
     done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert any("going on after step 4" in sentence for sentence in told)
-    assert done.losses == tuned[0].losses
+    assert done.by_step == tuned[0].by_step
     assert done.evaluations == tuned[0].evaluations
     merged = load_file(output / "model.safetensors")
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():
@@ -450,7 +467,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
     told = []
     done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert "going on after step 2" in told
-    assert done.losses == tuned[0].losses
+    assert done.by_step == tuned[0].by_step
     merged = load_file(output / "model.safetensors")
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():
         assert torch.equal(merged[name], tensor), name
@@ -571,7 +588,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     monkeypatch.setattr(Store, "put", noted)
     done = train("finetune", extended, str(stories), output, **RUN)
     assert names == ["tuned"] * (RUN["eval_documents"] - 1)
-    assert done.losses == tuned[0].losses
+    assert done.by_step == tuned[0].by_step
     assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
 
 
@@ -618,7 +635,7 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     # By hand: a warm-up of 20 steps, halved after each evaluation that was no better than the best.
     halvings = [0, 0, 0, 0, 1, 2, 2, 2, 3]
     rates = [0.01 * step / 20 / 2**own for step, own in enumerate(halvings)]
-    assert [own["learning_rate"] for own in done.losses] == pytest.approx(rates)
+    assert [own["learning_rate"] for own in done.by_step] == pytest.approx(rates)
     # The control is trained on the tokens that are in the merged weights, at the same rates.
     assert done.control["steps"] == len(done.control["losses"]) == 6
     assert [own["learning_rate"] for own in done.control["losses"]] == pytest.approx(rates[:6])
@@ -644,7 +661,7 @@ def test_an_open_end_keeps_the_best_evaluated_weights(extended, stories, tmp_pat
     merged = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(best[name], merged[name]) for name in best)
     again = train("finetune", extended, str(stories), tmp_path / "two", **options)
-    assert (again.losses, again.evaluations) == (done.losses, done.evaluations)
+    assert (again.by_step, again.evaluations) == (done.by_step, done.evaluations)
     assert (again.steps, again.kept_step) == (9, 6)
 
 

@@ -176,8 +176,8 @@ def test_of_conversations_the_assistants_turns_alone_move_the_weights(extended, 
         nll = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
         each.append(nll[torch.as_tensor(row.scored[1:])])
     assert len(each[0]) == 0 < len(each[1])
-    assert done.losses[0]["loss"] == pytest.approx(float(torch.cat(each).mean()), abs=1e-5)
-    assert all(entry["grad_norm"] > 0 for entry in done.losses)
+    assert done.by_step[0]["loss"] == pytest.approx(float(torch.cat(each).mean()), abs=1e-5)
+    assert all(entry["grad_norm"] > 0 for entry in done.by_step)
 
 
 @pytest.mark.parametrize("sliced", [True, False])
@@ -186,7 +186,7 @@ def test_a_step_in_which_nothing_is_scored_teaches_nothing(extended, tmp_path, m
     if not sliced:
         monkeypatch.setattr(learning, "use_sliced_loss", lambda *_: "for this test")
     done = train("finetune", model, str(data), tmp_path / "out", **SHORT | {"batch_tokens": 256})
-    first, second = done.losses
+    first, second = done.by_step
     assert (first["loss"], first["grad_norm"]) == (0, 0)
     assert second["loss"] > 1
     assert second["grad_norm"] > 0
@@ -324,4 +324,4 @@ def test_what_a_tracker_wrote_is_part_of_the_result(extended, stories, tmp_path,
     (events,) = (tmp_path / "out/training/runs").glob("*/events.out")
     told = [line.split() for line in events.read_text().splitlines()]
     losses = [(int(step), float(value)) for name, step, value in told if name == "train/loss"]
-    assert losses == [(own["step"], pytest.approx(own["loss"])) for own in done.losses]
+    assert losses == [(own["step"], pytest.approx(own["loss"])) for own in done.by_step]

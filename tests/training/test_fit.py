@@ -104,7 +104,7 @@ def test_of_several_starts_the_lowest_on_held_out_documents_is_taken(tmp_path):
     both = train("fit", *data, tmp_path / "both", **short | {"start": "pi,yarn"})
     assert both.closed_forms["yarn"] < both.closed_forms["pi"]
     assert both.start == "yarn"
-    assert (both.judgements, both.losses) == (alone.judgements, alone.losses)
+    assert (both.judgements, both.by_step) == (alone.judgements, alone.by_step)
     assert both.pair_factors == alone.pair_factors
     assert both.tokens == both.objective.tokens == alone.tokens
 
@@ -170,6 +170,12 @@ def test_what_it_leaves_tells_the_fit(fitted):
     assert section["tokens"] == 48 * 4096
     assert len(section["judging"]) == 8
     assert section["change"] == values_json(done.change)
+    opened = ropext.open(output)
+    assert opened == done
+    assert repr(opened) == repr(done)
+    assert opened.judgements == done.judgements
+    assert opened.closed_forms == done.closed_forms
+    assert [row["model"] for row in opened.table()] == ["base", "pi", "fitted"]
     card = (output / "README.md").read_text()
     assert "fitted on text with the weights frozen: 17 numbers" in card
     assert "short tax" in card
@@ -262,7 +268,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
     told = []
     again = train("fit", base, str(stories), output, call=Call(Hooks(told.append)), **RANDOM)
     assert any("going on after step 4" in sentence for sentence in told)
-    assert again.losses == done.losses
+    assert again.by_step == done.by_step
     assert again.judgements == done.judgements
     assert again.pair_factors == done.pair_factors
 
@@ -281,7 +287,7 @@ def shared_by_two(base, stories, tmp_path):
 
 def test_two_processes_find_what_one_finds(plain, base, stories, tmp_path):
     done, found = plain, shared_by_two(base, stories, tmp_path)
-    for mine, theirs in zip(done.losses, found["losses"], strict=True):
+    for mine, theirs in zip(done.by_step, found["losses"], strict=True):
         assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-5)
     mine = list(done.judgements.values())
     theirs = [own["far_half_nll"] for own in found["judgements"]]
@@ -390,7 +396,7 @@ def test_a_spectrum_that_leaves_the_guards_ends_the_fit_with_what_was_judged(
     options = RANDOM | {"within": "ntk", "start": "ntk", "learning_rate": 0.5, "steps": 40}
     done = train("fit", base, str(stories), tmp_path / "out", **options | {"ceiling": 1.5})
     assert any("stopped: " in note and "judged before count" in note for note in done.notes)
-    assert 0 < len(done.losses) < 40
+    assert 0 < len(done.by_step) < 40
 
 
 def test_few_documents_are_warned_of(base, stories, tmp_path):

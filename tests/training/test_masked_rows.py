@@ -113,7 +113,7 @@ def test_the_first_loss_is_stock_cross_entropy_over_all_masked_tokens_of_a_step(
         assert (row.ids[at] == mask).mean() > 0.5
         losses += [-float(logits[k, wanted[k]].detach()) for k in at]
     assert 0.1 < len(losses) / 4 / TARGET < 0.2
-    assert done.losses[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert done.by_step[0]["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
     assert not np.array_equal(rows[0].labels, rows[1].labels)
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_gives_the_same_bytes(place, monkeypatch):
         finetune(place, "bert", "again", save_every=1)
     monkeypatch.undo()
     again = finetune(place, "bert", "again", save_every=1)
-    assert again.losses == whole.losses
+    assert again.by_step == whole.by_step
     first, second = weights(whole.output), weights(again.output)
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -144,7 +144,7 @@ def ddp(extended, stories, output, options):
     request = FinetuneRequest(extended, stories, Finetune(**options))
     with request.prepared(Path(output), NOBODY) as job:
         done = job.make(Path(output), NOBODY)
-    return seen | {"losses": done.losses, "evaluations": done.evaluations}
+    return seen | {"losses": done.by_step, "evaluations": done.evaluations}
 
 
 def main():

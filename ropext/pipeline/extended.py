@@ -1,0 +1,89 @@
+"""What an extension wrote, as its caller reads it and as its output tells it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropext import guard
+from ropext.checkpoint.provenance import Record
+from ropext.checkpoint.source import Written
+from ropext.errors import InputError
+from ropext.inspecting import open_model, positions_of, read_again
+from ropext.jsontext import Json
+from ropext.loaders import Serving
+from ropext.pipeline.extending import extension_json
+from ropext.planning import ExtensionPlan
+from ropext.report import text
+from ropext.report.result import Result
+from ropext.table import Number, Table, with_rows
+
+EDITED = ("file", "key", "before", "after")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Extended(Result):
+    """What `extend` wrote, and how to serve it."""
+
+    of_the_call = ("notes", "left", "proof", "serving")  # a GGUF keeps no proof
+
+    written: Written
+    serving: tuple[Serving, ...]
+    planned: ExtensionPlan | None  # None where this was opened
+
+    @property
+    def output(self) -> Path:
+        return self.written.output
+
+    @property
+    def plan(self) -> ExtensionPlan:
+        """The plan that was carried out."""
+        if self.planned is None:
+            raise InputError(
+                f"{self.output} was opened, which makes no plan; .written.record tells what was "
+                "planned, and ropext.plan plans anew"
+            )
+        return self.planned
+
+    @property
+    def title(self) -> str:
+        """Name the output, and how far it reads."""
+        record = self.written.record
+        far = f"{record.context:,} -> {record.target:,} tokens by {record.method}"
+        return f"<Extended in {self.output}: {far}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what was edited."""
+        rows = list[tuple[str, ...]]()
+        for edit in self.written.record.edits:
+            rows.append((edit.file, edit.key, _cell(edit.before), _cell(edit.after)))
+        return with_rows([Table("What was edited", "", EDITED, tuple(rows))])
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what `ropext extend --json` prints."""
+        return extension_json(self.written, self.serving)
+
+    def _same_documents(self) -> None:
+        """Return nothing: no document was read."""
+
+
+def _cell(item: Json) -> str:
+    """Write a value of a config as a cell, a number as such."""
+    if isinstance(item, int | float) and not isinstance(item, bool):
+        return Number(text.value(item), item)
+    return text.value(item)
+
+
+def opened_extension(output: Path, record: Record) -> Extended:
+    """Read what an output's record says of its extension."""
+    model = open_model(output)
+    serving: tuple[Serving, ...] = ()
+    if positions_of(model) is None:
+        serving = read_again(model).serving
+    files = [output.name]
+    beside = output.with_name(f"{output.name}.Modelfile")
+    if output.is_dir():
+        files = sorted(guard.files_in(output) or ())
+    elif beside.is_file():
+        files.append(beside.name)
+    written = Written(output, record, (), {}, record.proof, tuple(files))
+    return Extended(written, serving, None)

@@ -1,0 +1,108 @@
+"""The numbers of a training, laid out: who was read before and after it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ropext.lengths import length_text
+from ropext.report.cells import Column, nats, table_of
+from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
+from ropext.results.overlap import Overlap, marked
+from ropext.results.values import Value
+from ropext.table import Table
+from ropext.training.judge import Numbers
+from ropext.training.rows import FIT_TASK
+
+# The rows of the table.
+TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
+
+
+def rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
+    """Return the models that were read, by their names. The base has no number that is held against
+    the base."""
+    rows = list[tuple[str, dict[str, Value]]]()
+    for label, name in names.items():
+        if label not in numbers:
+            continue
+        values = dict(numbers[label])
+        if label == BASE:
+            for metric in numbers[label]:
+                if metric.startswith(("gain@", "short_tax")):
+                    del values[metric]
+        rows.append((name, values))
+    return rows
+
+
+def plain_value(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:.4f}"
+
+
+def _signed_value(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:+.4f}"
+
+
+SHORT_TAX = Column("short tax", "short_tax", _signed_value)
+
+
+def finetune_table(
+    numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
+) -> Table | None:
+    """Lay out base, untuned, control and tuned; None where no document was read."""
+    if not numbers:
+        return None
+    mark = "" if overlap is None else overlap.mark
+    note = "The base is read through its short window"
+    if CONTROL in numbers:
+        both = "Base and control (the base trained on the same tokens)"
+        note = f"{both} are read through the short window"
+    names = dict(TUNED_ROWS)
+    for label in (CONTROL, TUNED):
+        names[label] = marked(label, mark)
+    columns = [
+        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", plain_value),
+        Column("against the base", f"gain@{target}", _behind),
+        SHORT_TAX,
+    ]
+    return table_of(title, note, rows_of(names, numbers), columns)
+
+
+def _behind(gain: Value | None) -> str:
+    """Write nats a token above the base on the same tokens, paired by document."""
+    if gain is None:
+        return ""
+    if gain.ci95 is None:
+        return f"{-gain.value:+.4f} ({gain.n} documents)"
+    low, high = gain.ci95
+    return nats(replace(gain, value=-gain.value, ci95=(-high, -low)))
+
+
+def fit_table(
+    numbers: Numbers, start: str, context: int, target: int, overlap: Overlap | None
+) -> Table:
+    """Lay out base, start and fitted on held-out documents."""
+    mark = "" if overlap is None else overlap.mark
+    names = {BASE: BASE, START: start, FITTED: marked(FITTED, mark)}
+    rows = rows_of(names, numbers)
+    asked = f"{FIT_TASK}@{target}"
+    _, base_values = rows[0]
+    near = base_values.get(f"{FIT_TASK}@{context}")
+    if near is not None:  # the base is asked inside its own context
+        base_values[asked] = near
+
+    def answers(value: Value | None) -> str:
+        if value is None:
+            return ""
+        text = f"{value.value:.2f} of {value.n}"
+        if value is near:
+            text += f" at {length_text(context)}"
+        return text
+
+    columns = [
+        Column("tail perplexity", f"tail@{target}", plain_value),
+        Column("tail loss", f"tail_nll@{target}", plain_value),
+        Column("far half loss", f"far_half_nll@{target}", plain_value),
+        SHORT_TAX,
+    ]
+    if any(asked in values for _, values in rows):
+        columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
+    title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
+    return table_of(title, "", rows, columns)
