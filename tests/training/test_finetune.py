@@ -315,7 +315,7 @@ def test_the_same_training_into_its_output_was_done_before(
         again.losses()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert asked(force=True) is None
-    assert differs(seed=3) == "options.seed"
+    assert differs(learning_rate=0.5) == "options.learning_rate"
     assert differs(control=False) == "files.control"
     (output / "training/losses.json").write_text("{}")
     with pytest.raises(OutputExists, match="added or edited"):
