@@ -318,7 +318,7 @@ def test_the_same_training_into_its_output_was_done_before(
     assert differs(learning_rate=0.5) == "options.learning_rate"
     assert differs(control=False) == "files.control"
     (output / "training/losses.json").write_text("{}")
-    with pytest.raises(OutputExists, match="added or edited"):
+    with pytest.raises(OutputExists, match="exists; --force replaces"):
         asked()
 
 
