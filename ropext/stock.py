@@ -29,7 +29,8 @@ from ropext.narration import tell_listener
 from ropext.systems import user_cache
 
 CHILD = Path(__file__).with_name("proof") / "child.py"
-DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py")  # what describes a type
+# The code of the child, which decides what it says of a type.
+DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py", "tensors.py")
 ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
 LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
 SECONDS = 600.0  # to describe a type; the largest mixture of experts takes one of them

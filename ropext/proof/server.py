@@ -154,15 +154,31 @@ def transformers_rows(
     return rows
 
 
-def _check_limit(limit: int | None, context: int, target: int) -> None:
+@dataclass(frozen=True)
+class OpenedServer:
+    """A running server that takes what a model reads, and tells log-probabilities."""
+
+    server: Server
+    model: str  # as the server calls it
+    limit: int | None  # tokens it takes; None = it does not say
+    avoid: Sequence[int]  # tokens that no prompt holds
+
+
+def _opened(url: str, directory: Path, read_lengths: ReadLengths) -> OpenedServer:
+    """Refuse a server that takes less than the model of this directory reads, or tells nothing."""
+    server = server_at(url)
+    model, limit = served_model(server, url)
+    target = read_lengths.target
     if limit is not None and limit < target:
         old = ""
-        if limit == context:
+        if limit == read_lengths.context:
             old = ", its context before the extension"
         raise ProofFailed(
             f"endpoint: the server takes {limit} tokens{old}; the checkpoint reads {target}: start "
             f"it with that length (vLLM --max-model-len, SGLang --context-length, llama-server -c)"
         )
+    require_logprobs(server, model)
+    return OpenedServer(server, model, limit, special_tokens(directory))
 
 
 def compare(
@@ -194,21 +210,19 @@ def probe(
         tolerance = TOLERANCE
     context = read_lengths.context
     target = read_lengths.target
-    server = server_at(url)
-    model, limit = served_model(server, url)
-    _check_limit(limit, context, target)
-    require_logprobs(server, model)
-    avoid = special_tokens(reference.directory)
+    opened = _opened(url, reference.directory, read_lengths)
+    server = opened.server
+    model = opened.model
     plain = Rows()
     if before is not None:
         read = transformers_reference(replace(reference, config=before))
-        for ids in _candidates(context, target, len(read([0])), avoid):
+        for ids in _candidates(context, target, len(read([0])), opened.avoid):
             plain[tuple(ids)] = read(ids)
         del read  # the weights once more beside it would not fit
     wanted = transformers_reference(reference)
     vocab_size = len(wanted([0]))
     prompts = [
-        _furthest(token_ids(length, vocab_size, avoid), plain, wanted, ORDER * tolerance)
+        _furthest(token_ids(length, vocab_size, opened.avoid), plain, wanted, ORDER * tolerance)
         for length in lengths(context, target)
     ]
     done = compare(server, model, prompts, context, wanted)
@@ -231,7 +245,7 @@ def probe(
     drawn = 0
     if plain:
         drawn = draws(min(lengths(context, target)))
-    return Probe(model, limit, tolerance, done, lost, drawn)
+    return Probe(model, opened.limit, tolerance, done, lost, drawn)
 
 
 def draws(length: int) -> int:
@@ -301,14 +315,14 @@ def probe_gguf(
         tolerance = MEAN_TOLERANCE
     context = read_lengths.context
     target = read_lengths.target
-    server = server_at(url)
-    model, limit = served_model(server, url)
-    _check_limit(limit, context, target)
-    require_logprobs(server, model)
-    avoid = special_tokens(reference.directory)
+    opened = _opened(url, reference.directory, read_lengths)
+    server = opened.server
+    model = opened.model
     longest = min(target - 1, 2 * context)
     done = list[Prompt]()
-    texts = {size: token_ids(size, vocab_size, avoid) for size in {min(context, longest), longest}}
+    texts = {}
+    for size in {min(context, longest), longest}:
+        texts[size] = token_ids(size, vocab_size, opened.avoid)
     at = {size: beginnings(size, context) for size in texts}
     read = transformers_rows(reference)
     wanted = {size: read(text, at[size]) for size, text in texts.items()}
@@ -343,7 +357,7 @@ def probe_gguf(
                 f"in the mean (tolerance {tolerance:g}{said}): it does not read the file as "
                 "planned"
             )
-    return Probe(model, limit, tolerance, tuple(done), lost)
+    return Probe(model, opened.limit, tolerance, tuple(done), lost)
 
 
 def beginnings(length: int, context: int) -> list[int]:
