@@ -45,13 +45,23 @@ def stock():
     process.close()
 
 
+def goes_apart(process, model_type):
+    """Whether stock builds the text part of a composite by itself, so that its own cases show each
+    method and those of the composite only where it is written."""
+    text_type, path = text_part(model_type)
+    if not path or text_type not in process.tasks or not process.has_head(text_type):
+        return False
+    left_out, _ = outcome(process, text_type)
+    return not left_out
+
+
 @functools.cache
 def outcome(process, model_type):
     """(reason why this type is left out or "", list of (case, differences))."""
     if model_type not in process.tasks:
         return f"transformers {process.version} has no model of this type by itself", []
     found = []
-    for case in cases(model_type, process.has_head(model_type)):
+    for case in cases(model_type, process.has_head(model_type), goes_apart(process, model_type)):
         answer = process.build(case)
         if case.name == "modern" and "error" in answer and not case.error:
             return answer["error"].strip().splitlines()[0], []

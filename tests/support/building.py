@@ -106,10 +106,11 @@ def stated_case(base, model):
     return case
 
 
-def cases(model_type, with_head=True):
-    """Every case of one model type; fewer for the types that have no language-model head."""
+def cases(model_type, with_head=True, text_apart=False):
+    """Every case of one model type; fewer for the types that have no language-model head, and for
+    composites whose text part goes through all of them by itself."""
     text_type, path = tiny.text_part(model_type)
-    methods = METHODS if with_head else ("yarn",)
+    methods = METHODS if with_head and not text_apart else ("yarn",)
     bases = [("modern", tiny.modern(text_type), methods)]
     if not path:
         bases.append(("bare", tiny.bare(text_type), ()))
