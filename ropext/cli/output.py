@@ -48,6 +48,9 @@ def as_json(data: Any) -> str:
     return json.dumps(data, indent=2, allow_nan=False)
 
 
+SHORT = {"-m": "--method", "-o": "--output", "-q": "--quiet"}
+
+
 class Out:
     """One command's voice."""
 
@@ -124,12 +127,18 @@ def fail(sentence: str) -> None:
 
 def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
     """Say the same on stdout for a program, where no result stands there: with the first option of
-    the command line that the sentence is about."""
+    the command line that the sentence is about, or the one that is missing."""
     if Out.has_result or os.environ.get("RANK", "0") != "0":
         return
-    options = (word.partition("=")[0] for word in words if word.startswith("--"))
     named = re.findall(r"--[a-z][a-z-]*", sentence)
-    option = next((option for option in options if option in named), None)
+    option = None
+    if sentence.startswith("missing option "):
+        option = named[0]
+    for word in reversed(words):
+        name = word.partition("=")[0]
+        name = SHORT.get(name, name)
+        if name in named:
+            option = name
     error = {"error": visible(sentence), "exit_code": exit_code, "option": option}
     Out(as_json=True).result("", error)
 

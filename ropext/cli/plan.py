@@ -207,4 +207,5 @@ def _show_ranking_alone(out: Out, ranked: "Measured", table_format: "Format") ->
 
     mark = ranked.overlap.mark if ranked.overlap else ""
     lines = ranking_lines(ranked.ranking, ranked.left_out)
-    out.tables([ranking_table(ranked.ranking, mark)], lines, table_format)
+    starred = table_format != "csv"  # in which a program looks for the method's name
+    out.tables([ranking_table(ranked.ranking, mark, starred=starred)], lines, table_format)

@@ -46,12 +46,13 @@ def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def ranking_table(ranking: Ranking, mark: str = "") -> Table:
-    """Lay out a row per method, the lowest tail first, the base's short window at the end."""
+def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> Table:
+    """Lay out a row per method, the lowest tail first, the base's short window at the end; a star
+    is at the one to take."""
     rows = list[tuple[str, Values]]()
     for method, behind in ranking.standing.behind.items():
         name = method
-        if method == ranking.taken:
+        if starred and method == ranking.taken:
             name += "*"
         shown_behind = None if method == ranking.best else behind
         rows.append((name, _row(ranking, method, shown_behind)))

@@ -38,6 +38,9 @@ def edit(directory, **changes):
     [
         (["plan", "nowhere", "--factor", "4"], None),
         (["plan", "ropext://demo", "--factor", "-4"], "--factor"),
+        (["plan", "ropext://demo", "--factor=-4", "--method", "pi"], "--factor"),
+        (["plan", "ropext://demo", "--factor", "4", "-m", "yran"], "--method"),
+        (["fit", "ropext://demo"], "--data"),
         (["plan", "ropext://demo", "--no-such-option"], "--no-such-option"),
         (["extend", "ropext://demo", "--factor", "4"], None),
         (["run", "nowhere.yaml"], None),

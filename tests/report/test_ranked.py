@@ -99,8 +99,12 @@ def test_truncation_that_beats_the_best_is_said():
 
 
 def test_the_table_marks_the_one_that_is_taken():
-    rows = ranking_table(ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)).rows
+    ranked = ranking(base=LEVELS, yarn=LEVELS, pi=LEVELS + 0.2)
+    rows = ranking_table(ranked).rows
     assert [row[0] for row in rows] == ["yarn*", "pi", "base"]
+    in_csv = ranking_table(ranked, starred=False).rows
+    assert [row[0] for row in in_csv] == ["yarn", "pi", "base"]
+    assert in_csv[0][1:] == rows[0][1:]
     assert rows[0][2] == "-"
     assert rows[1][2] == "+0.2000 ±0.0000"
 
