@@ -28,6 +28,7 @@ ABOVE_THE_LINE = (
     "locks",
     "guard",
     "workdir",
+    "stepdir",
     "jobs",
     "bundled",
     "rope",

@@ -20,7 +20,8 @@ from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import Prospect, prospect
 from ropext.pipeline.stage import section_key
-from ropext.workdir import Flat, Step, StepDir, Workdir, left_by, remove, step_record
+from ropext.stepdir import Step, StepDir, left_by, step_record
+from ropext.workdir import Flat, Workdir, remove
 
 
 def check(output: Path, call: Call) -> None:

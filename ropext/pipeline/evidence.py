@@ -12,7 +12,7 @@ from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.workdir import step_record
+from ropext.stepdir import step_record
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ropext.report.result import Result
 from ropext.report.text import how_to_serve
 from ropext.results import rundir
 from ropext.results.measurement import Measurement
+from ropext.stepdir import step_record
 from ropext.table import Table, verdict_first, with_rows
-from ropext.workdir import step_record
 
 OUTCOME = "outcome.json"  # what the evidence came to
 DONE = "done"

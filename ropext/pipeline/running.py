@@ -11,9 +11,7 @@ OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,16 +24,16 @@ from ropext.inputs import from_home
 from ropext.jobs import Job
 from ropext.jsontext import JsonObject
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
-from ropext.narration import Call, kept_after_interrupt, scrub
+from ropext.narration import Call, scrub
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.evidence import Evidence, evidence_of
 from ropext.pipeline.ran import DONE, Ran
-from ropext.pipeline.stage import Stage
+from ropext.pipeline.stage import Stage, resumable
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
-from ropext.workdir import Workdir, beside, has_finished_step, left_by
+from ropext.workdir import Workdir
 
 if TYPE_CHECKING:
     from ropext.pipeline.prospect import Prospect
@@ -150,7 +148,7 @@ class AutoJob:
         """Choose, unless that was done before, and run what was chosen."""
         from ropext.pipeline import choosing
 
-        with _resumable(output):
+        with resumable(output):
             self.check(output, call)
             recipe = choosing.choose(self.request.recipe, output, call)
             chosen = RunRequest(recipe, self.request.stages)
@@ -191,15 +189,8 @@ class RunJob:
 
     def make(self, output: Path, call: Call) -> Ran:
         """Do all stages that are asked for and were not done."""
-        with _resumable(output):
+        with resumable(output):
             return WholeRun(self.work(output, call), self.stages).go()
-
-
-def _resumable(output: Path) -> AbstractContextManager[None]:
-    """Say of an interrupt where finished stages are kept."""
-    folder = beside(output)
-    remains = f"finished stages are kept in {folder}; run the same command to resume"
-    return kept_after_interrupt(remains, partial(has_finished_step, folder))
 
 
 class WholeRun:
@@ -283,7 +274,7 @@ class WholeRun:
                 yield step
                 continue
             is_before = STAGES.index(step.name) < STAGES.index(only)
-            if is_before and left_by(step, work.folder) is None:
+            if is_before and not work.has_done(step):
                 raise UsageError(
                     f"--only {only} needs {step.name}, which is not done with this recipe; run "
                     f"without --only, or --only {step.name} first"
@@ -297,7 +288,7 @@ def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:
     for step in run.steps():
         starts_anew = changed and step.name != FIT  # a fit starts from the base
         again = run.does_again(step.name) or starts_anew
-        is_kept = not again and left_by(step, run.work.folder) is not None
+        is_kept = not again and run.work.has_done(step)
         coming.append((step, is_kept))
         changed = changed or (step.name in LABELS and not is_kept)
     return coming

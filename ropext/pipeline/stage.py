@@ -2,18 +2,22 @@
 
 import time
 from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, rewrite
 from ropext.checkpoint.staging import recover, remove_output
 from ropext.jsontext import JsonObject
+from ropext.narration import kept_after_interrupt
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, Work
 from ropext.results.overlap import both, from_json, trained_in
-from ropext.workdir import Flat, Step, beside, release, remove
+from ropext.stepdir import Step, has_finished_step
+from ropext.workdir import Flat, beside, release, remove
 
 
 def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
@@ -25,6 +29,13 @@ def section_key(name: str, options: Options | None, hashes: Hashes, *words: str)
     key = options.deciding(*words or (NUMBERS, FILES), **how)
     key |= {k: hashes.of_data(place) for k, place in options.deciding(CONTENT, **how).items()}
     return {f"{name}.{k}": value for k, value in key.items() if value != []}
+
+
+def resumable(output: Path) -> AbstractContextManager[None]:
+    """Say of an interrupt where finished stages are kept."""
+    folder = beside(output)
+    remains = f"finished stages are kept in {folder}; run the same command to resume"
+    return kept_after_interrupt(remains, partial(has_finished_step, folder))
 
 
 class Stage(Step):

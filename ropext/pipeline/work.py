@@ -20,7 +20,8 @@ from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
-from ropext.workdir import MANIFEST, Flat, Step, StepDir, beside
+from ropext.stepdir import Step, StepDir, left_by
+from ropext.workdir import MANIFEST, Flat, beside
 
 if TYPE_CHECKING:
     from ropext.evaluation.lineup import Lineup
@@ -140,6 +141,10 @@ class Work(PlannedRun):
     def place_of(self, step: Step) -> StepDir:
         """The folder of a stage, as it is to be done now."""
         return StepDir.of(step, self.folder, versions())
+
+    def has_done(self, step: Step) -> bool:
+        """Whether a stage need not be done again."""
+        return left_by(step, self.folder) is not None
 
     def checkpoint(self, stage: str) -> Path:
         """Where a stage writes its checkpoint: under the name of the finished one, so that its

@@ -20,7 +20,7 @@ from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.ran import Ran
 from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
 from ropext.results.gates import Outcome
-from ropext.workdir import has_finished_step
+from ropext.stepdir import has_finished_step
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
