@@ -30,6 +30,8 @@ class Piece:
     resumes: bool = False  # what a case has done by its limit is kept, and the next call goes on
 
 
+# Reckoned for one H100, in minutes: 1, 2, 7, 2 and 3 for the first five, which is what a loan of a
+# quarter of an hour holds in two calls (`--minutes 9`, then `--minutes 5`).
 PIECES = (
     Piece("correctness", "Correctness: the bundled model on the GPU beside the CPU", 120, 40),
     Piece("folding", "Self-Extend in blocks", 120, 40),
