@@ -297,9 +297,11 @@ def _line(loader: str, reading: LoaderReading, command: str, note: str = "") -> 
     if reading.verdict == "same":
         return Serving(loader, command, note)
     if reading.verdict == "not measured":
-        doubt = (
-            "not measured for this model; ropext verify --endpoint URL compares a running server"
-        )
+        doubt = "not measured for this model; "
+        if reading.loader == "transformers":
+            doubt += "extend proves it with the one that is installed"
+        else:
+            doubt += "ropext verify --endpoint URL compares a running server"
         if note:
             doubt = f"{note}; {doubt}"
         return Serving(loader, command, doubt)

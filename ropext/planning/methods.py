@@ -406,8 +406,10 @@ def _readers(row: MethodRow) -> str:
     out = f"written as {'a theta' if row.form == 'default' else row.form}"
     if row.misread_by:
         return f"{out}, not read as planned by {listed(row.misread_by)}"
-    if len(row.read_by) < 2:
-        return f"{out}, measured in {' and '.join(row.read_by) or 'no loader'} alone"
+    if not row.read_by:
+        return f"{out}, which was measured in no loader"
+    if len(row.read_by) == 1:
+        return f"{out}, measured in {row.read_by[0]} alone"
     return f"{out}, read as planned by every loader that was measured"
 
 
