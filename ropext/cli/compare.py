@@ -62,7 +62,7 @@ def command(
     if output is not None:
         out.say(f"report: {output / 'report.html'}")
     if table_format == "csv":
-        out.tables(compared.tidy_tables, (), table_format)
+        out.tables(compared.tidy, (), table_format)
     elif table_format is not None:
         out.tables(compared.tables, (), table_format)
     else:

@@ -1,7 +1,7 @@
 """What was measured of a run: read back for its last stage, and as its record tells it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ropext.checkpoint import provenance
 from ropext.jsontext import Json, JsonObject, read_object, values_json
@@ -12,7 +12,19 @@ from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.stepdir import step_record
+from ropext.stepdir import StepRecord, step_record
+
+# What a record repeats of an evaluation, and of each model there.
+MEASURED_AS = (
+    "protocol",
+    "protocol_text",
+    "context",
+    "lengths",
+    "tail_tokens",
+    "documents",
+    "seed",
+)
+MEASURED_OF = ("kind", "target", "metrics", "overlap")
 
 
 @dataclass(frozen=True)
@@ -79,32 +91,59 @@ def _is_fit_kept(work: Work) -> bool:
     return kept == FITTED
 
 
-def section(work: Work, evidence: Evidence) -> dict[str, Any]:
-    """What ropext.json says of the run: no time, no path but those that the recipe names."""
-    stages = {}
-    for name in work.recipe.stages:
-        record = step_record(work.folder, name)
-        if record is not None and name != REPORT:
-            stages[name] = {"inputs": record.inputs, "outputs": record.outputs}
-    content = {
-        "recipe": work.recipe.source.text and scrub(work.recipe.source.text),
-        "resolved": work.recipe.resolved(),
-        "stages": stages,
-        "evaluation": None if evidence.measured is None else _numbers(evidence.measured),
-        "gates": [gate.recorded() for gate in evidence.gates],
-    }
-    if (choice := work.recipe.source.choice) is not None:
-        tried = {key: value for key, value in choice.items() if key not in ("recipe", USED)}
-        content["choice"] = tried | {"verdict": values_json(evidence.verdict)}
-    return content
+@dataclass(frozen=True)
+class RunSection:
+    """What ropext.json says of a run: no time, no path but those that the recipe names."""
 
+    recipe: str | None  # as its file has it
+    resolved: JsonObject
+    stages: Mapping[str, StepRecord]
+    measured: Measurement | None
+    gates: Sequence[Outcome]
+    tried: JsonObject | None  # of a choice
+    verdict: AutoVerdict | None
 
-def _numbers(measured: Measurement) -> dict[str, Any]:
-    results = measured.results
-    names = ("protocol", "protocol_text", "context", "lengths", "tail_tokens", "documents", "seed")
-    return {name: results[name] for name in names} | {
-        "variants": {
-            label: {name: variant.get(name) for name in ("kind", "target", "metrics", "overlap")}
-            for label, variant in results["variants"].items()
+    def to_json(self) -> dict[str, Json]:
+        content: dict[str, Json] = {
+            "recipe": self.recipe,
+            "resolved": dict(self.resolved),
+            "stages": {name: vars(step) for name, step in self.stages.items()},
+            "evaluation": None if self.measured is None else _numbers(self.measured),
+            "gates": [gate.recorded() for gate in self.gates],
         }
-    }
+        if self.tried is not None:
+            content["choice"] = dict(self.tried) | {"verdict": values_json(self.verdict)}
+        return content
+
+
+def section_of(work: Work, evidence: Evidence) -> RunSection:
+    """Return what the record of an output says of the run that made it."""
+    stages = dict[str, StepRecord]()
+    for name in work.recipe.stages:
+        step = step_record(work.folder, name)
+        if step is not None and name != REPORT:
+            stages[name] = step
+    source = work.recipe.source
+    tried = None
+    if source.choice is not None:
+        tried = {key: value for key, value in source.choice.items() if key not in ("recipe", USED)}
+    return RunSection(
+        recipe=source.text and scrub(source.text),
+        resolved=work.recipe.resolved(),
+        stages=stages,
+        measured=evidence.measured,
+        gates=evidence.gates,
+        tried=tried,
+        verdict=evidence.verdict,
+    )
+
+
+def _numbers(measured: Measurement) -> dict[str, Json]:
+    results = measured.results
+    numbers = dict[str, Json]()
+    for name in MEASURED_AS:
+        numbers[name] = results[name]
+    variants = dict[str, Json]()
+    for label, variant in results["variants"].items():
+        variants[label] = {name: variant.get(name) for name in MEASURED_OF}
+    return numbers | {"variants": variants}

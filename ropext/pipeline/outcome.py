@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
-from ropext.checkpoint.provenance import digest, read_record
+from ropext.checkpoint.provenance import Record, digest, read_record
 from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import InputError, OutputExists
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.options.recipe import REPORT
-from ropext.pipeline.evidence import Evidence, evidence_of, section
+from ropext.pipeline.evidence import Evidence, evidence_of, section_of
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, keep
@@ -154,33 +154,53 @@ def write_output(work: Work, evidence: Evidence) -> None:
     with staged(Output(work.output, force, [source])) as stage:
         with os_errors(work.output):
             digests = _carry(source, stage.directory)
-        record = read_record(source)
-        assert record is not None  # every stage writes one
-        record = replace(
-            record,
-            command=provenance.clean_command(work.call.command),
-            more=dict(record.more) | {SECTION: section(work, evidence)},
-        )
-        text = (source / card.README).read_text(encoding="utf-8")
-        sentences = [f"{evidence.verdict.sentence}."] if evidence.verdict else []
-        numbers = with_rows([gate_table(evidence.gates)])
-        if (measured := evidence.measured) is not None:
-            measured_tables = [tables.headline(measured), tables.summary(measured)]
-            measured_tables += tables.retrieval_tables(measured)
-            numbers += with_rows(measured_tables)
-            for label, model in measured.models.items():
-                overlap = model.overlap
-                if overlap and overlap.sentence:  # trained on what it is measured on
-                    sentences.append(f"{label}: {overlap.sentence}.")
+        record = _finished_record(work, evidence, source)
+        text = _finished_card(evidence, source)
         with os_errors(work.output):
-            if sentences or numbers:
-                text = card.with_evidence(text, sentences, numbers)
             (stage.directory / card.README).write_text(text, encoding="utf-8")
             provenance.write(record, stage.directory, digests)
-        # Known before it has its name: after a kill in between it is still known as ours.
-        before = work.hashes.of_tree(work.output)
-        owned = [content for content in (before, work.hashes.of_tree(stage.directory)) if content]
-        write_json(work.folder / STEPS / OWNED, owned)
+        _note_output(work, stage.directory)
+
+
+def _finished_record(work: Work, evidence: Evidence, source: Path) -> Record:
+    """The record of the last checkpoint, with what the whole run did."""
+    record = read_record(source)
+    assert record is not None  # every stage writes one
+    return replace(
+        record,
+        command=provenance.clean_command(work.call.command),
+        more=dict(record.more) | {SECTION: section_of(work, evidence).to_json()},
+    )
+
+
+def _finished_card(evidence: Evidence, source: Path) -> str:
+    """The card of the last checkpoint, with what was measured."""
+    text = (source / card.README).read_text(encoding="utf-8")
+    sentences = list[str]()
+    if evidence.verdict is not None:
+        sentences.append(f"{evidence.verdict.sentence}.")
+    numbers = with_rows([gate_table(evidence.gates)])
+    measured = evidence.measured
+    if measured is not None:
+        shown = [tables.headline(measured), tables.summary(measured)]
+        shown += tables.retrieval_tables(measured)
+        numbers += with_rows(shown)
+        for label, model in measured.models.items():
+            overlap = model.overlap
+            if overlap is not None and overlap.sentence:  # trained on what it is measured on
+                sentences.append(f"{label}: {overlap.sentence}.")
+    if not sentences and not numbers:
+        return text
+    return card.with_evidence(text, sentences, numbers)
+
+
+def _note_output(work: Work, staged_output: Path) -> None:
+    """Note that an output is this run's before it has its name: after a kill in between it is
+    still known as ours."""
+    before = work.hashes.of_tree(work.output)
+    after = work.hashes.of_tree(staged_output)
+    owned = [content for content in (before, after) if content]
+    write_json(work.folder / STEPS / OWNED, owned)
 
 
 def _carry(source: Path, target: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ import json
 
 from ropext.checkpoint import provenance
 from ropext.jsontext import read_object
-from ropext.pipeline.evidence import Evidence, section
+from ropext.pipeline.evidence import Evidence, section_of
 from ropext.pipeline.work import Work
 from ropext.report import html, tables
 from ropext.report.gates import failures, gate_table
@@ -37,7 +37,7 @@ def write_report(work: Work, evidence: Evidence) -> None:
         f"{work.base.short_name} extended from {plan.context:,} to {plan.target:,} tokens by "
         f"{plan.method}; stages: {', '.join(work.recipe.stages)}"
     )
-    record = section(work, evidence) | {"versions": provenance.versions()}
+    record = section_of(work, evidence).to_json() | {"versions": provenance.versions()}
     details = json.dumps(record, indent=1, ensure_ascii=False)
     page = html.Page(title, subtitle, verdicts, warnings, shown, details)
     html.write(work.folder, page, _pictures(work, evidence))

@@ -67,7 +67,7 @@ class Compared(Result):
         return with_rows(sections)
 
     @property
-    def tidy_tables(self) -> list[Table]:
+    def tidy(self) -> list[Table]:
         """Lay out the same for programs: a row for each length and model."""
         sections = list[Table]()
         if self.text is not None:

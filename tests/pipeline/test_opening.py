@@ -88,8 +88,14 @@ def test_rows_are_the_numbers_of_the_results(work):
         assert row["perplexity"] == metrics[f"tail@{length}"]["value"]
         if row["model"] != "base":
             assert row["passkey"] == metrics[f"passkey@{length}"]["value"]
-    (of_extended,) = [row for row in compared.table() if row["model"] == "extended"]
-    assert of_extended["512"] == pytest.approx(variants["extended"]["metrics"]["tail@512"]["value"])
+    of_comparison = compared.table()
+    assert [(row["length"], row["model"]) for row in of_comparison] == [
+        *((256, "untouched"), (256, "extended")),
+        *((512, "untouched"), (512, "extended")),
+    ]
+    for row in of_comparison:
+        tail = variants[row["model"]]["metrics"][f"tail@{row['length']}"]["value"]
+        assert row["tail perplexity"] == pytest.approx(tail)
 
 
 def test_losses_are_those_of_the_files(work):
