@@ -226,7 +226,13 @@ def _sentence(error: Any, words: list[str]) -> str:
         name = getattr(error, "option_name", "")
     if not name:
         message = error.format_message().rstrip(".").replace("Value error, ", "")
-        return f"{message[:1].lower()}{message[1:]}; {help_hint}"
+        message = message.partition(", unable to parse")[0]
+        message = f"{message[:1].lower()}{message[1:]}"
+        for option in getattr(getattr(error, "param", None), "opts", ()):
+            value = _value_of(option, words)
+            if value not in message and value != "...":
+                message += f", was {value!r}"
+        return f"{message}; {help_hint}"
     message = f"no such option: {name.rstrip('.')}"
     if path.split()[-1] in ("extend", "run"):
         stages = _of_a_stage(name, words)

@@ -55,6 +55,19 @@ def test_a_program_reads_the_mistake_as_json(ropext, tmp_path, monkeypatch, word
     assert ropext(*words)[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--factor", "abc"], "'--factor': Input should be a valid number, was 'abc'"),
+        (["--factor=1e", "--json"], "'--factor': Input should be a valid number, was '1e'"),
+        (["--format", "pdf"], "'--format': 'pdf' is not one of 'csv', 'latex', 'markdown'"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_with_what_was_given(ropext, words, sentence):
+    code, _, err = ropext("plan", "ropext://demo", *words)
+    assert (code, err) == (2, f"error: invalid value for {sentence}; see ropext plan --help\n")
+
+
 def test_a_server_that_does_not_answer_is_told_apart(ropext):
     words = ["eval", "--endpoint", "http://127.0.0.1:1/v1", "--lengths", "1k", "--json"]
     code, out, _ = ropext(*words)
