@@ -81,7 +81,6 @@ def _source(reads: Reads, variant: Variant, store: Store, has_documents: bool) -
         store=store.file().name,
         passes=passes,
         against=against,
-        unrounded=variant.unrounded,
     )
 
 

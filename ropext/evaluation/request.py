@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -60,9 +60,8 @@ class EvaluationRequest:
             read["MODEL"] = self.model
         guard.check(read, {"--output": output, "--losses": self.losses})
         guard.check_file(self.losses, "--losses", guard.LOSSES)
-        with self._lined_up(output, call) as lineup:
-            evaluation = self._evaluation(lineup, call)
-            for variant in lineup.variants:
+        with self._decided(output, call) as evaluation:
+            for variant in evaluation.lineup.variants:
                 if not variant.snapshot.is_on_hub:
                     variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
@@ -77,8 +76,9 @@ class EvaluationRequest:
         return evaluation
 
     @contextmanager
-    def _lined_up(self, output: Path | None, call: Call) -> Iterator[Lineup]:
-        """Line up what is measured: of a directory, of a GGUF, or of a model in memory."""
+    def _decided(self, output: Path | None, call: Call) -> Iterator[Evaluation]:
+        """Decide all that needs no weights: of a directory, of a GGUF before its weights are made,
+        or of a model in memory."""
         options = self.options
         model = self.model
         if not isinstance(model, str):
@@ -88,14 +88,21 @@ class EvaluationRequest:
 
             held = hold(model, self.tokenizer, options, is_kept=output is not None)
             with opened(held, options) as lineup:
-                yield lineup
+                yield self._evaluation(lineup, call)
             return
         if self.tokenizer is not None:
             raise UsageError("tokenizer is for a model in memory; a directory has its own")
 
-        def check(place: str) -> None:
-            self._evaluation(line_up(place, None, options, model), call)
+        without_weights: Evaluation | None = None
 
-        with directory_of(model, call.hooks.say, check) as place:
+        def decide(place: str) -> None:
+            nonlocal without_weights
+            without_weights = self._evaluation(line_up(place, None, options, model), call)
+
+        with directory_of(model, call.hooks.say, decide) as place:
             revision = self.revision if place == model else None
-            yield line_up(place, revision, options, model)
+            lineup = line_up(place, revision, options, model)
+            if without_weights is None:
+                yield self._evaluation(lineup, call)
+            else:
+                yield replace(without_weights, lineup=lineup)

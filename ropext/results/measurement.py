@@ -50,7 +50,7 @@ class MeasuredModel:
     # Per token, at the ends of lengths: nats from the base's next token, and the same first choice.
     divergence: Reading | None = None
     agreement: Reading | None = None
-    unrounded: str = ""  # the same model with its KV cache as it is computed
+    unrounded: str = ""  # of a rounded KV cache: the same model with its cache as it is computed
     source: ModelSource = field(default=ModelSource(), repr=False)
     numbers: ModelNumbers | None = field(default=None, repr=False)
 
@@ -72,6 +72,8 @@ class MeasuredModel:
         numbers = self.numbers or ModelNumbers()
         written: dict[str, Json] = {"kind": self.kind}
         written |= self.source.to_json()
+        if self.unrounded:
+            written["unrounded"] = self.unrounded
         written |= numbers.to_json()
         written["overlap"] = values_json(self.overlap)
         if numbers.served is not None:

@@ -71,7 +71,6 @@ class ModelSource:
     store: str = ""  # a folder under variants/
     passes: Mapping[str, int] = field(default_factory=dict)  # tokens of a pass, by its folder
     against: str = ""  # of a model whose next token was held against the base's: of which one
-    unrounded: str = ""  # of a model with a rounded KV cache: the same one without
 
     @property
     def method(self) -> str | None:
@@ -98,8 +97,6 @@ class ModelSource:
         written["passes"] = dict(self.passes)
         if self.against:
             written["against"] = self.against
-        if self.unrounded:
-            written["unrounded"] = self.unrounded
         return written
 
     @staticmethod
@@ -113,7 +110,6 @@ class ModelSource:
             store=data["store"],
             passes=data["passes"],
             against=data.get("against", ""),
-            unrounded=data.get("unrounded", ""),
         )
 
 

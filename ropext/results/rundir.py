@@ -217,7 +217,7 @@ def _written_model(variant: JsonObject) -> MeasuredModel:
     source = ModelSource.from_json(variant)
     return MeasuredModel(
         kind=variant["kind"],
-        unrounded=source.unrounded,
+        unrounded=variant.get("unrounded", ""),
         overlap=overlap_in(variant.get("overlap")),
         source=source,
         numbers=ModelNumbers.from_json(variant),

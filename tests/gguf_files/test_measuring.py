@@ -16,7 +16,10 @@ from ropext import bundled, dequantising, guard
 from ropext.checkpoint import staging
 from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
+from ropext.evaluation import preparing, request
 from ropext.gguf import open_gguf, proving
+from ropext.narration import NOBODY
+from ropext.options.evaluate import Evaluate
 from ropext.options.training import Fit
 from ropext.training import fit, origin, starts
 
@@ -71,6 +74,27 @@ def test_a_scaled_file_is_measured_as_its_directory(models, tmp_path, options):
     assert one == pytest.approx(two, rel=1e-5)
     untouched = tails(file)["untouched"]
     assert abs(untouched / one["extended"] - 1) > 0.05
+
+
+def test_the_documents_of_a_file_are_prepared_once(models, monkeypatch):
+    """Before its weights are made, and of the same lineup as with them."""
+    prepared = []
+
+    def counted(options, lineup, *more, **named):
+        done = preparing.prepare(options, lineup, *more, **named)
+        prepared.append(done)
+        return done
+
+    monkeypatch.setattr(request, "prepare", counted)
+    asked = request.EvaluationRequest(str(models[1]), Evaluate(**READ))
+    with asked.prepared(None, NOBODY) as job:
+        (before,) = prepared
+        (after,) = {variant.snapshot.directory for variant in job.evaluation.lineup.variants}
+        assert list(after.glob("*.safetensors"))
+        assert job.evaluation.reads is before.reads
+        assert job.evaluation.lineup.context == before.lineup.context
+        weights = [variant.snapshot.weight_files for variant in job.evaluation.lineup.variants]
+        assert all(weights)
 
 
 def test_a_directory_of_a_file_has_its_spectrum_and_its_record(models, tmp_path):
