@@ -42,16 +42,23 @@ def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, write: Write) -> None:
-    """Write a file of a run, and its folder where that is missing."""
+@contextmanager
+def run_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the file system at a file of a run, which can go on, into one sentence."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(path, write)
+        yield
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
             "is kept; run the same command to resume"
         ) from error
+
+
+def write_whole(path: Path, write: Write) -> None:
+    """Write a file of a run, and its folder where that is missing."""
+    with run_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(path, write)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -92,3 +92,25 @@ def test_more_documents_than_a_process_may_open_files(tmp_path):
     for code, _, err in map(json.loads, done.stdout.splitlines()):
         assert code == 0, err
     assert len(list((tmp_path / "run").rglob("documents/*"))) >= 300
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    """Found by a campaign of failing calls: its traceback was a bug's."""
+
+    def refused(log, say, device, what, seconds):
+        raise PermissionError(13, "Permission denied", str(log))
+
+    monkeypatch.setattr("ropext.evaluation.session.tell_used", refused)
+    write_checkpoint(tmp_path / "model")
+    write_documents(tmp_path / "docs.jsonl")
+    words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
+    code, heard = run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run", capsys=capsys)
+    assert code == 2
+    (line,) = heard.err.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith(
+        "used.log cannot be written: Permission denied; what is finished is kept; run the same "
+        "command to resume"
+    )
+    monkeypatch.undo()
+    assert run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run")[0] == 0
