@@ -68,12 +68,12 @@ LOSSES = Sign(b"losses by ropext, SHA-256 ")  # in the footer of a parquet file
 def check(reads: Named, writes: Named) -> None:
     """Refuse where something that is written is, holds or lies inside something that is read, or
     is a link. What is read and is not here (a hub id) is passed over."""
-    sources = [
-        (f"{place} ({flag})", chain)
-        for flag, path in _each(reads)
-        for place in _behind(path)
-        if (chain := _chain(place))[0]  # a link may lead nowhere
-    ]
+    sources = list[tuple[str, list[Identity | None]]]()
+    for flag, path in _each(reads):
+        for place in _behind(path):
+            chain = _chain(place)
+            if chain[0] is not None:  # a link may lead nowhere
+                sources.append((f"{place} ({flag})", chain))
     for flag, path in _each(writes):
         if path.is_symlink():
             raise OutputExists(
@@ -142,7 +142,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 def recorded(directory: Path) -> set[str] | None:
     """The files of a directory that are as ropext wrote them; None without a record."""
-    if (files := files_in(directory)) is None:
+    files = files_in(directory)
+    if files is None:
         return None
     return {RECORD, *unchanged(directory, files)}
 
@@ -270,7 +271,10 @@ def check_replaceable(
             f"{name} is not marked as written by ropext{edited}, so --force does not replace it; "
             f"{MOVE}"
         )
-    if not file and (others := [name for name in listing(place) if name not in names]):
+    if file:
+        return
+    others = [name for name in listing(place) if name not in names]
+    if others:
         raise OutputExists(
             f"{name} holds files that were added or edited since ropext wrote it: {shown(others)}; "
             "move them away first, then --force replaces the rest"
