@@ -15,7 +15,7 @@ from bases import FAMILIES as KIT
 from bases import SIZES, keys_of
 
 from ropext import families, loaders
-from ropext.errors import NotExpressible, UsageError
+from ropext.errors import NotExpressible, NotMeasured, UsageError
 from ropext.loaders import lookup, table
 from ropext.loaders.versions import span_of
 from ropext.options.extend import Extend
@@ -317,7 +317,7 @@ def test_names():
     with pytest.raises(UsageError, match="did you mean vllm"):
         loaders.parse_for("vlm")
     for name in ("vllm==0.10", "transformers==4.58", "transformers==4.35.9", "transformers==5.24"):
-        with pytest.raises(UsageError, match="not measured; measured are"):
+        with pytest.raises(NotMeasured, match="not measured; measured are"):
             loaders.select(name)
 
 
@@ -439,7 +439,7 @@ def test_a_major_version_alone_names_all_of_it():
     assert len(lookup.select("transformers==4")) == 3
     assert [reader.versions for reader in lookup.select("transformers==5.7.1")] == ["5.0-5.23"]
     for unknown in ("transformers==6", "transformers==5.24", "transformers==3"):
-        with pytest.raises(UsageError, match="was not measured"):
+        with pytest.raises(NotMeasured, match="was not measured"):
             lookup.select(unknown)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ropext import forms
-from ropext.errors import UsageError, did_you_mean
+from ropext.errors import NotMeasured, UsageError, did_you_mean
 from ropext.forms import Params
 from ropext.loaders.kinds import NEEDS, attention, close, kinds_of
 from ropext.loaders.table import (
@@ -14,7 +14,7 @@ from ropext.loaders.table import (
     loader_table,
     readers,
 )
-from ropext.loaders.versions import span_of
+from ropext.loaders.versions import span_of, version_of
 
 # A dict can be of several kinds at once; the first verdict in this order is the one that counts.
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
@@ -177,10 +177,12 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
         raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
     if not version:
         return (mine[0],)
+    ranges = ", ".join(reader.versions for reader in mine)
+    if not version_of(version):
+        raise UsageError(f"--for {name!r}: a version is in numbers; measured are {ranges}")
     fitting = tuple(reader for reader in mine if _covers(reader, version))
     if not fitting:
-        ranges = ", ".join(reader.versions for reader in mine)
-        raise UsageError(f"--for {name!r}: this version was not measured; measured are {ranges}")
+        raise NotMeasured(f"--for {name!r}: this version was not measured; measured are {ranges}")
     return fitting
 
 

@@ -31,6 +31,8 @@ def extended(tmp_path):
         ("transformers==4.40", 3, "transformers 4.36-4.42: error"),
         ("transformers==4.57,exllamav2", 3, "exllamav2 0.3.2: different"),
         ("nobody", 2, "no such loader"),
+        ("vllm==0.99", 6, "this version was not measured; measured are"),
+        ("vllm==newest", 2, "a version is in numbers; measured are"),
     ],
 )
 def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
