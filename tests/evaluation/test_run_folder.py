@@ -104,6 +104,7 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, cap
     write_checkpoint(tmp_path / "model")
     write_documents(tmp_path / "docs.jsonl")
     words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
+    capsys.readouterr()  # of the model's making
     code, heard = run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run", capsys=capsys)
     assert code == 2
     (line,) = heard.err.splitlines()

@@ -640,18 +640,31 @@ def a_part(guarding: Guarding) -> None:
     for number, what in enumerate(STANDING):
         for name in (WRITERS[number % len(WRITERS)], "extend MODEL", "eval MODEL"):
             guarding.standing(name, what)
-    for what in MEANWHILE:
-        guarding.meanwhile("extend MODEL", what)
+    meanwhile(guarding)
     for steps in [own for own in renames(guarding) if len(own) == 1]:
         killed(guarding, steps, "extend")
 
 
-def quick(guarding: Guarding) -> None:
-    """A few kinds without a training: what shows that the judge sees a guard that is off."""
-    relations(guarding, QUICK)
+# What shows that the judge sees a guard that is off: each fault in the cases that it lets through.
+
+
+def meanwhile(guarding: Guarding) -> None:
+    """Everything that a user does to OUT, while the quickest command is at work."""
     for what in MEANWHILE:
         guarding.meanwhile("extend MODEL", what)
 
 
-PARTS = {"part": a_part, "quick": quick, "inputs": inputs, "outputs": outputs, "kills": kills}
-PARTS |= {"races": races}
+def quick(guarding: Guarding) -> None:
+    """A few kinds without a training, in every relation."""
+    relations(guarding, QUICK)
+
+
+def renamed(guarding: Guarding) -> None:
+    """The same kinds where the output is said under a second name."""
+    for name in QUICK:
+        for relation in SECOND:
+            guarding.second(name, relation, False)
+
+
+PARTS = {"part": a_part, "inputs": inputs, "outputs": outputs, "kills": kills, "races": races}
+PARTS |= {"quick": quick, "meanwhile": meanwhile, "renamed": renamed}

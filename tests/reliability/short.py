@@ -63,13 +63,13 @@ class Short:
 
 _KILLS = "--kills 60 --faults 0 --only extend"
 CAMPAIGNS = {
-    "kills": Short("--kills 18 --faults 4 --wanted 1"),
+    "kills": Short("--kills 13 --faults 4 --wanted 1"),
     "guard": Short("--guard part"),
     "named before it is written": Short(_KILLS, named_before_it_is_written),
     "what was left is never swept up": Short(_KILLS, never_swept_up),
-    "what is replaced is not checked": Short("--guard quick", replaced_unchecked),
+    "what is replaced is not checked": Short("--guard meanwhile", replaced_unchecked),
     "nothing is compared": Short("--guard quick", nothing_compared),
-    "places are compared as text": Short("--guard quick", compared_as_text),
+    "places are compared as text": Short("--guard renamed", compared_as_text),
 }
 
 
