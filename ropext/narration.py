@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ Clock = Callable[[], float]
 
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
 _USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
+# The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
+_SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
 HIDDEN = "***"
 
 SECONDS = 30.0  # between two lines of a log
@@ -35,6 +37,26 @@ def scrub(text: str) -> str:
         if token:
             text = text.replace(token, HIDDEN)
     return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
+
+
+def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line to record: the program by its name alone, no secret in any word; nothing of
+    a call from Python."""
+    if not argv:
+        return ()
+    words = ["ropext"]
+    hide = False
+    for word in argv[1:]:
+        option, equals, _ = word.partition("=")
+        secret = bool(_SECRET_OPTION.fullmatch(option))
+        if hide:
+            words.append(HIDDEN)
+        elif secret and equals:
+            words.append(f"{option}={HIDDEN}")
+        else:
+            words.append(scrub(word))
+        hide = secret and not equals
+    return tuple(words)
 
 
 def pasted(*words: str) -> str:

@@ -7,7 +7,6 @@ import copy
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from ropext.families import Model
 from ropext.families.config import named, shown
 from ropext.inputs import is_plain_name
 from ropext.jsontext import Json, JsonObject, dump, read_object
-from ropext.narration import HIDDEN, scrub
+from ropext.narration import clean_command, scrub
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
 from ropext.version import __version__
@@ -48,11 +47,6 @@ LINK = ("method", "context", "target", "recipe", "edits", "base")
 
 # What can change a result. Looked up by their metadata, never imported.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
-
-# The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
-_SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
-# An absolute path of two parts at least: neither "</s>" nor "and/or" nor a URL is one.
-_PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+){2,}")
 
 
 def _plain(name: str) -> str:
@@ -159,39 +153,6 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             known[library] = importlib.metadata.version(library)
     return known
-
-
-def without_places(value: Json, inside: bool) -> Json:
-    """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
-    if isinstance(value, dict):
-        return {key: without_places(item, inside) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_places(item, inside) for item in value]
-    if not isinstance(value, str):
-        return value
-    if _PLACE.match(value) and "\n" not in value:
-        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
-    return _PLACE.sub(lambda place: re.split(r"[\\/]", place[0])[-1], value) if inside else value
-
-
-def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line to record: the program by its name alone, no secret in any word; nothing of
-    a call from Python."""
-    if not argv:
-        return ()
-    words = ["ropext"]
-    hide = False
-    for word in argv[1:]:
-        option, equals, _ = word.partition("=")
-        secret = bool(_SECRET_OPTION.fullmatch(option))
-        if hide:
-            words.append(HIDDEN)
-        elif secret and equals:
-            words.append(f"{option}={HIDDEN}")
-        else:
-            words.append(scrub(word))
-        hide = secret and not equals
-    return tuple(words)
 
 
 def digest(data: Json) -> str:

@@ -24,7 +24,7 @@ from ropext.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
 from ropext.checkpoint.weights import weigh
 from ropext.errors import InputError, RopextError, Stopped, UsageError
 from ropext.inputs import CONFIG_LIMIT, read_bytes
-from ropext.jsontext import dump, parse_object
+from ropext.jsontext import Json, dump, parse_object
 from ropext.narration import SILENT, Hooks, Say, kept_after_interrupt, scrub
 
 if TYPE_CHECKING:
@@ -65,6 +65,21 @@ PUSHING: dict[str, tuple[type[RopextError], str]] = {
     "network": (Stopped, OUT_OF_REACH),
     "file": (InputError, "{file} cannot be read: {reason}"),
 }
+# An absolute path of two parts at least: neither "</s>" nor "and/or" nor a URL is one.
+_PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+){2,}")
+
+
+def _without_places(value: Json, inside: bool) -> Json:
+    """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
+    if isinstance(value, dict):
+        return {key: _without_places(item, inside) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_places(item, inside) for item in value]
+    if not isinstance(value, str):
+        return value
+    if _PLACE.match(value) and "\n" not in value:
+        return re.split(r"[\\/]", value.rstrip("\\/"))[-1]
+    return _PLACE.sub(lambda place: re.split(r"[\\/]", place[0])[-1], value) if inside else value
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ def _public(name: str, path: Path) -> Path | bytes:
     if not name.endswith("config.json") and not (ours and name.endswith(".json")):
         return path
     value = json.loads(read_bytes(path, CONFIG_LIMIT))
-    public = provenance.without_places(value, inside=ours)
+    public = _without_places(value, inside=ours)
     return path if public == value else dump(public)
 
 

@@ -11,7 +11,7 @@ from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.live import VERSIONED
 from ropext.evaluation.reads import Reads
 from ropext.models.processes import is_main
-from ropext.narration import Say, Show, unseen
+from ropext.narration import Say, Show, clean_command, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.results import SCHEMA
@@ -84,7 +84,7 @@ class Evaluation:
         }
         decides |= reads.prediction.key()
         about = {
-            "words": list(provenance.clean_command(command)),
+            "words": list(clean_command(command)),
             "names": options.deciding(CONTENT, NEUTRAL)
             | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
         }

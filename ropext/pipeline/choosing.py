@@ -13,7 +13,7 @@ from ropext.checkpoint.staging import Output, check_output
 from ropext.errors import UsageError
 from ropext.jsontext import read_json, write_json
 from ropext.models.processes import rank_and_count
-from ropext.narration import Call, told_of_files
+from ropext.narration import Call, clean_command, told_of_files
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
 from ropext.pipeline.choice import AutoChoice
@@ -41,7 +41,7 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
             "recipe with the method that it chose"
         )
     hooks = call.hooks
-    about = {"words": list(provenance.clean_command(call.command))}
+    about = {"words": list(clean_command(call.command))}
     place = Workdir(output, "run", {}, about)
     folder = place.folder / "choice"
     hashes = Hashes(told_of_files(hooks.say))

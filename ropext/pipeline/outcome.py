@@ -15,6 +15,7 @@ from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import InputError, OutputExists
 from ropext.jsontext import JsonObject, read_json, write_json
+from ropext.narration import clean_command
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence, evidence_of, section_of
 from ropext.pipeline.hashes import Hashes
@@ -168,7 +169,7 @@ def _finished_record(work: Work, evidence: Evidence, source: Path) -> Record:
     assert record is not None  # every stage writes one
     return replace(
         record,
-        command=provenance.clean_command(work.call.command),
+        command=clean_command(work.call.command),
         more=dict(record.more) | {SECTION: section_of(work, evidence).to_json()},
     )
 

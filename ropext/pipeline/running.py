@@ -24,7 +24,7 @@ from ropext.inputs import from_home
 from ropext.jobs import Job
 from ropext.jsontext import JsonObject
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
-from ropext.narration import Call, scrub
+from ropext.narration import Call, clean_command, scrub
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -204,7 +204,7 @@ class WholeRun:
         about = {
             "recipe": work.recipe.source.name,
             "resolved": work.recipe.resolved(),
-            "words": list(provenance.clean_command(work.call.command)),
+            "words": list(clean_command(work.call.command)),
             "versions": provenance.versions(),
         }
         # What decides the numbers says the folder of each stage.
@@ -224,7 +224,7 @@ class WholeRun:
                 if text is not None:  # the file as it is, beside the manifest
                     write_text(self.recipe, guard.signed(scrub(text)))
             wait_for_everyone()
-            words = provenance.clean_command(work.call.command)
+            words = clean_command(work.call.command)
             work.note(f"begin: {' '.join(words) or 'from Python'}")
             try:
                 return self._all(work)

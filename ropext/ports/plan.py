@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropext.checkpoint.provenance import clean_command, digest, installed
+from ropext.checkpoint.provenance import digest, installed
 from ropext.errors import UsageError
 from ropext.jsontext import Json, JsonObject
 from ropext.lengths import doubling_grid, lengths_text, tail_tokens
+from ropext.narration import clean_command
 from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.ports.counting import Counting, counting_of

@@ -16,10 +16,10 @@ from sample_checkpoint import record
 
 from ropext import families
 from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import clean_command, undone
+from ropext.checkpoint.provenance import undone
 from ropext.checkpoint.weights import WeightFile
 from ropext.errors import InputError
-from ropext.narration import scrub
+from ropext.narration import clean_command, scrub
 from ropext.rope import Edit, Spectrum
 
 WEIGHTS = {
