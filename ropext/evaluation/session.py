@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ropext import guard, workdir
-from ropext.atomic import run_errors
 from ropext.checkpoint import Snapshot
 from ropext.errors import NothingKept, UsageError
 from ropext.evaluation import harness
@@ -22,7 +21,7 @@ from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
-from ropext.narration import Call, Hooks, Say, told_of_files, unseen
+from ropext.narration import Call, Hooks, told_of_files, unseen
 from ropext.report.evaluation import write_report
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
@@ -134,7 +133,7 @@ def _measure(
         nothing_kept=NOTHING_KEPT,
         rank=rank,
         world=world,
-        used=partial(_keep_used, path / USED, hooks.say, device),
+        used=partial(tell_used, path / USED, hooks.say, device),
         guard=lambda what: memory_errors(out_of_memory(what)),
     )
     done = Reader(models.computing, options).measure(variants, reads, stores, progress)
@@ -155,9 +154,3 @@ def _measure(
     assert manifest is not None  # written by `write_results`
     measurable = whole.without(whole.facts.not_measurable)
     return replace(measurable, manifest=manifest, path=kept_in, resumed=progress.resumed)
-
-
-def _keep_used(log: Path, say: Say, device: str, what: str, seconds: float) -> None:
-    """Say and log what the first unit took."""
-    with run_errors(log):
-        tell_used(log, say, device, what, seconds)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext.atomic import os_errors
+from ropext.atomic import run_errors
 from ropext.errors import Stopped
 from ropext.narration import Say
 from ropext.report.text import size
@@ -84,7 +84,7 @@ def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seco
     on_gpu = torch.device(device).type == "cuda"
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory()
     say(f"{what} took {seconds:.2g} s, and {size(peak)} of memory at the peak")
-    with os_errors(log), log.open("a", encoding="utf-8") as out:
+    with run_errors(log), log.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
 
 
