@@ -96,15 +96,18 @@ def test_more_documents_than_a_process_may_open_files(tmp_path):
 
 def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
     """Found by a campaign of failing calls: its traceback was a bug's."""
+    opens = Path.open
 
-    def refused(log, say, device, what, seconds):
-        raise PermissionError(13, "Permission denied", str(log))
+    def refused(path, *words, **named):
+        if path.name == "used.log":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opens(path, *words, **named)
 
-    monkeypatch.setattr("ropext.evaluation.session.tell_used", refused)
     write_checkpoint(tmp_path / "model")
     write_documents(tmp_path / "docs.jsonl")
     words = [tmp_path / "model", "--data", tmp_path / "docs.jsonl", "--lengths", "64", "--quiet"]
     capsys.readouterr()  # of the model's making
+    monkeypatch.setattr(Path, "open", refused)
     code, heard = run("eval", *words, "--max-docs", "1", "-o", tmp_path / "run", capsys=capsys)
     assert code == 2
     (line,) = heard.err.splitlines()
