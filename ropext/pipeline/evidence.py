@@ -1,7 +1,7 @@
 """What was measured of a run: read back for its last stage, and as its record tells it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ropext.checkpoint import provenance
 from ropext.jsontext import Json, JsonObject, read_object, values_json
@@ -43,7 +43,7 @@ class Evidence:
     def to_json(self) -> dict[str, Json]:
         """Write what it came to, without the measurement."""
         return {
-            "gates": [asdict(gate) for gate in self.gates],
+            "gates": [values_json(vars(gate)) for gate in self.gates],
             "verdict": values_json(self.verdict),
             "control": list(self.control),
         }

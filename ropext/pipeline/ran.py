@@ -45,7 +45,7 @@ class Ran(Result):
             "folder": str(self.folder),
             "stages": dict(self.stages),
             "evaluation": measured and {"variants": measured.results["variants"]},
-            "gates": [gate.recorded() for gate in self.evidence.gates],
+            "gates": [values_json(gate.recorded()) for gate in self.evidence.gates],
             "verdict": values_json(self.evidence.verdict),
         }
 

@@ -1,8 +1,10 @@
 """Which stages are done, skipped or refused; extensions alone, so that no torch is needed."""
 
 import json
+import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from ropext.bundled import MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
 from ropext.jobs import counted
+from ropext.jsontext import read_object, write_json
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.pipeline import hashes, job, outcome, running, steps
 from ropext.pipeline.evidence import Evidence
@@ -323,6 +326,16 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
     with pytest.raises(GateFailed, match=r"out is from an earlier run$"):
         ran.raise_if_failed()
     assert GateFailed.exit_code == 3
+
+
+def test_a_gate_over_a_number_that_is_not_finite_is_kept(tmp_path):
+    bad = Outcome("g > 1", "tuned", False, math.inf, "g is inf", math.inf)
+    evidence = Evidence(None, (bad,))
+    write_json(tmp_path / "outcome.json", evidence.to_json())
+    kept = Evidence.from_json(read_object(tmp_path / "outcome.json"), None)
+    assert kept.gates == (replace(bad, looked_at=None, value=None),)
+    ran = Ran(None, tmp_path / "out.run", "tuned", {}, tmp_path / "out", evidence)
+    assert ran == replace(ran, evidence=kept)
 
 
 def test_the_dry_run_writes_nothing(tmp_path):
