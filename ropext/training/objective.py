@@ -138,10 +138,6 @@ class Objective(ABC, Generic[Done]):
         files = self.training.options.deciding(FILES)
         return self.manifest(show) | {"files": files}
 
-    def key(self) -> str:
-        """Digest all that decides what is written."""
-        return digest(self.decides())
-
     def done_before(self, output: Path, call: Call) -> Done | None:
         """Return the result that this very training left, where all files are as it wrote them;
         one of other options or files is refused. None where --force asks for it again."""

@@ -95,7 +95,6 @@ def section_of(
     }
     for name in facts:
         section[name] = getattr(done, name)
-    section["key"] = done.objective.key()
     written: dict[str, Json] = values_json(section)
     for name in options:
         written[name] = getattr(training.options, name)

@@ -16,7 +16,7 @@ from ropext.training.rows import FIT_TASK
 TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
 
 
-def rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
+def _rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
     """Return the models that were read, by their names. The base has no number that is held against
     the base."""
     rows = list[tuple[str, dict[str, Value]]]()
@@ -32,7 +32,7 @@ def rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[
     return rows
 
 
-def plain_value(value: Value | None) -> str:
+def _plain_value(value: Value | None) -> str:
     return "" if value is None else f"{value.value:.4f}"
 
 
@@ -40,7 +40,7 @@ def _signed_value(value: Value | None) -> str:
     return "" if value is None else f"{value.value:+.4f}"
 
 
-SHORT_TAX = Column("short tax", "short_tax", _signed_value)
+_SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 
 
 def finetune_table(
@@ -58,11 +58,11 @@ def finetune_table(
     for label in (CONTROL, TUNED):
         names[label] = marked(label, mark)
     columns = [
-        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", plain_value),
+        Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
         Column("against the base", f"gain@{target}", _behind),
-        SHORT_TAX,
+        _SHORT_TAX,
     ]
-    return table_of(title, note, rows_of(names, numbers), columns)
+    return table_of(title, note, _rows_of(names, numbers), columns)
 
 
 def _behind(gain: Value | None) -> str:
@@ -81,7 +81,7 @@ def fit_table(
     """Lay out base, start and fitted on held-out documents."""
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start, FITTED: marked(FITTED, mark)}
-    rows = rows_of(names, numbers)
+    rows = _rows_of(names, numbers)
     asked = f"{FIT_TASK}@{target}"
     _, base_values = rows[0]
     near = base_values.get(f"{FIT_TASK}@{context}")
@@ -97,10 +97,10 @@ def fit_table(
         return text
 
     columns = [
-        Column("tail perplexity", f"tail@{target}", plain_value),
-        Column("tail loss", f"tail_nll@{target}", plain_value),
-        Column("far half loss", f"far_half_nll@{target}", plain_value),
-        SHORT_TAX,
+        Column("tail perplexity", f"tail@{target}", _plain_value),
+        Column("tail loss", f"tail_nll@{target}", _plain_value),
+        Column("far half loss", f"far_half_nll@{target}", _plain_value),
+        _SHORT_TAX,
     ]
     if any(asked in values for _, values in rows):
         columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
