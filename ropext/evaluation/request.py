@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 def named_or_held(model: object) -> "str | PreTrainedModel":
     """Return the name of a model, or the model itself where it is in memory."""
     if hasattr(model, "config") or inside_wrapper(model):
-        if (
-            base_model(model, "evaluate").get_output_embeddings() is None
-        ):  # a wrong type is refused first
+        unwrapped = base_model(model, "evaluate")  # refuses a wrong type
+        if unwrapped.get_output_embeddings() is None:
             raise UsageError(
                 f"{type(model).__name__} has no head that predicts tokens; load the model by "
                 "AutoModelForCausalLM (or AutoModelForMaskedLM)"

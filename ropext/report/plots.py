@@ -313,7 +313,7 @@ def draw_curves(
 def _mark_cut_bands(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
     """Mark where the bands of lines leave the frame, and name the mark in the legend."""
     bottom, top = axis.get_ylim()
-    name = CUT
+    is_named = False
     for curve in curves:
         below = [low < bottom for low, _ in curve.bands]
         above = [high > top for _, high in curve.bands]
@@ -329,9 +329,9 @@ def _mark_cut_bands(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, 
                     clip_on=False,
                     zorder=6,
                 )
-                if name:
-                    axis.plot([], [], marker=marker, ms=6, ls="", color=GREY, label=name)
-                    name = ""
+                if not is_named:
+                    axis.plot([], [], marker=marker, ms=6, ls="", color=GREY, label=CUT)
+                    is_named = True
 
 
 def _beginnings(outside: Sequence[bool]) -> list[int]:
