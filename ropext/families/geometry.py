@@ -279,12 +279,17 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
         dim = int(head * partial_factor(text.row, params))
+    check_rotary_dim(dim, head)
+    return dim
+
+
+def check_rotary_dim(dim: int, head: int) -> None:
+    """Refuse a number of channels that no rotary embedding has."""
     if dim < 2 or dim % 2 or dim > MOST_ROTARY:
         raise ConfigError(
             f"this model rotates {dim} of {head} channels per head, but a rotary"
             f" embedding needs an even number of 2 to {MOST_ROTARY}"
         )
-    return dim
 
 
 def partial_factor(row: Family, params: Params) -> float:

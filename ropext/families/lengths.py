@@ -13,7 +13,7 @@ from ropext.rope import CONFIG, RopeSite
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
 STRETCHED = ("linear", "proportional")
 
-# Keys that cap a loader's length when they stay behind; raised where they hold the old conbeside.
+# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
 LENGTH_KEYS = (
     "max_position_embeddings",
     "max_sequence_length",

@@ -93,7 +93,7 @@ def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
         heads=heads,
         kv_heads=_single(head, key("attention.head_count_kv")) or heads,
         kv_heads_by_kind=kv_heads_by_kind,
-        shared_layers=head.whole(key("attention.shared_kv_layers"), 0, MOST_LAYERS),
+        shared_layers=head.whole(key("attention.shared_kv_layers"), 0, layers),
         latent=head.whole(key("attention.kv_lora_rank"), 1, MOST_CHANNELS),
         head_dim=head_dim,
         dim=dim,
@@ -108,12 +108,27 @@ def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
 
 
 def _single(head: GgufHeader, key: str) -> int | None:
-    """A number that llama.cpp also takes as a list by layer; of a list, the one of most layers."""
+    """A number of heads, which llama.cpp also takes as a list by layer; of a list, that of most of
+    the layers that have some."""
+    listed = _by_layer(head, key)
+    if listed is None:
+        return head.whole(key, 0, MOST_CHANNELS)
+    some = [heads for heads in listed if heads]
+    return max(some, key=some.count, default=0)
+
+
+def _by_layer(head: GgufHeader, key: str) -> tuple[int, ...] | None:
+    """The number of heads in each layer; None where the file has no list of them."""
     entry = head.entries.get(key)
     if entry is None or entry.value is not None:
-        return head.whole(key, 0, MOST_CHANNELS)
-    listed = head.numbers(key) or (0,)
-    return max(set(listed), key=listed.count)
+        return None
+    listed = head.numbers(key) or ()
+    for heads in listed:
+        if not 0 <= heads <= MOST_CHANNELS:
+            raise head.wrong(
+                f"{named(key)} lists {heads}, not whole numbers of 0 to {MOST_CHANNELS}"
+            )
+    return listed
 
 
 def _tokens(head: GgufHeader) -> int | None:
@@ -195,11 +210,12 @@ def _windowed_layers(
 
 def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str]) -> dict[str, int]:
     """Return the heads of keys and values by type of layer, where the file lists them by layer."""
-    key = f"{row.name}.attention.head_count_kv"
-    entry = head.entries.get(key)
-    if entry is None or entry.value is not None:
-        return {}
-    return dict(zip(kinds, head.numbers(key) or (), strict=False))
+    listed = _by_layer(head, f"{row.name}.attention.head_count_kv") or ()
+    by_kind = dict[str, int]()
+    for kind, heads in zip(kinds, listed, strict=False):
+        if heads:
+            by_kind[kind] = heads
+    return by_kind
 
 
 def _scaling(

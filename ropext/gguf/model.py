@@ -9,6 +9,7 @@ from ropext.families.geometry import (
     CacheLayer,
     Sizes,
     attends,
+    check_rotary_dim,
     derived_head_dim,
     is_windowed,
     layers_of_class,
@@ -108,14 +109,17 @@ def _sites(geometry: Geometry, row: Family, sizes: Sizes) -> tuple[RopeSite, ...
             continue
         said = _unscaled(geometry) | dict(geometry.scaling)
         dim = geometry.dim
+        head = geometry.head_dim
         if label.windowed:
             said = {"rope_type": "default", "rope_theta": windowed.theta}
-            dim = windowed.head_dim
+            head = windowed.head_dim
+            dim = head
             if geometry.row.partial:
-                said[PARTIAL] = windowed.turning / windowed.head_dim
+                said[PARTIAL] = windowed.turning / head
                 dim = windowed.turning
         elif geometry.scaling["rope_type"] == "proportional":
-            dim = geometry.head_dim  # its pairs count over the whole head
+            dim = head  # its pairs count over the whole head
+        check_rotary_dim(dim, head)
         params = normalised(Dict(said, f"rope_parameters.{label.name}"), row)
         site = _site(label.name, row, params, dim, geometry.context)
         sites.append(replace(site, layers=layers))

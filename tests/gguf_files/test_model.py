@@ -76,6 +76,38 @@ def test_the_cache_of_a_layer_is_by_its_own_heads(tmp_path):
     assert (full.values, full.window) == (2 * 1 * 16, None)
 
 
+WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}
+TURNS = "channels per head, but a rotary embedding needs an even number of 2 to 8192"
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "sentence"),
+    [
+        ("gemma4", {"rope.dimension_count_swa": 7}, f"rotates 7 of 16 {TURNS}"),
+        ("gemma4", {"attention.key_length": 33}, f"rotates 33 of 33 {TURNS}"),
+        ("gemma3", WINDOWS | {"attention.key_length_swa": 15}, f"rotates 15 of 15 {TURNS}"),
+        ("gemma3", WINDOWS | {"attention.key_length_swa": 16_384}, f"16384 of 16384 {TURNS}"),
+        ("gemma3", WINDOWS | {"attention.head_count_kv": [-1, 2]}, "head_count_kv lists -1"),
+        ("llama", {"attention.head_count_kv": [1 << 30] * 2}, "head_count_kv lists 1073741824"),
+        ("gemma4", {"attention.shared_kv_layers": 3}, "shared_kv_layers is 3, not a whole"),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused(tmp_path, arch, more, sentence):
+    path = str(written(tmp_path / "m.gguf", arch, more))
+    with pytest.raises(InputError) as refused:
+        inspecting.inspect(path)
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith(path)
+
+
+def test_heads_are_counted_in_the_layers_that_have_some(tmp_path):
+    """A layer that attends to nothing is listed with none."""
+    heads = {"block_count": 4, "attention.head_count_kv": [0, 0, 0, 2]}
+    model = open_gguf(str(written(tmp_path / "m.gguf", "qwen35", heads))).read()
+    assert model.kv_heads == 2
+    assert [layer.values for layer in model.kv_layers] == [2 * 2 * 16]
+
+
 def test_sentences_name_the_file_that_is_read(tmp_path):
     scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     path = str(written(tmp_path / "m.gguf", "qwen2", scaling))
