@@ -14,6 +14,7 @@ from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
 from ropext.stepdir import StepRecord, step_record
 
+SECTION = "run"  # of ropext.json
 # What a record repeats of an evaluation, and of each model there.
 MEASURED_AS = (
     "protocol",

@@ -11,6 +11,7 @@ from ropext.inspecting import open_model
 from ropext.jsontext import JsonObject
 from ropext.options.door import public
 from ropext.pipeline.evaluated import Evaluated
+from ropext.pipeline.evidence import SECTION
 from ropext.pipeline.extended import Extended, opened_extension
 from ropext.pipeline.ran import Ran, opened_run
 from ropext.report.compared import Compared, compared_in
@@ -33,9 +34,10 @@ def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned 
         return _opened_folder(folder, manifest)
     beside = workdir.beside(folder)
     manifest = workdir.read(beside)
-    if manifest is not None and manifest["command"] == "run":
-        return opened_run(beside)
     record = _record_in(folder)
+    is_replaced = record is not None and SECTION not in record.more  # by another command
+    if manifest is not None and manifest["command"] == "run" and not is_replaced:
+        return opened_run(beside)
     if record is not None:
         return _opened_training(folder) or opened_extension(folder, record)
     if manifest is not None:

@@ -17,7 +17,7 @@ from ropext.errors import InputError, OutputExists
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.narration import clean_command
 from ropext.options.recipe import REPORT
-from ropext.pipeline.evidence import Evidence, evidence_of, section_of
+from ropext.pipeline.evidence import SECTION, Evidence, evidence_of, section_of
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, keep
@@ -29,7 +29,6 @@ from ropext.report.gates import gate_table
 from ropext.table import with_rows
 from ropext.workdir import STEPS, Flat, beside
 
-SECTION = "run"  # of ropext.json
 PUSHED = (card.README, provenance.NAME)  # written for each output; a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written
 

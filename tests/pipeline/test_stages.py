@@ -328,6 +328,16 @@ def test_a_failed_gate_has_its_exit_code(tmp_path):
     assert GateFailed.exit_code == 3
 
 
+def test_an_output_that_another_command_replaced_is_opened_as_its(tmp_path):
+    ran, _ = go()
+    assert ropext.open("out") == ran
+    extended = ropext.extend(
+        "ropext://demo", "out", method="pi", factor=2, no_verify=True, force=True
+    )
+    assert ropext.open("out") == extended
+    assert ropext.open("out.run") == ran
+
+
 def test_a_gate_over_a_number_that_is_not_finite_is_kept(tmp_path):
     bad = Outcome("g > 1", "tuned", False, math.inf, "g is inf", math.inf)
     evidence = Evidence(None, (bad,))
