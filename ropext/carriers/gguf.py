@@ -14,7 +14,6 @@ from ropext.carriers.config import (
     reads_exactly,
     stock_offers,
 )
-from ropext.errors import UsageError, listed
 from ropext.families import Model
 from ropext.forms import Params
 from ropext.jsontext import JsonObject
@@ -142,11 +141,5 @@ class GgufCarrier:
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
-        loader = loaders.loader_of(name)
-        meant = [reading for reading in readings if reading.loader == loader]
-        if not meant:
-            known = listed([reading.loader for reading in readings])
-            raise UsageError(
-                f"--for {name}: it was not measured with GGUF files; these were: {known}"
-            )
-        return meant
+        programs = [reader.loader for reader in loaders.select_file(name)]
+        return [reading for reading in readings if reading.loader in programs]

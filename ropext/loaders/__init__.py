@@ -11,6 +11,7 @@ from ropext.loaders.lookup import (
     readers_for,
     readings,
     select,
+    select_file,
     unmeasured,
 )
 from ropext.loaders.serving import (
@@ -45,6 +46,7 @@ __all__ = [
     "readers_for",
     "readings",
     "select",
+    "select_file",
     "serving_lines",
     "unmeasured",
 ]

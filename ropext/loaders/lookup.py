@@ -1,7 +1,7 @@
 """What the loader table says of one rope dict, and of the loaders that a user names."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ropext import forms
 from ropext.errors import NotMeasured, UsageError, did_you_mean
@@ -11,10 +11,11 @@ from ropext.loaders.table import (
     LoaderVersions,
     TableCell,
     Verdict,
+    gguf_readers,
     loader_table,
     readers,
 )
-from ropext.loaders.versions import span_of, version_of
+from ropext.loaders.versions import span_of, spans_in, version_of
 
 # A dict can be of several kinds at once; the first verdict in this order is the one that counts.
 _WORST_FIRST: tuple[Verdict, ...] = ("error", "different", "ignored", "not measured", "same")
@@ -141,8 +142,11 @@ def _filled(flag: str, params: Params, target: int | None) -> str:
 
 def _covers(reader: LoaderVersions, version: str) -> bool:
     """Whether a version that a user names is one of the reader's, or begins one of them."""
+    if reader.versions.split()[0] == version:  # a commit has no other name
+        return True
     named = span_of(version)
-    return any(span.overlaps(named) for span in reader.spans)
+    spans = reader.spans or spans_in(reader.versions)
+    return any(span.overlaps(named) for span in spans)
 
 
 def loader_of(name: str) -> str:
@@ -162,7 +166,6 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
     """Return the readers a user means: NAME is the newest range, NAME==VERSION what holds it."""
     loader = loader_of(name)
     aliases = loader_table()["aliases"]
-    version = aliases.get(name.lower(), name).partition("==")[2]
     file_readers = loader_table()["file_readers"]
     if loader in file_readers:
         why = file_readers[loader] or "for a directory, --for llama.cpp covers its converter"
@@ -175,6 +178,26 @@ def select(name: str) -> tuple[LoaderVersions, ...]:
         known = names_for()
         meant = did_you_mean(loader, [*known, *aliases], "none has a name like it;")
         raise UsageError(f"--for {name!r}: no such loader; {meant} known are {', '.join(known)}")
+    return _of_version(name, mine)
+
+
+def select_file(name: str) -> tuple[LoaderVersions, ...]:
+    """Return the readers of GGUF files that a user means, as `select` those of directories."""
+    loader = loader_of(name)
+    mine = [reader for reader in gguf_readers() if reader.loader == loader]
+    if not mine:
+        known = ", ".join(reader.loader for reader in gguf_readers())
+        raise UsageError(f"--for {name}: it was not measured with GGUF files; these were: {known}")
+    versions = mine[0].versions
+    for reader in readers():  # the numbers of llama.cpp's commit stand there
+        if (reader.loader, reader.versions) == (loader, versions):
+            mine = [replace(mine[0], spans=reader.spans)]
+    return _of_version(name, mine)
+
+
+def _of_version(name: str, mine: Sequence[LoaderVersions]) -> tuple[LoaderVersions, ...]:
+    """Return the first of a loader's readers, or those that hold the version of NAME==VERSION."""
+    version = loader_table()["aliases"].get(name.lower(), name).partition("==")[2]
     if not version:
         return (mine[0],)
     ranges = ", ".join(reader.versions for reader in mine)

@@ -36,3 +36,13 @@ def span_of(version: str) -> VersionSpan:
     """Return all versions that begin with this one."""
     numbers = version_of(version)
     return VersionSpan(numbers, after(numbers))
+
+
+def spans_in(label: str) -> tuple[VersionSpan, ...]:
+    """Return the versions that a label begins with ("0.30-0.33 (source)"); none of a commit."""
+    first, dash, last = label.split()[0].partition("-")
+    if not re.fullmatch(r"[\d.]+", first + last):
+        return ()
+    if not dash:
+        return (span_of(first),)
+    return (VersionSpan(version_of(first), after(version_of(last))),)

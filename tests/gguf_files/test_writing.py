@@ -19,6 +19,7 @@ from ropext.checkpoint import staging
 from ropext.errors import (
     InputError,
     NotExpressible,
+    NotMeasured,
     OutputExists,
     ProofFailed,
     RopextError,
@@ -483,6 +484,13 @@ def test_for_names_programs_that_run_a_file(base, tmp_path):
             ask("vllm")
         with pytest.raises(RopextError, match=r"was not measured.*its settings pass no rope flag"):
             ask("jan")
+        for name in ("llama.cpp==0c1e57098", "llama.cpp==0.5", "ollama==0.31", "ollama==0.33.2"):
+            ask(name)
+        for name in ("ollama==0.34", "koboldcpp==1.98", "llama.cpp==b6000"):
+            with pytest.raises(NotMeasured, match="this version was not measured; measured are"):
+                ask(name)
+        with pytest.raises(UsageError, match="a version is in numbers; measured are 0"):
+            ask("ollama==newest")
     for options in ({"method": "yarn"}, {}):
         with pytest.raises(
             UsageError,
