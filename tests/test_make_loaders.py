@@ -9,7 +9,7 @@ import make_tables
 import pytest
 
 from ropext import inspecting, loaders
-from ropext.errors import NotMeasured, UsageError
+from ropext.errors import NotMeasured
 from ropext.loaders import lookup, table
 from ropext.loaders.versions import NEVER, VersionSpan, span_of
 
