@@ -192,6 +192,8 @@ def _check_words(words: list[str]) -> None:
     """Refuse an empty word, such as a shell makes of "$OUT" where OUT is not set: as a path it
     would be the working directory."""
     for before, word in pairwise(["ropext", *words]):
+        if word == "" and not before.startswith("-"):
+            raise UsageError(f"an argument of {_asked(words) or before} is empty; give it a value")
         if word == "" or (word.startswith("--") and word.endswith("=")):
             named = word.removesuffix("=") or before
             raise UsageError(f"{named} is empty; give it a value, or leave it out")

@@ -184,6 +184,13 @@ def test_an_empty_word_is_no_directory(refused, tmp_path, monkeypatch, words):
     assert "is empty; give it a value" in refused(*words)
 
 
+@pytest.mark.parametrize("words", [["plan", "", "--factor", "2"], ["push", "long", ""]])
+def test_an_empty_argument_is_not_called_by_the_word_before_it(refused, words):
+    said = refused(*words)
+    assert f"an argument of {words[0]} is empty; give it a value" in said
+    assert "leave it out" not in said
+
+
 @pytest.mark.parametrize("command", ["inspect", "plan"])
 def test_a_picture_that_cannot_be_written(refused, llama, tmp_path, command):
     said = refused(command, llama, "--factor", 4, "--plot", tmp_path / "nowhere" / "x.png")
