@@ -117,7 +117,7 @@ MUTANTS = (
     mutant(
         "head_dim for the rotary dim",
         "families/geometry.py",
-        "dim = int(head * partial_factor(text, params))",
+        "dim = int(head * partial_factor(text.row, params))",
         "dim = head",
         killers=SAVED,
     ),
