@@ -69,7 +69,7 @@ def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
     heads = _single(head, key("attention.head_count"))
     if not (layers > 0 and hidden and context and heads):
         raise head.wrong("it lacks block_count, embedding_length, context_length or head_count")
-    dim, head_dim = rotating_channels(head, row)
+    dim, head_dim = _rotating_channels(head, row)
     window, kinds = _windows(head, row, layers)
     if window and row.windowed:
         row = replace(row, type=row.windowed)
@@ -139,7 +139,7 @@ def _tokens(head: GgufHeader) -> int | None:
     return tokens.items
 
 
-def rotating_channels(head: GgufHeader, row: Architecture) -> tuple[int, int]:
+def _rotating_channels(head: GgufHeader, row: Architecture) -> tuple[int, int]:
     """The channels of a head that rotate, and all of them, in the layers that see all tokens."""
     key = f"{row.name}.{{}}".format
     hidden = head.whole(key("embedding_length"))

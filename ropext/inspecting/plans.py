@@ -108,7 +108,8 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
 def _fewer_trained(record: Record, made: Plan) -> int | None:
     """How many tokens the weights were trained on by their record, where these are fewer than the
     model reads."""
-    if any(record.more.get(section) for section in provenance.TRAININGS):
+    # What was saved from memory may have been trained there.
+    if any(map(record.more.get, (*provenance.TRAININGS, provenance.SAVED))):
         return None
     links = provenance.lineage(record)
     link = links[-1]

@@ -126,7 +126,7 @@ ARGUMENTS = {
     "show": _called("hears what is done, of how much, and what it is"),
     "stop": _called("asked after each unit of work whether to end"),
     "tokenizer": Argument(
-        "tokenizer of a model in memory [that of where the model came from]",
+        "tokenizer of a model in memory",
         "a tokenizer of transformers",
         _is_tokenizer,
     ),

@@ -177,7 +177,8 @@ def evaluate(
 
     A model in memory, patched or not, is read as it computes, where it lies, and stays as it is:
     copies that share its weights are read. The base of one that `ropext.patch` extended is itself
-    before that; a PEFT model is read without its adapter and with it.
+    before that; a PEFT model is read without its adapter and with it. Without `tokenizer`, that of
+    where it came from is taken.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.evaluated import Evaluated
