@@ -311,12 +311,16 @@ def draw_curves(
 
 
 def _mark_cut_bands(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
-    """Mark where the bands of lines leave the frame, and name the mark in the legend."""
+    """Mark where the bands of lines leave the frame, and name the mark in the legend. Where a line
+    itself is outside it has an arrow."""
     bottom, top = axis.get_ylim()
     is_named = False
     for curve in curves:
-        below = [low < bottom for low, _ in curve.bands]
-        above = [high > top for _, high in curve.bands]
+        below = list[bool]()
+        above = list[bool]()
+        for point, (low, high) in zip(curve.points, curve.bands, strict=True):
+            below.append(low < bottom <= point)
+            above.append(point <= top < high)
         for edge, marker, outside in ((bottom, "v", below), (top, "^", above)):
             for number in _beginnings(outside):
                 axis.plot(

@@ -112,6 +112,15 @@ def test_a_band_that_the_frame_cuts_is_marked_where_it_leaves():
     assert "a band goes on" in colours
 
 
+def test_a_line_that_leaves_the_frame_has_its_arrow_and_no_mark():
+    exploded = Curve("one", PLACES[:2], (Value(0.0, 0.1, None, 8), Value(-9.0, 0.1, (-9.5, -8), 8)))
+    axis = plots.axes("Gain", "nats")
+    plot = LinePlot("Gain", "nats", 256, 1024, has_zero=True)
+    plots.draw_curves(axis, plot, [exploded, banded("two", ((0.0, 0.0), (0.0, 0.0)))])
+    assert [text.get_text() for text in axis.texts if isinstance(text, Annotation)] == ["-9"]
+    assert marks_of(axis) == []
+
+
 def test_a_picture_whose_bands_lie_in_the_frame_has_no_mark():
     lines = [Curve("one", PLACES[:2], (Value(0.0, 0.1, (0.0, 0.1), 8), Value(1.0, 0.1, None, 8)))]
     axis = plots.axes("Gain", "nats")
