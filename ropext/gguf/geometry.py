@@ -1,6 +1,7 @@
 """What the header of a GGUF model says of its positions: each key under the name that a Model has
 for it, typed and checked."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,15 @@ class Geometry:
     rope: GgufRope  # rope.freq_base, rope.scaling.* and the divisors
     scaling: JsonObject  # the stock rope dict of that spectrum, without its theta
     windowed: WindowedLayers | None  # where the rotation differs by layer type
+
+
+def share_of(turning: int, head_dim: int) -> float:
+    """The share of a head that turns. Who reads it multiplies, and cuts what is behind the point:
+    where that is a channel less, the next float is the share."""
+    share = turning / head_dim
+    if int(head_dim * share) < turning:
+        share = math.nextafter(share, 1.0)
+    return share
 
 
 def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:

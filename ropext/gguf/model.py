@@ -29,7 +29,7 @@ from ropext.families.model import (
 from ropext.families.params import normalised
 from ropext.families.table import Family, family, is_mrope
 from ropext.forms import Params
-from ropext.gguf.geometry import WINDOWED, Geometry
+from ropext.gguf.geometry import WINDOWED, Geometry, share_of
 from ropext.jsontext import Json
 from ropext.rope import RopeSite
 
@@ -115,7 +115,7 @@ def _sites(geometry: Geometry, row: Family, sizes: Sizes) -> tuple[RopeSite, ...
             head = windowed.head_dim
             dim = head
             if geometry.row.partial:
-                said[PARTIAL] = windowed.turning / head
+                said[PARTIAL] = share_of(windowed.turning, head)
                 dim = windowed.turning
         elif geometry.scaling["rope_type"] == "proportional":
             dim = head  # its pairs count over the whole head
@@ -130,7 +130,7 @@ def _unscaled(geometry: Geometry) -> dict[str, Json]:
     """What a rope dict says beside its scaling, in layers that see all tokens."""
     said: dict[str, Json] = {"rope_theta": geometry.rope.freq_base}
     if geometry.row.partial:
-        said[PARTIAL] = geometry.dim / geometry.head_dim
+        said[PARTIAL] = share_of(geometry.dim, geometry.head_dim)
     return said
 
 

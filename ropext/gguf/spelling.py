@@ -7,7 +7,7 @@ the file with transformers (dequantised weights) needs one.
 from ropext.families.config import defaults_of
 from ropext.families.described import NO_FACTS
 from ropext.families.table import Label, family
-from ropext.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers
+from ropext.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers, share_of
 from ropext.jsontext import Json
 
 ORIGINAL = "original_max_position_embeddings"
@@ -42,7 +42,7 @@ def config_of(geometry: Geometry) -> dict[str, Json]:
         "num_nextn_predict_layers": geometry.drafting or None,
     }
     if row.partial:
-        config[row.partial] = geometry.dim / geometry.head_dim
+        config[row.partial] = share_of(geometry.dim, geometry.head_dim)
     if row.name == "deepseek2":
         config["qk_rope_head_dim"] = geometry.dim
         config["kv_lora_rank"] = geometry.latent
@@ -66,8 +66,8 @@ def _by_layer_type(
     of_full: dict[str, Json] = {"rope_theta": geometry.rope.freq_base}
     of_windowed: dict[str, Json] = {"rope_type": "default", "rope_theta": windowed.theta}
     if partial:
-        of_full[partial] = geometry.dim / geometry.head_dim
-        of_windowed[partial] = windowed.turning / windowed.head_dim
+        of_full[partial] = share_of(geometry.dim, geometry.head_dim)
+        of_windowed[partial] = share_of(windowed.turning, windowed.head_dim)
     of_full |= geometry.scaling
     rows = dict[str, Json]()
     for label in labels:

@@ -64,7 +64,11 @@ def test_each_channel_that_turns_is_counted(tmp_path):
     metadata = making.LLAMA | {"attention.key_length": 52, "rope.dimension_count": 30}
     assert int(52 * (30 / 52)) == 29  # which the share of a head, as a float, makes of it
     path = making.write(tmp_path / "m.gguf", "stablelm", metadata)
-    assert open_gguf(str(path)).read().scaled_sites[0].rope.dim == 30
+    file = open_gguf(str(path))
+    assert file.read().scaled_sites[0].rope.dim == 30
+    assert families.read(file.config) == file.read()
+    ropext.extend(str(path), tmp_path / "long.gguf", factor=2.0, method="yarn")
+    assert open_gguf(str(tmp_path / "long.gguf")).read().context == 512
 
 
 def test_the_cache_of_a_layer_is_by_its_own_heads(tmp_path):
