@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext import workdir
-from ropext.checkpoint.provenance import Record, read_record, record_in
+from ropext.checkpoint.provenance import TRAININGS, Record, read_record, record_in
 from ropext.errors import InputError
 from ropext.inputs import from_home
 from ropext.inspecting import open_model
@@ -19,8 +19,6 @@ from ropext.results import rundir
 
 if TYPE_CHECKING:
     from ropext.training.result import Finetuned, Fitted
-
-TRAININGS = ("training/result.json", "fit/result.json")  # the last training first
 
 
 @public()
@@ -39,7 +37,7 @@ def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned 
     if manifest is not None and manifest["command"] == "run" and not is_replaced:
         return opened_run(beside)
     if record is not None:
-        return _opened_training(folder) or opened_extension(folder, record)
+        return _opened_training(folder, record) or opened_extension(folder, record)
     if manifest is not None:
         return _opened_folder(beside, manifest)
     raise InputError(
@@ -70,9 +68,9 @@ def _record_in(output: Path) -> Record | None:
     return read_record(output) if output.is_dir() else None
 
 
-def _opened_training(output: Path) -> "Finetuned | Fitted | None":
+def _opened_training(output: Path, record: Record) -> "Finetuned | Fitted | None":
     """Read what a training left in its output; None where none did."""
-    if not any((output / file).is_file() for file in TRAININGS):
+    if not any(record.more.get(training) for training in TRAININGS):
         return None
     from ropext.training.result import opened_training  # late: it needs torch
 
