@@ -45,7 +45,7 @@ from ropext.training.place import (
     settle_output_of,
 )
 from ropext.training.training import Training
-from ropext.workdir import SCHEMA, USED, Workdir, differences, has_work
+from ropext.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,7 +148,7 @@ class Objective(ABC, Generic[Done]):
         names = differences(kept[DECIDES], self.decides(told_of_files(call.hooks.say)))
         if not names:
             return self.kind.of(output, kept[CONTENT])
-        why = f"it differs in {guard.shown(names)}"
+        why = f"it differs in {first_of(names)}"
         if SCHEMA in names:
             why = "another version of ropext wrote it, which does this in another way"
         raise OutputExists(
