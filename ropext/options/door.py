@@ -262,6 +262,5 @@ def _check(
     for word, value in bound.arguments.items():
         argument = ARGUMENTS.get(word)
         if argument is not None and value is not None and not argument.fits(value):
-            raise UsageError(
-                f"ropext.{name}: {word} must be {argument.wish}, was {repr(value)[:60]}"
-            )
+            given_value = " ".join(repr(value).split())[:60]
+            raise UsageError(f"ropext.{name}: {word} must be {argument.wish}, was {given_value}")

@@ -14,20 +14,23 @@ from ropext.training.rows import FIT_TASK
 
 # The rows of the table.
 TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
+GAIN = "gain@"  # nats a token below the base, by the length behind it
+BEHIND = "behind@"  # the same above the base
 
 
 def _rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """Return the models that were read, by their names. The base has no number that is held against
-    the base."""
+    """Return the models that were read, by their names, each gain also as what they are behind.
+    The base has no number that is held against the base."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, name in names.items():
         if label not in numbers:
             continue
         values = dict(numbers[label])
-        if label == BASE:
-            for metric in numbers[label]:
-                if metric.startswith(("gain@", "short_tax")):
-                    del values[metric]
+        for metric, value in numbers[label].items():
+            if label == BASE and metric.startswith((GAIN, "short_tax")):
+                del values[metric]
+            elif metric.startswith(GAIN):
+                values[BEHIND + metric.removeprefix(GAIN)] = _negative(value)
         rows.append((name, values))
     return rows
 
@@ -59,20 +62,31 @@ def finetune_table(
         names[label] = marked(label, mark)
     columns = [
         Column(f"tail loss at {length_text(target)}", f"tail_nll@{target}", _plain_value),
-        Column("against the base", f"gain@{target}", _behind),
+        Column("against the base", f"{BEHIND}{target}", _behind),
         _SHORT_TAX,
     ]
     return table_of(title, note, _rows_of(names, numbers), columns)
 
 
-def _behind(gain: Value | None) -> str:
-    """Write nats a token above the base on the same tokens, paired by document."""
-    if gain is None:
+def _negative(gain: Value) -> Value:
+    """Return nats a token above the base on the same tokens, paired by document."""
+    ci95 = gain.ci95
+    if ci95 is not None:
+        low, high = ci95
+        ci95 = (-high, -low)
+    return replace(gain, value=-gain.value, ci95=ci95)
+
+
+def _behind(value: Value | None) -> str:
+    if value is None:
         return ""
-    if gain.ci95 is None:
-        return f"{-gain.value:+.4f} ({gain.n} documents)"
-    low, high = gain.ci95
-    return nats(replace(gain, value=-gain.value, ci95=(-high, -low)))
+    if value.ci95 is None:
+        return f"{value.value:+.4f} ({value.n} documents)"
+    return nats(value)
+
+
+def _answers(value: Value | None) -> str:
+    return "" if value is None else f"{value.value:.2f} of {value.n}"
 
 
 def fit_table(
@@ -82,27 +96,15 @@ def fit_table(
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start, FITTED: marked(FITTED, mark)}
     rows = _rows_of(names, numbers)
-    asked = f"{FIT_TASK}@{target}"
-    _, base_values = rows[0]
-    near = base_values.get(f"{FIT_TASK}@{context}")
-    if near is not None:  # the base is asked inside its own context
-        base_values[asked] = near
-
-    def answers(value: Value | None) -> str:
-        if value is None:
-            return ""
-        text = f"{value.value:.2f} of {value.n}"
-        if value is near:
-            text += f" at {length_text(context)}"
-        return text
-
     columns = [
         Column("tail perplexity", f"tail@{target}", _plain_value),
         Column("tail loss", f"tail_nll@{target}", _plain_value),
         Column("far half loss", f"far_half_nll@{target}", _plain_value),
         _SHORT_TAX,
     ]
-    if any(asked in values for _, values in rows):
-        columns.append(Column(f"{FIT_TASK} at {length_text(target)}", asked, answers))
+    for length in (context, target):  # the base is asked inside its own context
+        asked = f"{FIT_TASK}@{length}"
+        if any(asked in values for _, values in rows):
+            columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answers))
     title = f"On held-out {marked('documents', mark)}, at {length_text(target)} tokens"
     return table_of(title, "", rows, columns)

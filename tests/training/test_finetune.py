@@ -35,6 +35,7 @@ from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.results.measurement import Store
 from ropext.results.values import Value
+from ropext.table import records
 from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.request import FinetuneRequest
 from ropext.workdir import beside
@@ -164,6 +165,11 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     assert [row[2] for row in table.rows] == [
         "", "+0.3000 ±0.0200", "-0.0500 ±0.0300", "-0.1250 (8 documents)",
     ]  # fmt: skip
+    behind = [row["against the base"] for row in records(table)]
+    assert behind == [None, 0.3, -0.05, -0.125], "rows for programs say what is printed"
+    control = records(table)[2]
+    ends = (control["against the base low"], control["against the base high"])
+    assert ends == pytest.approx((-0.08, -0.02))
     (said,) = tuned_report.verdict(numbers, 256)
     assert said == (
         "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's "
