@@ -17,4 +17,4 @@ def test_self_extend_is_described(capsys):
     assert "arXiv 2401.01325" in shown.out
     assert "carried  in memory alone" in shown.out
     data = json.loads(run("methods", "self-extend", "--json", capsys=capsys)[1].out)
-    assert [knob["flag"] for knob in data["knobs"]] == ["window", "group"]
+    assert [knob["flag"] for knob in data["knobs"]] == ["--window", "--group", "--literal"]

@@ -49,7 +49,8 @@ def results_of(run):
 def curves_in(figure):
     """Each named line: its places and values, and the lower and upper edge of its band there."""
     (axis,) = figure.axes
-    lines = [line for line in axis.lines if not line.get_label().startswith("_")]
+    named = [line for line in axis.lines if not line.get_label().startswith("_")]
+    lines = [line for line in named if len(line.get_xdata())]  # not what the legend explains
     curves = {}
     for line, band in zip(lines, axis.collections, strict=True):
         places = line.get_xdata()
