@@ -1,6 +1,6 @@
 """What an evaluation measured, as tables and sentences."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ropext.lengths import length_text
@@ -239,7 +239,7 @@ def tidy_tables(run: Measurement) -> list[Table]:
 
 def every_number(run: Measurement) -> list[Table]:
     """Lay out all that was measured for programs: a row for each number of each model, by the names
-    that gates have."""
+    that gates have, and for each score of lm-evaluation-harness."""
     rows = list[tuple[str, ...]]()
     for label, model in run.models.items():
         name = marked(label, model.mark())
@@ -251,9 +251,11 @@ def every_number(run: Measurement) -> list[Table]:
             begin = Number(str(octave.start), octave.start)
             end = Number(str(octave.stop), octave.stop)
             rows.append(("nll", begin, end, name, _number_of(octave.nll)))
+    for label, task, score_name, score in _harness_scores(run):
+        metric = f"lm_eval.{task}.{score_name}"
+        rows.append((metric, BLANK, BLANK, label, Number(number(score), score)))
     header = ("metric", "from", "length", "model", "value")
-    every = Table("Every number", "", header, tuple(rows))
-    return with_rows([every, harness_table(run)])
+    return with_rows([Table("Every number", "", header, tuple(rows))])
 
 
 def _number_of(value: Value) -> str:
@@ -463,13 +465,19 @@ def _task_table(run: Measurement, task: str) -> Table:
 def harness_table(run: Measurement) -> Table:
     """Lay out what lm-evaluation-harness gave, as it gave it."""
     rows = list[tuple[str, ...]]()
+    for label, task, name, score in _harness_scores(run):
+        rows.append((label, task, name, number(score, 4)))
+    note = "scores of lm-evaluation-harness on the same loaded model"
+    return Table("lm-eval", note, ("", "task", "metric", "value"), tuple(rows))
+
+
+def _harness_scores(run: Measurement) -> Iterator[tuple[str, str, str, float]]:
+    """The scores of lm-evaluation-harness, each with its model, task and name."""
     for label, tasks in (run.facts.lm_eval or {}).items():
         for task, scores in tasks.items():
             for name, score in scores.items():
                 if isinstance(score, int | float) and not isinstance(score, bool):
-                    rows.append((label, task, name, number(float(score), 4)))
-    note = "scores of lm-evaluation-harness on the same loaded model"
-    return Table("lm-eval", note, ("", "task", "metric", "value"), tuple(rows))
+                    yield label, task, name, float(score)
 
 
 def verdict_lines(run: Measurement, label: str = "") -> list[str]:

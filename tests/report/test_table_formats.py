@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 from test_tables_of_rows import BASE, extended, lone, results
@@ -53,6 +54,12 @@ def test_every_number_has_a_row_of_its_own_in_a_csv():
             metric, _, length = name.partition("@")
             row = told[metric, length, label]
             assert [float(row[head]) for head in VALUE] == [value.value, *value.ci95]
+    harness = {"yarn_2x": {"arc": {"acc": 0.123456, "alias": "arc"}}}
+    run = replace(run, facts=replace(run.facts, lm_eval=harness))
+    (table,) = tables.every_number(run)
+    last = read(as_csv([table]))[-1]
+    wanted = ("lm_eval.arc.acc", "", "yarn_2x", "0.123456")
+    assert tuple(last[head] for head in ("metric", "length", "model", "value")) == wanted
 
 
 def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
