@@ -282,7 +282,7 @@ def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropext.run", interrupted)
+    monkeypatch.setattr("ropext.pipeline.running.run", interrupted)
     with pytest.raises(
         Interrupted, match=r"what is finished is kept in .*it; run the same command"
     ):
