@@ -22,6 +22,9 @@ CONTAINER_LIMIT = 500_000
 # Real configs nest five deep. Anything near Python's recursion limit would fail in later steps.
 DEPTH_LIMIT = 64
 
+# What transformers spells infinity as, which JSON lacks.
+INFINITY = {"__float__": "Infinity"}
+
 
 # What ropext writes for itself.
 
@@ -172,5 +175,16 @@ def tagged(value: Json) -> Json:
     if isinstance(value, list | tuple):
         return [tagged(item) for item in value]
     if value == math.inf:
-        return {"__float__": "Infinity"}
+        return dict(INFINITY)
+    return value
+
+
+def untagged(value: Json) -> Json:
+    """Copy JSON with infinity as a number, as transformers has it in memory."""
+    if value == INFINITY:
+        return math.inf
+    if isinstance(value, Mapping):
+        return {key: untagged(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [untagged(item) for item in value]
     return value

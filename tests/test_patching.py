@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,24 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     with pytest.raises(OutputExists, match="is there already"):
         written_as(model, out, config)
+
+
+def test_a_pair_may_stand_still(tmp_path: Path) -> None:
+    """transformers spells its factor, infinity, as an object."""
+    tiny("llama", tmp_path / "base")
+    model = auto_class("llama").from_pretrained(tmp_path / "base")
+    factors = [1.0] * 7 + [math.inf]
+    ropext.patch(model, method="longrope", factor=4.0, pair_factors=factors)
+    assert model.model.rotary_emb.inv_freq.tolist()[6:] == pytest.approx([10_000**-0.75, 0.0])
+    out = ropext.save(model, tmp_path / "saved", no_verify=True)
+    again = auto_class("llama").from_pretrained(out)
+    assert torch.equal(logits(again), logits(model))
+    # The base of the next extension is compared with what was read of it.
+    done = ropext.extend(str(out), tmp_path / "longer", method="yarn", factor=2.0)
+    assert "not checked" not in done.written.proof["base"]
+    patching.apply_config(again, json.loads((tmp_path / "base" / "config.json").read_text()))
+    patching.apply_config(again, json.loads((out / "config.json").read_text()))
+    assert torch.equal(logits(again), logits(model))
 
 
 def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:

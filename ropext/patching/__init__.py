@@ -18,7 +18,7 @@ from ropext.errors import InputError
 from ropext.inputs import not_a_model
 from ropext.inspecting import plan_config
 from ropext.inspecting.held import ORIGINAL
-from ropext.jsontext import Json, JsonObject
+from ropext.jsontext import Json, JsonObject, untagged
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
 from ropext.options.extend import Extend, parse_extend
@@ -211,7 +211,7 @@ def apply_config(
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(model, type(live.config).from_dict(copy.deepcopy(dict(config))), beside)
+    _apply(model, type(live.config).from_dict(untagged(config)), beside)
     return model
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -285,6 +286,11 @@ def changes(one: Json, other: Json, path: str = "") -> list[str]:
     ]
 
 
+def as_in_memory(value: dict[str, Json]) -> Json:
+    """Infinity as a number, which transformers spells as an object in JSON."""
+    return math.inf if value == {"__float__": "Infinity"} else value
+
+
 def read_base(
     entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> tuple[BuiltBase, PreTrainedConfig | None, PreTrainedModel | None]:
@@ -294,7 +300,8 @@ def read_base(
         return {"error": "its config is not at hand"}, None, None
     out: BuiltBase = {"error": None, "changed": None}
     try:
-        base = plain_weights(type(config).from_dict(copy.deepcopy(dict(entry["base"]))))
+        values = json.loads(json.dumps(entry["base"]), object_hook=as_in_memory)
+        base = plain_weights(type(config).from_dict(values))
         out["changed"] = changes(base.to_dict(), config.to_dict())
         if entry["last"]:
             return out, base, None

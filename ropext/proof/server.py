@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean as mean
 
 from ropext.errors import ProofFailed
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, untagged
 from ropext.ports.logprobs import (
     TOP,
     first_told,
@@ -123,7 +123,7 @@ def transformers_rows(
 
     config = None  # the directory's
     if reference.config is not None:
-        config = AutoConfig.for_model(**reference.config)
+        config = AutoConfig.for_model(**untagged(reference.config))
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         reference.directory,
         config=config,
