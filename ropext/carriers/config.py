@@ -86,7 +86,7 @@ class PlannedExtension(Protocol):
 class StandingModel:
     """A model that is to be run as it stands."""
 
-    name: str
+    name: str  # by which other programs find it
     config: dict[str, Json]
     context: int  # from how many tokens it was extended, as its record or its config says
     on_hub: bool

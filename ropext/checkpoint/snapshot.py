@@ -255,6 +255,11 @@ class Snapshot:
         """Whether its name is its id on the hub; else it lies where the name says."""
         return self.hub_id == self.name
 
+    @property
+    def place(self) -> str:
+        """By what another program finds it: names that ropext alone knows are no such place."""
+        return str(self.directory) if self.name in bundled.MODELS else self.name
+
     def path(self, name: str) -> Path:
         """Where a file of the checkpoint lies."""
         return self.directory / name

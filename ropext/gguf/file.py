@@ -81,6 +81,10 @@ class GgufFile(Snapshot):
             return f"{path.stem}.gguf"  # by this ending a directory is known as a GGUF
         return "model.gguf"
 
+    @property
+    def place(self) -> str:
+        return str(self.head.path) if self.name.startswith(bundled.OLLAMA) else self.name
+
     def path(self, name: str) -> Path:
         return self.head.path.parent / name
 

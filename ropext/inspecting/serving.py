@@ -51,7 +51,7 @@ def read_again(snapshot: Snapshot) -> Served:
         context = record.context
     carrier = snapshot.carries(model)
     standing = StandingModel(
-        snapshot.name,
+        snapshot.place,
         snapshot.config,
         context,
         on_hub=snapshot.is_on_hub,

@@ -9,6 +9,7 @@ from gguf_files import making
 from json_schema import check
 
 from ropext import inspecting, verifying
+from ropext.bundled import MODELS
 from ropext.errors import GateFailed, NotMeasured, UsageError
 from ropext.loaders.table import gguf_readers
 
@@ -45,6 +46,13 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
     assert ("read by  " in shown.out) is (code == 0)
     passed = f"--for {names}: read as its config means"
     assert (shown.out.splitlines()[1:2] == [passed]) is (code == 0)
+
+
+def test_what_runs_it_names_a_place_that_other_programs_find():
+    served = inspecting.as_it_stands("ropext://demo")
+    for line in served.serving:
+        assert "ropext://" not in line.command
+        assert str(MODELS["ropext://demo"]) in line.command
 
 
 def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):

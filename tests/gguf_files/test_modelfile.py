@@ -7,7 +7,7 @@ import pytest
 from command_line import run
 from gguf_files import making
 
-from ropext import bundled
+from ropext import bundled, inspecting
 from ropext.gguf.modelfile import Modelfile
 
 COMMANDS = {"from", "license", "template", "system", "adapter", "draft", "renderer", "parser"}
@@ -99,6 +99,11 @@ def store(tmp_path, monkeypatch):
     entry = put("config", json.dumps(CONFIG).encode())
     manifest.write_text(json.dumps({"config": entry, "layers": layers}))
     return paths
+
+
+def test_llama_cpp_reads_ollamas_own_file(store):
+    lines = inspecting.as_it_stands("ollama:whole").serving
+    assert f"llama-server -m {store['model']} " in lines[0].command
 
 
 @pytest.mark.parametrize("output", ["long.gguf", "folder"])
