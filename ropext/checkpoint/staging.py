@@ -69,8 +69,8 @@ class Output:
 
     @property
     def real(self) -> Path:
-        """Where it is written, with the links above it followed."""
-        return Path(os.path.realpath(self.path.parent)) / self.path.name
+        """Where it is written."""
+        return real_place(self.path)
 
     def part_named(self, work: Path) -> Path:
         """Find in a folder at work what gets the name of the output."""
@@ -98,8 +98,13 @@ def check_output(output: Output) -> None:
     guard.check_replaceable(path, force=output.force, file=output.is_file, written=output.written)
 
 
-def check_place(output: Path) -> Path:
-    """The real path of an output whose name and directory can be written."""
+def real_place(output: Path) -> Path:
+    """The path of an output with the links above it followed."""
+    return Path(os.path.realpath(output.parent)) / output.name
+
+
+def check_place(output: Path) -> None:
+    """Refuse an output whose name or directory cannot be written."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
@@ -109,7 +114,6 @@ def check_place(output: Path) -> Path:
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
-    return Path(os.path.realpath(output.parent)) / output.name
 
 
 def existing_parent(output: Path) -> Path:
@@ -221,7 +225,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def recover(output: Path, *, refused: bool = False) -> None:
     """Finish or undo what a killed run of the same output left, if one did. Where the output is
     `refused`, only what holds no old copy is deleted."""
-    real = check_place(output)
+    check_place(output)
+    real = real_place(output)
     with os_errors(output):
         is_left = real.parent.is_dir() and (guard.works(real) or os.path.lexists(lock_of(real)))
     if is_left:
