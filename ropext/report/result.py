@@ -24,6 +24,7 @@ class Result(ABC):
     for what tells of one call alone."""
 
     of_the_call: ClassVar[tuple[str, ...]] = ()  # keys of the JSON that no folder keeps
+    lists: ClassVar[tuple[str, ...]] = ()  # of its kind alone, which a refusal names
 
     @property
     @abstractmethod
@@ -114,7 +115,7 @@ class Result(ABC):
             has += [".losses()", ".positions()"]
         if any(model.items for asked in self._asked() for model in asked.models.values()):
             has.append(".answers()")
-        has.append(".to_json()")
+        has += [*self.lists, ".to_json()"]
         return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
 
     def __eq__(self, other: object) -> bool:

@@ -32,6 +32,8 @@ def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
 class TrainingResult(Result):
     """What a training did."""
 
+    lists = (".by_step",)
+
     file: ClassVar[str]  # of OUT, which keeps it
     counted_as: ClassVar[str]  # the key of what its dry run counts
 

@@ -317,7 +317,7 @@ def test_the_same_training_into_its_output_was_done_before(
     assert again.numbers == tuned[0].numbers
     with pytest.raises(InputError, match="was finished before, and its models"):
         assert again.training
-    with pytest.raises(UsageError, match=r"no losses of tokens; it has \.table\(\) and \.to_json"):
+    with pytest.raises(UsageError, match=r"no losses of tokens; it has \.table\(\), \.by_step and"):
         again.losses()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert asked(force=True) is None
