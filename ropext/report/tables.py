@@ -288,14 +288,16 @@ def by_factor(run: Measurement) -> Table:
 
 
 def _targets(run: Measurement) -> dict[float, int]:
-    """Return the target of each factor; empty where one model, or one factor, was read."""
+    """Return the target of each factor; empty where one model, or one factor, was read, or one of
+    them at other lengths than its target."""
     extended = list[tuple[float, int]]()
     for model in run.models.values():
         source = model.source
         if source.factor and source.target is not None:
             extended.append((source.factor, source.target))
     extended.sort()
-    if not extended or extended[0] == extended[-1]:
+    is_one = not extended or extended[0] == extended[-1]
+    if is_one or any(target not in run.frame.lengths for _, target in extended):
         return {}
     return dict(extended)
 
