@@ -1,10 +1,12 @@
 """The program `ropext`, also `python -m ropext`."""
 
-import json
 import sys
 
 if __name__ == "__main__" and "-m" in sys.orig_argv and not sys.flags.safe_path:
     del sys.path[0]  # the working folder, where anyone's torch.py may lie
+
+# By hand: this file imports sys alone, for what is imported above that line may lie there too.
+INTERRUPTED = '{\n  "error": "interrupted",\n  "exit_code": %d,\n  "option": null\n}\n'
 
 
 def main() -> None:
@@ -17,8 +19,7 @@ def main() -> None:
         code = NothingKept.exit_code
         sys.stderr.write("error: interrupted\n")
         if "--json" in sys.argv:
-            error = {"error": "interrupted", "exit_code": code, "option": None}
-            sys.stdout.write(f"{json.dumps(error, indent=2)}\n")
+            sys.stdout.write(INTERRUPTED % code)
         sys.exit(code)
     run()
 

@@ -450,8 +450,9 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
     merged = load_file(output / "model.safetensors")
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():
         assert torch.equal(merged[name], tensor), name
-    with pytest.raises(OutputExists, match="--force"):
-        train("finetune", extended, str(stories), output, **RUN)
+    again = train("finetune", extended, str(stories), output, **RUN)
+    assert again.is_from_before
+    assert again == done
 
 
 def test_an_interrupt_saves_and_the_same_call_goes_on(
