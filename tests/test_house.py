@@ -7,11 +7,11 @@ import pytest
 # count has fallen; never raise one.
 CEILINGS = {
     "nodes a statement": 7.3,
-    "comprehensions": 35.3,
-    "conditional expressions": 20.9,
+    "comprehensions": 34.3,
+    "conditional expressions": 20.2,
     "starred": 6.7,
-    "packed assignments": 0.4,
-    "Any": 10.3,
+    "packed assignments": 0.3,
+    "Any": 9.8,
     "functions of more than six parameters": 13.0,
     "files that import more than twenty others": 0.0,
     "species tests": 6.0,
