@@ -505,6 +505,19 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
             endpoint.compare(hasty, "tiny", [[3]], CONTEXT, lambda ids: [0.0])
 
 
+def test_what_came_before_the_deadline_is_no_whole_answer():
+    """Where the reading thread saw the deadline first, it gave the half as the answer."""
+
+    def drip(handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n")
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+    with answering(drip) as server, pytest.raises(TimeoutError, match=r"no whole answer within 0\.2"):
+        replace(server, deadline=0.2)._read("/v1/models", None)
+
+
 DEMO = bundled.MODELS["ropext://demo"]
 # The spectrum in a file: how it is asked for, and how far off llama-server was seen.
 GGUF_FORMS = {

@@ -104,7 +104,10 @@ class Server:
         try:
             return answer.result(self.deadline)
         except TimeoutError:
-            raise TimeoutError(f"no whole answer within {self.deadline:g} seconds") from None
+            raise self._late() from None
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no whole answer within {self.deadline:g} seconds")
 
     def _read(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
         data: bytes | None = None
@@ -124,7 +127,9 @@ class Server:
             answer = error
         body = b""
         with answer:
-            while (piece := answer.read1(1 << 16)) and monotonic() < end:
+            while piece := answer.read1(1 << 16):
+                if monotonic() >= end:
+                    raise self._late()  # what came so far is no answer
                 body += piece
                 if len(body) > self.most_bytes:
                     mib = self.most_bytes >> 20
