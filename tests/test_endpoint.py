@@ -514,7 +514,10 @@ def test_what_came_before_the_deadline_is_no_whole_answer():
             handler.wfile.write(b"x")
             time.sleep(0.05)
 
-    with answering(drip) as server, pytest.raises(TimeoutError, match=r"no whole answer within 0\.2"):
+    with (
+        answering(drip) as server,
+        pytest.raises(TimeoutError, match=r"no whole answer within 0\.2"),
+    ):
         replace(server, deadline=0.2)._read("/v1/models", None)
 
 
