@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from ropext.errors import ConfigError
+from ropext.jsontext import untagged_float
 from ropext.rope import Params as Params
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
@@ -104,11 +105,6 @@ def llama3_pair_factors(
     return tuple(factors)
 
 
-def decoded(value: Any) -> Any:
-    """transformers writes an infinite float, which JSON lacks, as {"__float__": "Infinity"}."""
-    return math.inf if value == {"__float__": "Infinity"} else value
-
-
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -128,7 +124,7 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
     values = params.get(key)
     if not isinstance(values, list | tuple):
         raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
-    numbers = [decoded(v) for v in values]
+    numbers = [untagged_float(v) for v in values]
     for i, value in enumerate(numbers):
         if not _is_number(value) or not value > 0:
             raise ConfigError(

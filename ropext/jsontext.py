@@ -179,10 +179,14 @@ def tagged(value: Json) -> Json:
     return value
 
 
+def untagged_float(value: Json) -> Json:
+    """Give transformers' spelling of infinity as a number, every other value as it is."""
+    return math.inf if value == INFINITY else value
+
+
 def untagged(value: Json) -> Json:
     """Copy JSON with infinity as a number, as transformers has it in memory."""
-    if value == INFINITY:
-        return math.inf
+    value = untagged_float(value)
     if isinstance(value, Mapping):
         return {key: untagged(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

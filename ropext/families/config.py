@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families.described import NO_FACTS, Facts, handed_over, is_handed_over
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, untagged_float
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
@@ -131,9 +131,8 @@ class Dict:
             return None
         out = []
         for i, value in enumerate(values):
-            if isinstance(value, dict) and value.get("__float__") == "Infinity":
-                value = math.inf
-            if value == math.inf and not isinstance(value, bool):
+            value = untagged_float(value)
+            if value == math.inf:
                 out.append(math.inf)
                 continue
             item = Dict({f"{key}[{i}]": value}, self.where)

@@ -1,7 +1,6 @@
 """A config dict and new rope dicts in, a new config dict with every spelling out."""
 
 import copy
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from ropext.families.params import (
 )
 from ropext.families.table import Family, Label, family
 from ropext.forms import Params
+from ropext.jsontext import tagged
 from ropext.rope import Rope, RopeSite
 
 # What a save by another program or a user's choice changes, and nothing proved follows from.
@@ -36,7 +36,7 @@ def _json_value(key: str, value: Any) -> Any:
     if key in LENGTHS:
         return int(value)
     if key in LISTS:
-        return [{"__float__": "Infinity"} if v == math.inf else float(v) for v in value]
+        return tagged([float(v) for v in value])
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return float(value) if key in FORM_KEYS or key == "partial_rotary_factor" else value

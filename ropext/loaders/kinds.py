@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from ropext import forms
 from ropext.forms import Params
+from ropext.jsontext import untagged_float
 
 
 def close(a: float, b: float) -> bool:
@@ -143,7 +144,7 @@ def _longrope_kinds(params: Params) -> list[str]:
 def _has_standing_pairs(params: Params) -> bool:
     for key in ("short_factor", "long_factor"):
         for factor in params.get(key) or ():
-            if forms.decoded(factor) == math.inf:
+            if untagged_float(factor) == math.inf:
                 return True
     return False
 

@@ -36,7 +36,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ropext.errors import UsageError, did_you_mean
-from ropext.forms import decoded
+from ropext.jsontext import untagged_float
 from ropext.lengths import parse_length, parse_lengths
 
 # Positions are 32-bit integers in most engines.
@@ -302,7 +302,7 @@ MethodName = Annotated[str, BeforeValidator(_method), Role.METHOD]
 MethodNames = Annotated[Words, BeforeValidator(_methods), Role.METHOD]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
 # Divisors of pairs: infinity, also as transformers spells it, is a pair that stands still.
-Divisor = Annotated[float, AllowInfNan(), BeforeValidator(decoded)]
+Divisor = Annotated[float, AllowInfNan(), BeforeValidator(untagged_float)]
 Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_numbers), listed("number")]
 Lengths = Annotated[
     tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string"), Role.TOKENS

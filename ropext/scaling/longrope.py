@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ropext.errors import InputError, UsageError
-from ropext.forms import Params, decoded, longrope_attention
+from ropext.forms import Params, longrope_attention
+from ropext.jsontext import untagged_float
 from ropext.rope import Rope
 from ropext.scaling.method import Method, Scaling
 
@@ -125,7 +126,7 @@ def _numbers(items: object, name: str) -> tuple[float, ...]:
         for item in items:
             if isinstance(item, bool):
                 raise TypeError("true and false are not numbers")
-        return tuple(float(decoded(item)) for item in items)
+        return tuple(float(untagged_float(item)) for item in items)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"--pair-factors {name}: not a number: {str(error)[:80]}") from None
 
