@@ -1,7 +1,7 @@
 """What a run did, as its caller gets it, and as its folder keeps it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,18 +58,17 @@ class Ran(Result):
     @property
     def tables(self) -> list[Table]:
         """Lay out what was measured, and the gates."""
-        shown = list[Table]()
-        if self.evidence.measured is not None:
-            shown += tables.main_tables(self.evidence.measured)
-        shown.append(gate_table(self.evidence.gates))
-        return with_rows(shown)
+        return self._with_gates(tables.main_tables)
 
     @property
     def tidy(self) -> list[Table]:
         """Lay out the same with a row for each length and model."""
+        return self._with_gates(tables.tidy_tables)
+
+    def _with_gates(self, lay_out: Callable[[Measurement], list[Table]]) -> list[Table]:
         shown = list[Table]()
         if self.evidence.measured is not None:
-            shown += tables.tidy_tables(self.evidence.measured)
+            shown += lay_out(self.evidence.measured)
         shown.append(gate_table(self.evidence.gates))
         return with_rows(shown)
 
