@@ -15,6 +15,13 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def class_of(given: object) -> str:
+    """Return the name of a value's class with its article: a DataParallel, an int."""
+    name = type(given).__name__
+    article = "an" if name.startswith(tuple("AEIOUaeiou")) else "a"
+    return f"{article} {name}"
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Which of the known names was perhaps meant; where none is near, what to say otherwise."""
     near = difflib.get_close_matches(word, list(known), 2, 0.5)

@@ -7,7 +7,7 @@ import re
 import stat
 from pathlib import Path
 
-from ropext.errors import InputError, UsageError
+from ropext.errors import InputError, UsageError, class_of
 from ropext.systems import open_raw
 
 # Bytes. Refused before parsing: parsed JSON takes up to thirty times the memory of its text.
@@ -94,7 +94,7 @@ def model_name(model: str | os.PathLike[str]) -> str:
         return os.fspath(model)
     inside = inside_wrapper(model) or "model"
     raise UsageError(
-        f"a model is named by its directory, its file or its hub id, not a {type(model).__name__}; "
+        f"a model is named by its directory, its file or its hub id, not {class_of(model)}; "
         f"a model in memory that `ropext.patch` extended is written by `ropext.save({inside}, "
         f"DIR)`, any other by {inside}.save_pretrained"
     )
@@ -111,7 +111,7 @@ def inside_wrapper(model: object) -> str:
 
 def not_a_model(wanted: str, given: object) -> UsageError:
     """Say that a model in memory was wanted, and what to pass where torch wraps one."""
-    sentence = f"{wanted}, not a {type(given).__name__}"
+    sentence = f"{wanted}, not {class_of(given)}"
     inside = inside_wrapper(given)
     if inside:
         sentence += f" around one; pass {inside}"
@@ -122,7 +122,7 @@ def from_home(path: str | os.PathLike[str]) -> Path:
     """Return a path in which `~` is the user's home folder, as it is in MODEL; refuse what is no
     path."""
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"a path is a text or a pathlib.Path, not a {type(path).__name__}")
+        raise UsageError(f"a path is a text or a pathlib.Path, not {class_of(path)}")
     place = Path(os.path.expanduser(path))
     check_names(place)
     return place

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ropext import stock
 from ropext.checkpoint import Snapshot
-from ropext.errors import UsageError
+from ropext.errors import UsageError, class_of
 from ropext.inputs import not_a_model
 from ropext.jsontext import JsonObject
 
@@ -69,5 +69,5 @@ def _config_held(given: object, before_patch: bool) -> JsonObject:
     if before_patch:
         held = getattr(live, ORIGINAL, held)
     if not isinstance(held, Config):
-        raise UsageError(f"a {type(given).__name__} has no config of transformers")
+        raise UsageError(f"{class_of(given)} has no config of transformers")
     return _config_held(held, before_patch)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ropext.errors import class_of
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -100,7 +102,7 @@ def _why_wrapped(model: "PreTrainedModel") -> str:
     head = model.get_output_embeddings()
     if type(head) is torch.nn.Linear:
         return "its output layer is wrapped: a hook, or another forward, stands around it"
-    return f"its output layer is a {type(head).__name__}, not a plain linear one"
+    return f"its output layer is {class_of(head)}, not a plain linear one"
 
 
 def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:

@@ -35,7 +35,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ropext.errors import UsageError, did_you_mean
+from ropext.errors import UsageError, class_of, did_you_mean
 from ropext.jsontext import untagged_float
 from ropext.lengths import parse_length, parse_lengths
 
@@ -252,7 +252,7 @@ def as_place(given: TextsOrPlace) -> str:
     if isinstance(given, PathLike):
         return str(given)
     if not isinstance(given, Iterable):
-        raise UsageError(f"documents are a place or their texts, not a {type(given).__name__}")
+        raise UsageError(f"documents are a place or their texts, not {class_of(given)}")
     texts = Texts("texts")
     texts.rows = given
     return texts

@@ -13,7 +13,7 @@ from ropext.checkpoint.source import Weights, WriteManner, write
 from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.tokenizer import TOKENIZER, clear_truncation, find_truncation, length_edits
 from ropext.checkpoint.weights import WeightFile, weigh
-from ropext.errors import OutputExists, UnsupportedModel, UsageError
+from ropext.errors import OutputExists, UnsupportedModel, UsageError, class_of
 from ropext.inputs import from_home
 from ropext.jsontext import Json, JsonObject, dump, read_object
 from ropext.options.door import public
@@ -56,7 +56,7 @@ class MemorySource:
 
         if not isinstance(self.model, PreTrainedModel):
             raise UsageError(
-                f"save wants a transformers model, not a {type(self.model).__name__}; "
+                f"save wants a transformers model, not {class_of(self.model)}; "
                 "merge an adapter first (merge_and_unload)"
             )
         if output.exists():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ropext.errors import UsageError
+from ropext.errors import UsageError, class_of
 from ropext.rope import Rope, Spectrum, compression
 from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
@@ -99,7 +99,7 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise UsageError(
             f"--method {name} must return two things, the inverse frequencies and the attention "
-            f"factor (1.0 where there is none); it returned a {type(result).__name__}{count}"
+            f"factor (1.0 where there is none); it returned {class_of(result)}{count}"
         )
     frequencies, attention = result
     return tuple(map(float, frequencies)), float(attention)

@@ -305,10 +305,15 @@ def test_what_a_model_in_memory_has_already_is_refused(place, changes, sentence)
 
 @pytest.mark.parametrize("call", ["evaluate", "patch", "save", "unpatch"])
 @pytest.mark.parametrize(
-    ("wrapper", "inside"),
-    [(torch.compile, "model._orig_mod"), (torch.nn.DataParallel, "model.module")],
+    ("wrapper", "a_wrapper", "inside"),
+    [
+        (torch.compile, "an OptimizedModule", "model._orig_mod"),
+        (torch.nn.DataParallel, "a DataParallel", "model.module"),
+    ],
 )
-def test_a_wrapper_of_torch_is_told_what_to_pass_instead(place, tmp_path, call, wrapper, inside):
+def test_a_wrapper_of_torch_is_told_what_to_pass_instead(
+    place, tmp_path, call, wrapper, a_wrapper, inside
+):
     wrapped = wrapper(loaded(place))
     calls = {
         "evaluate": lambda: ropext.evaluate(wrapped, **asked(place)),
@@ -318,7 +323,7 @@ def test_a_wrapper_of_torch_is_told_what_to_pass_instead(place, tmp_path, call, 
     }
     with pytest.raises(UsageError) as raised:
         calls[call]()
-    wanted = f"{call} wants a transformers model, not a {type(wrapped).__name__} around one"
+    wanted = f"{call} wants a transformers model, not {a_wrapper} around one"
     assert str(raised.value) == f"{wanted}; pass {inside}"
 
 
