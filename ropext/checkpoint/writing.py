@@ -90,7 +90,7 @@ class DirectorySource:
             if readme_note:
                 stage.notes.append(readme_note)
             stage.digests |= _carry(snapshot, stage, edits, manner, self.anew)
-            _write_texts(snapshot, stage.directory, self.config, edits)
+            write_texts(snapshot, stage.directory, self.config, edits)
             if self.anew:
                 stage.notes += self.write_anew(stage.directory, manner.show)
                 for name in set(self.anew) & weights.keys():
@@ -164,9 +164,10 @@ def _carry(
     return digests
 
 
-def _write_texts(
+def write_texts(
     snapshot: Snapshot, directory: Path, config: JsonObject, edits: Iterable[Edit]
 ) -> None:
+    """Write the config, and the edited texts beside it but for the tokenizer."""
     texts: dict[str, JsonObject] = {"config.json": config}
     for edit in edits:
         if edit.file != TOKENIZER:

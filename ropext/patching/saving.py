@@ -1,6 +1,5 @@
 """Save a patched model: the weights from memory, every spelling of its config, its record."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +12,14 @@ from ropext.checkpoint.source import Weights, WriteManner, write
 from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.tokenizer import TOKENIZER, clear_truncation, find_truncation, length_edits
 from ropext.checkpoint.weights import WeightFile, weigh
+from ropext.checkpoint.writing import write_texts
 from ropext.errors import OutputExists, UnsupportedModel, UsageError, class_of
 from ropext.inputs import from_home
-from ropext.jsontext import Json, JsonObject, dump, read_object
+from ropext.jsontext import Json, JsonObject
 from ropext.options.door import public
 from ropext.options.extend import Writing
 from ropext.options.fields import Link
 from ropext.patching import base_model, name_of, original_of, plan_in
-from ropext.rope import CONFIG, Edit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,24 +66,22 @@ class MemorySource:
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         base_model(self.model).save_pretrained(stage.directory)
-        path = stage.directory / CONFIG
-        written = json.loads(path.read_text(encoding="utf-8"))
-        merged = written | dict(self.config)
-        # The weights have the dtype of the model in memory, under either spelling.
-        for key in ("dtype", "torch_dtype"):
-            if key in merged:
-                merged[key] = written["dtype"]
-        path.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
         weights = dict[str, WeightFile]()
         for file in sorted(stage.directory.glob("*.safetensors")):
             weights[file.name] = weigh(file)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(stage.directory)
         snapshot = open_snapshot(stage.directory)
+        config = snapshot.config | dict(self.config)
+        # The weights have the dtype of the model in memory, under either spelling.
+        for key in ("dtype", "torch_dtype"):
+            if key in config:
+                config[key] = snapshot.config["dtype"]
         edits, limits = length_edits(snapshot, record.context, record.target)
         stage.notes += limits
-        for edit in edits:
-            _raise_limit(stage.directory / edit.file, edit)
+        write_texts(snapshot, stage.directory, config, edits)
+        if any(edit.file == TOKENIZER for edit in edits):
+            _clear_truncation(stage.directory / TOKENIZER)
         return replace(record, weights=weights, edits=record.edits + edits)
 
     def prove(self, directory: Path) -> JsonObject:
@@ -98,19 +95,14 @@ class MemorySource:
         return full
 
 
-def _raise_limit(path: Path, edit: Edit) -> None:
-    """Let a file that transformers has just written cap the length no more."""
-    if edit.file == TOKENIZER:
-        span = find_truncation(path)
-        assert span is not None, path  # the edit clears it
-        capped = path.with_name(f"{path.name}.capped")
-        path.rename(capped)
-        clear_truncation(capped, path, span)
-        capped.unlink()
-        return
-    content = dict(read_object(path))
-    content[edit.key] = edit.after
-    path.write_bytes(dump(content))
+def _clear_truncation(path: Path) -> None:
+    """Let a tokenizer.json that transformers has just written cut nothing off."""
+    span = find_truncation(path)
+    assert span is not None, path  # the edit clears it
+    capped = path.with_name(f"{path.name}.capped")
+    path.rename(capped)
+    clear_truncation(capped, path, span)
+    capped.unlink()
 
 
 @public()
