@@ -9,7 +9,7 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.errors import UsageError
 from ropext.options.evaluate import DocumentOptions, SelfExtend
-from ropext.options.extend import KNOBS, Extension
+from ropext.options.extend import KNOBS, ServedExtension
 from ropext.options.fields import flag
 from ropext.scaling.self_extend import NAME
 
@@ -24,7 +24,7 @@ Host = Annotated[str, typer.Option("--host", help="address to listen on")]
 PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0 = a free one")]
 
 
-@options.takes("given", Extension, only=REACH + OF_METHODS)
+@options.takes("given", ServedExtension, only=REACH + OF_METHODS)
 @options.takes("folding", SelfExtend)
 @options.takes("reading", DocumentOptions, only=LOADING)
 def command(

@@ -110,17 +110,19 @@ class Reach(Options):
         return self
 
 
+HOW = (
+    f"how to scale: {', '.join(scaling.METHODS)}; where nothing rotates: "
+    f"{', '.join(tables.METHODS)}; in memory alone: {self_extend.NAME}; a function of yours: "
+    "module:function"
+)
+
+
 class _Extension(Reach):
     """What every method takes."""
 
     method: MethodName | None = wanted(
         None,
-        "how to scale: "
-        + ", ".join(scaling.METHODS)
-        + "; where nothing rotates: "
-        + ", ".join(tables.METHODS)
-        + f"; in memory alone: {self_extend.NAME}; a function of yours: module:function"
-        + " [what plan recommends]",
+        f"{HOW} [what plan recommends]",
         panel=Panel.METHOD,
         basic=True,
     )
@@ -219,6 +221,17 @@ else:
     # The knobs come from the list of methods, so that a new one needs no second mention here.
     Extension = create_model(
         "Extension", __base__=_Extension, __module__=__name__, **_knob_fields()
+    )
+
+
+class ServedExtension(Extension):
+    """An extension of a model in memory, if any, which is served then."""
+
+    method: MethodName | None = wanted(
+        None,
+        f"{HOW} [the model is served as it is]",
+        panel=Panel.METHOD,
+        basic=True,
     )
 
 

@@ -67,6 +67,18 @@ def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked
     assert asked == []
 
 
+def test_help_promises_no_method_that_is_recommended(capsys):
+    """`extend` takes what `plan` recommends; `serve` extends nothing unless it is told how."""
+    for command, default in (
+        ("extend", "[what plan recommends]"),
+        ("serve", "[the model is served as it is]"),
+    ):
+        code, said = run(command, "--help", capsys=capsys)
+        assert code == 0
+        method = " ".join(said.out.split()).partition("--method <str>")[2]
+        assert default in method.partition(" --")[0]
+
+
 def test_parts_that_have_moved_are_named(monkeypatch):
     from ropext.errors import InputError
     from ropext.serving import stock
