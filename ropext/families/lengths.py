@@ -10,6 +10,7 @@ from ropext.errors import InputError
 from ropext.forms import Params
 from ropext.rope import CONFIG, RopeSite
 
+ORIGINAL = "original_max_position_embeddings"
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
 STRETCHED = ("linear", "proportional")
 
@@ -111,7 +112,7 @@ def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
     trained = beside.trained
     after = round(stated * factor)
     before = max(1, round(stated / factor))
-    named = params.get("original_max_position_embeddings")
+    named = params.get(ORIGINAL)
     named = beside.original or named or beside.named
     if named is None and trained and stated >= trained:
         named = trained

@@ -11,7 +11,7 @@ from ropext.families import config
 from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Facts, Numbers
 from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
-from ropext.families.lengths import LENGTH_KEYS, NAMED, STRETCHED, StatedLengths, lengths
+from ropext.families.lengths import LENGTH_KEYS, NAMED, ORIGINAL, STRETCHED, StatedLengths, lengths
 from ropext.families.model import (
     PREDICTS,
     Model,
@@ -155,7 +155,7 @@ def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...]) -> StatedLeng
     """The lengths that stand beside the rope dicts."""
     named = None
     if any(site.params["rope_type"] in STRETCHED for site in sites):
-        named = text.integer("original_max_position_embeddings")
+        named = text.integer(ORIGINAL)
     return StatedLengths(
         stated=text.sizes.context,
         context=text.context,
@@ -310,10 +310,9 @@ def _complete(params: Params, text: TextConfig) -> Params:
     stated = text.sizes.context
     if kind not in NAMED:
         return params
-    key = "original_max_position_embeddings"
-    original = text.integer(key)
-    original = text.defaults.get(key) if original is None else original
-    out = params | {key: original or params.get(key) or stated}
+    original = text.integer(ORIGINAL)
+    original = text.defaults.get(ORIGINAL) if original is None else original
+    out = params | {ORIGINAL: original or params.get(ORIGINAL) or stated}
     if "factor" not in out and kind in ("yarn", "longrope"):
-        out["factor"] = stated / out[key]
+        out["factor"] = stated / out[ORIGINAL]
     return out

@@ -8,7 +8,7 @@ from typing import Any
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
-from ropext.families.lengths import LENGTH_KEYS, NAMED
+from ropext.families.lengths import LENGTH_KEYS, NAMED, ORIGINAL
 from ropext.families.model import Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import interpret
@@ -18,7 +18,6 @@ from ropext.forms import Params
 from ropext.rope import ABSENT, Edit
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
-ORIGINAL = "original_max_position_embeddings"
 # Forms whose code in transformers 5 fails on a head_dim of null.
 NEED_HEAD_DIM = ("yarn", "dynamic", "longrope")
 

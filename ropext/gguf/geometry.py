@@ -10,6 +10,7 @@ from ropext.errors import UnsupportedModel
 from ropext.families.config import named
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import MOST_CHANNELS, MOST_LAYERS, MOST_ROTARY
+from ropext.families.lengths import ORIGINAL
 from ropext.families.table import family
 from ropext.gguf.header import GgufHeader
 from ropext.gguf.stock_form import stock_form
@@ -243,7 +244,7 @@ def _scaling(
     if row.name == "mistral3":
         beta = known_key(head, row, "attention.temperature_scale")
     if beta:
-        scaling["original_max_position_embeddings"] = original or context
+        scaling[ORIGINAL] = original or context
         scaling["llama_4_scaling_beta"] = beta
     return scaling
 

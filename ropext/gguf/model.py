@@ -15,7 +15,7 @@ from ropext.families.geometry import (
     layers_of_class,
     rotation_of_class,
 )
-from ropext.families.lengths import NAMED, StatedLengths, lengths
+from ropext.families.lengths import NAMED, ORIGINAL, StatedLengths, lengths
 from ropext.families.model import (
     PREDICTS,
     Stated,
@@ -34,7 +34,6 @@ from ropext.jsontext import Json
 from ropext.rope import RopeSite
 
 PARTIAL = "partial_rotary_factor"
-ORIGINAL = "original_max_position_embeddings"
 
 
 def read_model(geometry: Geometry, source: str, context: int | None, original: int | None) -> Model:

@@ -6,11 +6,10 @@ the file with transformers (dequantised weights) needs one.
 
 from ropext.families.config import defaults_of
 from ropext.families.described import NO_FACTS
+from ropext.families.lengths import ORIGINAL
 from ropext.families.table import Label, family
 from ropext.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers, share_of
 from ropext.jsontext import Json
-
-ORIGINAL = "original_max_position_embeddings"
 
 
 def config_of(geometry: Geometry) -> dict[str, Json]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ropext import forms
 from ropext.errors import NotExpressible
+from ropext.families.lengths import ORIGINAL
 from ropext.jsontext import Json
 from ropext.loaders.gguf import STORED, GgufRope
 from ropext.loaders.gguf import read as ggml_read
@@ -23,7 +24,7 @@ def stock_form(
     if has_no_divisors and is_linear and "linear" in allowed:
         linear: dict[str, Json] = {"rope_type": "linear", "factor": rope.factor}
         if original:
-            linear["original_max_position_embeddings"] = original
+            linear[ORIGINAL] = original
         return linear
     if has_no_divisors and rope.scaling == "yarn" and "yarn" in allowed:
         return _yarn(rope, dim)
@@ -40,7 +41,7 @@ def stock_form(
 
 def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:
     out: dict[str, Json] = {"rope_type": "yarn", "factor": rope.factor}
-    out["original_max_position_embeddings"] = rope.original
+    out[ORIGINAL] = rope.original
     if (rope.beta_fast, rope.beta_slow) != (forms.BETA_FAST, forms.BETA_SLOW):
         out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
     if rope.log_multiplier:
