@@ -6,7 +6,7 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.fit import NO_OUTPUT, show_counted, show_done_before
+from ropext.cli.fit import NO_OUTPUT, trained
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
@@ -38,7 +38,6 @@ def command(
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
-    from ropext.models import processes
     from ropext.training import tuned_report
     from ropext.training.request import FinetuneRequest
 
@@ -46,14 +45,6 @@ def command(
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = FinetuneRequest(directory, data, Finetune(**given))
-    with request.prepared(output, call) as job:
-        if output is None or dry_run:
-            show_counted(out, job, output, call)
-            return
-        done = job.make(output, call)
-    if done is None or not processes.is_main():
-        return
-    if done.is_from_before:
-        show_done_before(out, job.command, done, wanted)
-        return
-    push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)
+    done = trained(out, request, output, call, dry_run, wanted)
+    if done is not None:
+        push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)

@@ -1,7 +1,8 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -26,6 +27,43 @@ DryRun = Annotated[
         rich_help_panel=shared.BASIC_OUTPUT,
     ),
 ]
+
+
+Trained = TypeVar("Trained", bound="TrainingResult")
+
+
+class TrainingRequest(Protocol[Trained]):
+    """A fit or a fine-tuning that is asked for."""
+
+    def prepared(
+        self, output: Path | None, call: Call
+    ) -> "AbstractContextManager[Objective[Trained]]":
+        """Prepare it."""
+
+
+def trained(
+    out: Out,
+    request: TrainingRequest[Trained],
+    output: Path | None,
+    call: Call,
+    dry_run: bool,
+    wanted: push.Push | None,
+) -> Trained | None:
+    """Return what was trained, in the first process; None where all is said: of a dry run, and of
+    what was done before."""
+    from ropext.models import processes
+
+    with request.prepared(output, call) as job:
+        if output is None or dry_run:
+            show_counted(out, job, output, call)
+            return None
+        done = job.make(output, call)
+    if done is None or not processes.is_main():
+        return None
+    if done.is_from_before:
+        show_done_before(out, job.command, done, wanted)
+        return None
+    return done
 
 
 def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Call) -> None:
@@ -68,7 +106,6 @@ def command(
 ) -> None:
     """Learn a spectrum from text, weights untouched. config.json says what was found."""
     wanted = push.asked_push(push_to_hub, public)
-    from ropext.models import processes
     from ropext.pipeline.fitting import fit_request
     from ropext.training import fit_report
 
@@ -76,14 +113,6 @@ def command(
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = fit_request(model, data, Fit(**given), revision)
-    with request.prepared(output, call) as job:
-        if output is None or dry_run:
-            show_counted(out, job, output, call)
-            return
-        done = job.make(output, call)
-    if done is None or not processes.is_main():
-        return
-    if done.is_from_before:
-        show_done_before(out, job.command, done, wanted)
-        return
-    push.result(out, fit_report.fit_result(done), done, done.output, wanted)
+    done = trained(out, request, output, call, dry_run, wanted)
+    if done is not None:
+        push.result(out, fit_report.fit_result(done), done, done.output, wanted)
