@@ -71,8 +71,9 @@ def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
         read = _plain(beside, kind, stated)
     if beside.original not in (None, read.original):
         raise InputError(
-            f"--original-context {beside.original}: {beside.source} states {read.original} already;"
-            " leave the flag out, or correct a misstated trained length with --context"
+            f"--original-context {beside.original}: it is {read.original} already by"
+            f" {beside.source}; leave the flag out, or correct a misstated trained length with"
+            " --context"
         )
     return read
 

@@ -123,3 +123,8 @@ def test_sentences_name_the_file_that_is_read(tmp_path):
         inspecting.inspect(path)
     said = f"{path}, its metadata as a config: rope_scaling.factor must be a number above 0"
     assert str(refused.value).startswith(said)
+    path = str(written(tmp_path / "yarn.gguf", "llama", YARN))
+    with pytest.raises(InputError) as refused:
+        inspecting.plan(path, factor=2.0, original_context=100)
+    said = f"--original-context 100: it is 64 already by {path}, its metadata as a config; leave"
+    assert str(refused.value).startswith(said)
