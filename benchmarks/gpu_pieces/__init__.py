@@ -31,7 +31,8 @@ class Piece:
 
 
 # Reckoned for one H100, in minutes: 1, 2, 7, 2 and 3 for the first five, which is what a loan of a
-# quarter of an hour holds in two calls (`--minutes 9`, then `--minutes 5`).
+# quarter of an hour holds in two calls (`--minutes 9`, then `--minutes 5`): what resumes is ended
+# with the first call and goes on in the second.
 PIECES = (
     Piece("correctness", "Correctness: the bundled model on the GPU beside the CPU", 120, 40),
     Piece("folding", "Self-Extend in blocks", 120, 40),
