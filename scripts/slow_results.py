@@ -28,6 +28,7 @@ CHECKPOINTS = "scripts/loaders/checkpoints.py"
 GGUF = "ropext/loaders/gguf.json: architectures"
 KEPT = {"loaders": 400, "port": 250}  # lines of a log
 COVERED = {
+    "environments": (PINS,),
     "floors": (FLOORS,),
     "lm-eval": (PINS, EXTRAS),
     "encoders": (PINS,),

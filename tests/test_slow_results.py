@@ -34,7 +34,7 @@ def parts(root):
             "constraints.txt",
             "typer==",
             "typer==9",
-            ["lm-eval", "encoders", "readme", "oracle", "spellings", "port"],
+            ["environments", "lm-eval", "encoders", "readme", "oracle", "spellings", "port"],
         ),
         ("constraints.txt", "# The versions", "# Versions", []),
         ("README.md", "ropext verify long", "ropext verify long --deep", ["readme"]),

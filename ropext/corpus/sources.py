@@ -124,7 +124,9 @@ def _documents(source: Source) -> Iterator[RawDocument]:
     elif path.exists():
         source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source, named=True)
-    elif path.suffix in READERS or is_path(source.data):
+    elif path.suffix in READERS or (
+        is_path(source.data) and not Path(_repository(source)[0]).is_dir()
+    ):
         raise source.error(f"{source.data}: there is no such file or folder")
     else:
         yield from _within(_read_dataset(source), source.data, source)
@@ -330,13 +332,20 @@ def _with_text_alone(rows: Any, source: Source) -> Any:
     return rows.select_columns([name])
 
 
+def _repository(source: Source) -> tuple[str, str]:
+    """Split `ID:CONFIG`, or `FOLDER:CONFIG` of a dataset repository on the disk."""
+    name, colon, config = source.data.rpartition(":")
+    return (name, config) if colon else (config, "")
+
+
 def _read_dataset(source: Source) -> Iterator[RawDocument]:
     from ropext.checkpoint import hub  # late: local texts need neither
 
-    name, _, config = source.data.partition(":")
+    name, config = _repository(source)
     split = source.split or source.default_split
     place = source.place
-    if not place.is_dir() and hub.is_out_of_reach(name, source.revision):
+    is_here = place.is_dir() or Path(name).is_dir()
+    if not is_here and hub.is_out_of_reach(name, source.revision):
         raise source.error(
             f"{source.data} is no file or folder here, and the hub cannot be reached to "
             "look for a dataset of that name (no network, or HF_ENDPOINT is wrong)"

@@ -48,6 +48,7 @@ def edit(directory, **changes):
 )
 def test_a_program_reads_the_mistake_as_json(ropext, tmp_path, monkeypatch, words, option):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     _, out, err = ropext(*words, "--json")
     told = json.loads(out)
     assert told == {"error": told["error"], "exit_code": 2, "option": option}
@@ -322,7 +323,7 @@ def test_options_that_are_none_are_answered_with_what_was_meant(refused, words, 
 
 
 def test_a_name_is_looked_for_here_and_at_the_hub(refused, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     said = refused("plan", "models/nope", "--factor", 4)
     assert "models/nope is no directory here and not in the hub's local cache" in said
 

@@ -337,8 +337,8 @@ def test_a_split_of_what_has_none_is_refused(tmp_path):
             list(read_documents(Source(data, split="test")))
 
 
-def test_a_datasets_id_is_streamed(tmp_path, monkeypatch):
-    """A dataset repository on the disk, by the name that `datasets` knows it by here."""
+def test_a_dataset_repository_on_the_disk_is_streamed_and_no_hub_is_asked(tmp_path, monkeypatch):
+    """`conftest.py` fails a test that asks another machine, with or without HF_HUB_OFFLINE."""
     (tmp_path / "books").mkdir()
     card = ["---", "configs:", "- config_name: short", "  data_files:"]
     card += ["  - split: test", "    path: test.jsonl", "  - split: train", "    path: train.jsonl"]
@@ -351,12 +351,14 @@ def test_a_datasets_id_is_streamed(tmp_path, monkeypatch):
     assert [(own.name, own.content) for own in found] == [
         (f"books:{k}", f"test {k}") for k in range(3)
     ]
-    assert len(list(read_documents(Source("books:short", column="body", split="train")))) == 5
+    for data in ("books:short", "./books:short", f"{tmp_path}/books:short"):
+        assert len(list(read_documents(Source(data, column="body", split="train")))) == 5
     with pytest.raises(InputError, match="no column text or messages; there are body, id"):
         list(read_documents(Source("books:short")))
     for wrong in (
         Source("books:short", split="nope"),
         Source("books:long"),
+        Source("./books:long"),
         Source("no/such/id:x"),
     ):
         with pytest.raises(InputError, match="neither a local file nor a dataset"):
