@@ -355,7 +355,8 @@ def _read_label(
     given = _given(text, flat, inner)
     if not given and not class_default:
         return None, []
-    if flat is not None and not (inner is not None and inner.values):
+    alone = flat is not None and not (inner is not None and inner.values)
+    if flat is not None and alone and not text.row.flat_type:
         _refuse_unread_type(flat)
     conflicts: list[Problem] = []
     if len(given) == 2:

@@ -1,9 +1,12 @@
 """What a model's authors publish about its length: published.json, one recipe per model shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from ropext import forms
 from ropext.families.config import packaged
 from ropext.families.model import Model
+from ropext.rope import RopeSite, Spectrum
 
 _NAMES = {"yarn": "YaRN", "llama3": "llama3", "longrope": "LongRoPE"}
 
@@ -23,6 +26,21 @@ class Witness:
         return f"{self.said} ({self.date}{easy}; {self.source})"
 
 
+class PlannedScaling(Protocol):
+    """What of a plan is compared with a recipe."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def target(self) -> int: ...
+    @property
+    def main(self) -> RopeSite: ...
+
+
 @dataclass(frozen=True)
 class Published:
     """A recipe, where it stands, and the configs that it is for."""
@@ -38,6 +56,7 @@ class Published:
     head_dim: int | None = None
     ships: bool = False  # the released config has it
     options: str = ""  # flags that the method needs beside
+    keys: dict[str, Any] = field(default_factory=dict)  # of its rope dict, beyond those above
     date: str = ""  # of the source
     card: int | None = None  # tokens that the authors' card states, where the config states less
     others: tuple[Witness, ...] = ()  # who say something else, or saw what happens
@@ -60,10 +79,35 @@ class Published:
         stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
         return stated == (self.method, self.factor, self.context)
 
-    def agrees(self, method: str, context: int, target: int) -> bool:
-        """Tell whether a plan is this recipe, or less of it."""
-        longest = round(self.context * self.factor)
-        return (method, context) == (self.method, self.context) and target <= longest
+    @property
+    def longest(self) -> int:
+        """The tokens that the recipe reaches."""
+        return round(self.context * self.factor)
+
+    def spectrum(self, model: Model, target: int) -> Spectrum:
+        """Compute the recipe's RoPE frequencies for a target, from the released rope dict."""
+        site = model.scaled_sites[0]
+        released = dict(site.params) if self.ships else {}
+        lengths = {
+            "rope_type": self.method,
+            "rope_theta": site.rope.theta,
+            "factor": target / self.context,
+            "original_max_position_embeddings": self.context,
+        }
+        return forms.read(released | self.keys | lengths, site.rope, target)
+
+    def is_method_of(self, plan: PlannedScaling) -> bool:
+        """Tell whether a plan takes this recipe's method from its context, and reaches no
+        further."""
+        same = (plan.method, plan.context) == (self.method, self.context)
+        return same and plan.target <= self.longest
+
+    def agrees(self, plan: PlannedScaling) -> bool:
+        """Tell whether a plan has this recipe's frequencies and attention factor, at its factor or
+        at a smaller one."""
+        if not self.is_method_of(plan):
+            return False
+        return forms.same(plan.main.wanted, self.spectrum(plan.model, plan.target))
 
     def understates(self, context: int, target: int) -> bool:
         """Tell whether the config states less than its authors' card, which reaches the target."""
@@ -91,7 +135,7 @@ class Published:
             " plain server"
         )
 
-    def against(self, model: Model, method: str, context: int, target: int) -> str:
+    def against(self, plan: PlannedScaling) -> str:
         """Say whether a plan is this recipe, and else which options are."""
         if self.card is not None:
             return (
@@ -104,15 +148,20 @@ class Published:
                 f"the authors of {self.models} publish no scaling of it ({self.source}): measure"
                 " what this one does (--measure DATA)"
             )
-        if self.agrees(method, context, target):
-            whole = target == round(self.context * self.factor)
-            less = "" if whole else f", by less than their factor of {self.factor:g}"
-            return f"as its authors publish ({self.models}: {self.how}){less}; {self.source}"
+        if self.agrees(plan):
+            recipe = f"({self.models}: {self.how})"
+            if plan.target == self.longest:
+                return f"as its authors publish {recipe}; {self.source}"
+            factor = plan.target / plan.context
+            return f"its authors' method {recipe} with a smaller factor, {factor:g}; {self.source}"
         start = "" if self.context == self.stated else f"--context {self.context} "
-        start = "--from-original " if self.carried(model) else start
+        carried = self.carried(plan.model)
+        start = "--from-original " if carried else start
         then = f": --method {self.method} {start}--factor {self.factor:g} {self.options}".strip()
-        if self.carried(model) and context != self.context:
+        if carried and plan.context != self.context:
             then = ", which its config has, and this goes on from there"
+        elif self.is_method_of(plan):
+            then += " (this plan has other frequencies or another attention factor)"
         return f"its authors publish {self.how} ({self.models}){then}; {self.source}"
 
 

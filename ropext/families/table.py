@@ -41,6 +41,7 @@ class Family:
     labels: tuple[Label, ...] = ()  # nested per layer type
     # Nested only: the labels that a flat legacy dict is read into (empty = it must not be there).
     flat_into: tuple[str, ...] = ()
+    flat_type: bool = False  # such a dict may name its type by `type` alone
     flat_attention: float = 0.0  # the attention factor that a flat yarn gets when it names none
     theta: tuple[str, ...] = ("rope_theta",)  # legacy names of theta; the first is written
     partial: tuple[str, ...] = ()  # legacy names of the partial factor where the family reads one
@@ -245,6 +246,7 @@ FAMILIES: dict[str, Family] = {
             ),
         ),
         flat_into=("compress",),
+        flat_type=True,
         flat_attention=1.0,
         shared={"partial_rotary_factor": "partial_rotary_factor"},
         rotary_dim="qk_rope_head_dim",

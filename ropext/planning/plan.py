@@ -290,7 +290,7 @@ class Plan(ExtensionPlan):
         if recipe.finetune or recipe.like or self.keeps_spectrum:
             return 1.0
         authors = families.recipe_of(self.model)
-        if authors is not None and authors.agrees(self.method, self.context, self.target):
+        if authors is not None and authors.agrees(self):
             return 1.0
         trained = self.trained or max(self.context, self.model.context)
         return self.target / trained

@@ -87,8 +87,8 @@ def make_plan(
     planned = Planned(carrier, recipe, method, context, target, main, readings, ways)
     notes = tuple[str, ...]()
     authors = planned.authors
-    if authors is not None and authors.agrees(method, context, target):
-        notes = (authors.against(model, method, context, target),)
+    if authors is not None and authors.agrees(planned):
+        notes = (authors.against(planned),)
     return Plan(
         name=name,
         carrier=carrier,

@@ -65,10 +65,9 @@ class Planned:
 
 def published(plan: Planned) -> str:
     authors = plan.authors
-    if authors is None or authors.agrees(plan.method, plan.context, plan.target):
+    if authors is None or authors.agrees(plan):
         return ""
-    advice = authors.against(plan.model, plan.method, plan.context, plan.target)
-    return f"[published] {advice}"
+    return f"[published] {authors.against(plan)}"
 
 
 def length_only(plan: Planned) -> str:

@@ -120,6 +120,45 @@ def test_the_authors_own_recipe_is_written_key_by_key_and_said(name):
     assert "\nnote: as its authors publish (" in text.plan(made)
 
 
+KNOBS = {
+    "gpt-oss": {"truncate": None},
+    "DeepSeek V4": {"attention_factor": None},
+    "Llama 3.1": {"high_freq_factor": 32.0},
+    "Phi-3.5": {"attention_factor": None},
+    "Qwen2.5": {"beta_fast": 4.0},
+    "Qwen3": {"attention_factor": 2.0},
+    "Laguna": {"temperature": 0.5},
+}
+ASKED = [(name, RECIPES[name][1]) for name, entry in RECIPES.items() if entry[2] is not None]
+ASKED += [(name, RECIPES[name][1] | knobs) for name, knobs in KNOBS.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), ASKED)
+def test_a_plan_is_the_authors_exactly_if_transformers_computes_the_same_of_both(
+    stock, name, options
+):
+    base, _, keys = RECIPES[name]
+    base = base if "text_config" in base else LLAMA | base
+    if base["model_type"] not in stock.tasks or "text_config" in base:
+        pytest.skip("transformers builds no such language model alone")
+    scaled = base.get("rope_scaling") or "factor" in str(base.get("rope_parameters"))
+    released = base if scaled else base | {"rope_scaling": keys}
+    plan = make_plan(base, Extend(**options), name)
+    theirs, ours = (
+        stock.build(Case(base["model_type"], name, config))["sites"]
+        for config in (released, plan.config)
+    )
+    same = all(
+        one["inv_freq"] == pytest.approx(two["inv_freq"], rel=1e-6)
+        and one["attention"] == pytest.approx(two["attention"], rel=1e-6)
+        for one, two in zip(theirs, ours, strict=True)
+    )
+    assert any("as its authors publish" in note for note in plan.notes) == same
+    assert same == (options == RECIPES[name][1])
+    assert same or "(this plan has other frequencies or another attention" in plan.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     {
@@ -149,9 +188,7 @@ def test_a_shape_that_only_looks_alike_is_not_spoken_of():
     assert (
         planned("Qwen3", method="yarn", context=32768, factor=2.0)[0]
         .notes[0]
-        .startswith(
-            "as its authors publish (Qwen3: YaRN 4 from 32,768), by less than their factor of 4;"
-        )
+        .startswith("its authors' method (Qwen3: YaRN 4 from 32,768) with a smaller factor, 2;")
     )
 
 

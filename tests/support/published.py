@@ -233,11 +233,14 @@ QWEN35 = _mrope(1e7, [11, 11, 10], partial_rotary_factor=0.25)
 QWEN3VL = _mrope(5e6, [24, 20, 20])
 GPT_OSS = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "truncate": False}
 GPT_OSS |= {"original_max_position_embeddings": 4096, **YARN}
-DEEPSEEK4 = {"beta_fast": 32, "beta_slow": 1, "factor": 16, **YARN}
+DEEPSEEK4 = {"beta_fast": 32, "beta_slow": 1, "factor": 16, "type": "yarn"}
 DEEPSEEK4 |= {"original_max_position_embeddings": 65536}
 LAGUNA = {"factor": 32.0, "original_max_position_embeddings": 8192, **YARN}
 LAGUNA |= {"rope_theta": 500000.0, "partial_rotary_factor": 0.5}
 DEEPSEEK3 = CONFIGS["DeepSeek-V3"]
+# As `--pair-factors config.json` reads the released file: sqrt(1 + ln 32 / ln 4096) = 1.19024.
+PHI_OPTIONS = {"method": "longrope", "from_original": True, "factor": 32.0}
+PHI_OPTIONS |= {"short_pair_factors": [1.0] * 48, "attention_factor": (17 / 12) ** 0.5}
 
 # name -> the released config, the options that a user gives, and the keys that the authors write in
 # its rope dict (None: they publish no scaling; betas of 32 and 1 are the default). From the places
@@ -290,8 +293,13 @@ RECIPES = {
             compress_rope_theta=160000,
             rope_scaling=DEEPSEEK4,
         ),
-        {"method": "yarn", "from_original": True, "factor": 16.0},
-        {"factor": 16, "original_max_position_embeddings": 65536, **YARN},
+        {"method": "yarn", "from_original": True, "factor": 16.0, "attention_factor": 1.0},
+        {
+            "factor": 16,
+            "original_max_position_embeddings": 65536,
+            "attention_factor": 1.0,  # set by the class for this config
+            **YARN,
+        },
     ),
     "Laguna": (
         {
@@ -315,12 +323,12 @@ RECIPES = {
     ),
     "Phi-4-mini": (
         _phi3(128, PHI4, partial_rotary_factor=0.75),
-        {"method": "longrope", "from_original": True, "factor": 32.0, "pair_factors": PHI4},
+        PHI_OPTIONS | {"pair_factors": PHI4},
         {"rope_type": "longrope", "long_factor": PHI4},
     ),
     "Phi-3.5": (
         _phi3(96, PHI35),
-        {"method": "longrope", "from_original": True, "factor": 32.0, "pair_factors": PHI35},
+        PHI_OPTIONS | {"pair_factors": PHI35},
         {"rope_type": "longrope", "long_factor": PHI35},
     ),
     "MiniMax-M2": (
