@@ -3,18 +3,20 @@
 An answer is a stranger's text: it is matched, kept and shown, and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ropext.jsontext import JsonObject
 from ropext.ports.counting import Counting
 from ropext.ports.port import Port, Reply
 from ropext.ports.questions import Question
-from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, TRUNCATED, ItemScore
+from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
 from ropext.tasks.asking import match
 
 GROWN = 16
 LEAST_GROWN = 2048  # times the room, and tokens, where a model thinks first
+MOST_ERROR = 0.08  # as a share: usage that is further from the count is of another prompt
+FIRST_ERROR = 0.04  # as a share, at the shortest length: no shorter one shows how exact usage is
 REST = 0.5  # of the deeper questions are answered by a server that cut the start off
 SETTINGS = "num_ctx of Ollama, Context Length of LM Studio, -c of llama-server"
 
@@ -31,13 +33,34 @@ class Answer:
     cached: int = 0
     reason: str = ""
 
+    @property
+    def read(self) -> int | None:
+        """Return the most tokens of the prompt that the server can have read, by its usage.
+
+        Some servers count a cached prefix in `tokens`, some beside it.
+        """
+        if self.tokens is None:
+            return None
+        return self.tokens + self.cached
+
+    @property
+    def error(self) -> float | None:
+        """Return by which share usage and count differ; None if the usage is of another prompt."""
+        if self.tokens is None or self.read is None:
+            return None
+        off = min(abs(self.tokens - self.counted), abs(self.read - self.counted))
+        share = off / max(self.counted, 1)
+        if share > MOST_ERROR:
+            return None
+        return share
+
     @staticmethod
     def from_json(data: JsonObject) -> "Answer":
         """Read what was kept."""
         return Answer(**data)
 
 
-def answered(port: Port, question: Question, counting: Counting) -> Answer:
+def answered(port: Port, question: Question) -> Answer:
     """Ask a question; a model that spent its tokens on thinking is asked once more, with more."""
     text = question.prompt(port.api)
     reply = port.ask(text, question.room)
@@ -46,29 +69,18 @@ def answered(port: Port, question: Question, counting: Counting) -> Answer:
         longer = port.ask(text, max(GROWN * question.room, LEAST_GROWN))
         if not longer.error:
             reply = longer
-    return judged(port, question, counting, reply)
+    return judged(question, reply)
 
 
 def _score(question: Question, reply: Reply) -> float:
     return match(reply.said, question.asked.references, question.asked.part)
 
 
-def judged(port: Port, question: Question, counting: Counting, reply: Reply) -> Answer:
-    """Say what became of a question by the reply alone."""
-    counted = question.counted
-    answer = Answer(MISSED, reply.said, 0.0, counted, reply.tokens, reply.cached)
+def judged(question: Question, reply: Reply) -> Answer:
+    """Return the outcome of a question by the reply alone; `cuts` finds what the server cut."""
+    answer = Answer(MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached)
     if reply.error:
         return replace(answer, outcome=REFUSED, reason=reply.error)
-    if port.limit is not None and counting.is_below(port.limit, counted):
-        reason = f"the server says that it takes {port.limit} tokens; {SETTINGS}"
-        return replace(answer, outcome=TRUNCATED, reason=reason)
-    below = reply.tokens is not None and counting.is_below(reply.tokens, counted)
-    if below and not reply.cached:
-        reason = (
-            f"the server read {reply.tokens} of {counted} tokens and said nothing of it: raise "
-            f"{SETTINGS}"
-        )
-        return replace(answer, outcome=TRUNCATED, reason=reason)
     if not reply.said:
         reason = "it is empty"
         if reply.ran_out:
@@ -82,14 +94,61 @@ def judged(port: Port, question: Question, counting: Counting, reply: Reply) -> 
     return replace(answer, outcome=MISSED, score=score)
 
 
-def needs_witness(answers: Sequence[Answer], counting: Counting) -> bool:
-    """Whether something was missed, and no usage tells that the whole prompt was read."""
-    for answer in answers:
-        told = answer.tokens
-        credible = told is not None and counting.is_credible(told, answer.counted)
-        if answer.outcome == MISSED and not credible and not answer.cached:
-            return True
-    return False
+ByLength = Mapping[int, Sequence[Answer]]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The lengths that the server cut, as far as the usage of its answers shows it."""
+
+    reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
+    unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
+
+
+def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> Cuts:
+    """Compare each prompt's count with what the server read of it, from the shortest length on.
+
+    If one prompt of a length was cut, the length was: to leave out only its missed questions would
+    choose by the outcome.
+    """
+    reasons = dict[int, str]()
+    unknown = list[int]()
+    error: float | None = None  # of the usage, at the nearest shorter length that was not cut
+    for length in sorted(answers):
+        group = [answer for answer in answers[length] if answer.outcome != REFUSED]
+        cut = [reason for answer in group if (reason := _cut(answer, counting, error, limit))]
+        if cut:
+            reasons[length] = cut[0]
+            continue
+        missed = [answer for answer in group if answer.outcome == MISSED]
+        if not all(_is_whole(answer, counting, error or 0.0) for answer in missed):
+            unknown.append(length)
+        told = [answer.error for answer in group if answer.error is not None]
+        if told:
+            error = max(told)
+    return Cuts(reasons, unknown)
+
+
+def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:
+    """Return how it is known that a server cut this prompt; empty if it is not known."""
+    if error is None:
+        error = FIRST_ERROR
+    least = answer.counted - counting.slack(answer.counted, error)
+    if limit is not None and limit < least:
+        return f"the server says that it takes {limit} tokens; {SETTINGS}"
+    if answer.read is not None and answer.read < least:
+        return (
+            f"the server read {answer.read} of {answer.counted} tokens and reported no error; "
+            f"raise {SETTINGS}"
+        )
+    return ""
+
+
+def _is_whole(answer: Answer, counting: Counting, error: float) -> bool:
+    """Return True if the usage shows that the server read the whole prompt."""
+    if answer.error is None:
+        return False
+    return answer.error * answer.counted <= counting.slack(answer.counted, error)
 
 
 def lost_its_start(items: Sequence[ItemScore]) -> bool:

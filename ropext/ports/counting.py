@@ -16,9 +16,7 @@ from ropext.ports.port import Port
 from ropext.ports.server import MOST_TOKENS
 
 Count = Callable[[str], int]
-EXACT_SLACK = 0.02
-ROUGH_SLACK = 0.08  # by so much a server's own count may lie below ours
-LEAST_SLACK = 16  # tokens, of the special ones that one of the two leaves out
+LEAST_SLACK = 16  # tokens, of the special ones that one of the two counts leaves out
 
 
 @dataclass(frozen=True)
@@ -29,16 +27,14 @@ class Counting:
     is_exact: bool
     of_kind: Callable[[str], Count]  # a text of the kind that is counted -> its count
 
-    def is_below(self, tokens: int, counted: int) -> bool:
-        """Whether a server read surely fewer tokens than a prompt has."""
-        slack = ROUGH_SLACK
-        if self.is_exact:
-            slack = EXACT_SLACK
-        return tokens < counted - max(LEAST_SLACK, slack * counted)
+    def slack(self, counted: int, error: float) -> float:
+        """Return by how many tokens a server's usage may be below the count of a whole prompt.
 
-    def is_credible(self, tokens: int, counted: int) -> bool:
-        """Whether a server's count is one of this very prompt."""
-        return not self.is_below(tokens, counted) and not self.is_below(counted, tokens)
+        `error` is the largest difference of usage and count at a shorter length, as a share.
+        """
+        if self.is_exact:
+            return LEAST_SLACK
+        return max(LEAST_SLACK, 2 * error * counted)
 
 
 def counting_of(port: Port, tokenizer: str | None) -> Counting:

@@ -17,20 +17,22 @@ from ropext.errors import Interrupted, NothingKept, UsageError
 from ropext.jsontext import values_json, write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import NOBODY, Call, Hooks
-from ropext.ports.answers import Answer, answered, lost_its_start, needs_witness, scored
-from ropext.ports.counting import Count, Counting
+from ropext.ports.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored
+from ropext.ports.counting import Count
 from ropext.ports.plan import CUT, PORT, PortPlan
 from ropext.ports.port import Port
 from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
-from ropext.ports.shares import port_results
+from ropext.ports.shares import Scores, port_results
 from ropext.results import BASE, EXTENDED, SCHEMA, rundir
 from ropext.results.measurement import Measurement, Store
 from ropext.results.perplexity import TokenNll
-from ropext.results.retrieval import MISSED, REFUSED, TRUNCATED, ItemScore
+from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES
 from ropext.tasks.item import NOUNS, derived_rng
 
 WITNESS = 64  # tokens for the question about the first word
+SHORT_TEXT = 4  # times shorter than the shortest length: a text whose first word is in reach
+LOST_START = "it cannot repeat the first word of the text, and answers what comes later"
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
 
 
@@ -100,8 +102,12 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
     rows = _rows(plan, questions, counts, kept)
     resumed = _ask(plan, rows, asking)
     resumed += _read(plan, kept, asking)
-    witnesses = _witnesses(plan, rows[PORT], counts, asking)
-    items = {label: _scored(row, witnesses if label == PORT else {}) for label, row in rows.items()}
+    items = dict[str, Scores]()
+    for label, row in rows.items():
+        reasons = dict(row.cuts(plan).reasons)
+        if label == PORT:
+            reasons |= FirstWords(plan, row, counts, asking).cuts()
+        items[label] = _scored(row, reasons)
     _write(plan, kept, rows, items, remarks)
     return replace(rundir.read_run(kept.folder), resumed=resumed)
 
@@ -132,12 +138,26 @@ class PortRow:
     port: Port
     asked: Sequence[tuple[Question, Question]]  # as it is told apart, and as it is put
     store: Store
-    counting: Counting
     same: Store | None = None
 
     def store_of(self, question: Question, put: Question) -> Store:
         """Where the answer to a question lies."""
         return self.same if self.same is not None and put is question else self.store
+
+    def answers(self) -> list[tuple[Question, Answer]]:
+        """Every question with its answer."""
+        pairs = list[tuple[Question, Answer]]()
+        for question, put in self.asked:
+            kept = self.store_of(question, put).get(f"{question.name}.json")
+            pairs.append((question, Answer.from_json(kept)))
+        return pairs
+
+    def cuts(self, plan: PortPlan) -> Cuts:
+        """Find the lengths whose prompts the server cut, as far as its usage shows it."""
+        by_length = dict[int, list[Answer]]()
+        for question, answer in self.answers():
+            by_length.setdefault(question.length, []).append(answer)
+        return cuts_by_usage(by_length, plan.counting, self.port.limit)
 
 
 def _rows(
@@ -145,15 +165,15 @@ def _rows(
 ) -> dict[str, PortRow]:
     """The server's row, and the same questions with their text cut to the trained window."""
     answers = kept.store(PORT, plan)
-    own = PortRow(plan.port, [(q, q) for q in questions], answers, plan.counting)
+    own = PortRow(plan.port, [(q, q) for q in questions], answers)
     if plan.window is None or not questions:
         return {PORT: own}
     window = plan.window[0]
     cuts = cut_alike(questions, counts, window, plan.wish.api)
     store = kept.store(CUT, plan)
     if plan.plain is not None:
-        return {PORT: own, CUT: PortRow(plan.plain, cuts, store, plan.counting)}
-    return {PORT: own, CUT: PortRow(plan.port, cuts, store, plan.counting, answers)}
+        return {PORT: own, CUT: PortRow(plan.plain, cuts, store)}
+    return {PORT: own, CUT: PortRow(plan.port, cuts, store, answers)}
 
 
 @dataclass(frozen=True)
@@ -172,7 +192,7 @@ class Unanswered:
 
     def ask(self) -> Answer:
         """What the server makes of it."""
-        return answered(self.row.port, self.put, self.row.counting)
+        return answered(self.row.port, self.put)
 
     def keep(self, answer: Answer) -> None:
         """Write an answer."""
@@ -278,33 +298,51 @@ def _do(work: Requests, parallel: int, asking: Asking) -> None:
     asking.stop_if_asked(done + work.there)
 
 
-def _witnesses(
-    plan: PortPlan, row: PortRow, counts: Mapping[str, Count], asking: Asking
-) -> dict[int, bool]:
-    """Whether the server repeats the first word of a text, by length; asked only where its usage
-    does not tell that it read the whole of it."""
-    lacking = set[int]()
-    first = dict[int, Question]()
-    for question, put in row.asked:
-        first.setdefault(question.length, question)
-        if needs_witness([_answer(row, question, put)], plan.counting):
-            lacking.add(question.length)
-    repeated = dict[int, bool]()
-    for length in sorted(lacking | {min(first)}) if lacking else ():
+@dataclass(frozen=True)
+class FirstWords:
+    """Asks for the first word of a text, which a server that cut the start cannot repeat."""
+
+    plan: PortPlan
+    row: PortRow
+    counts: Mapping[str, Count]
+    asking: Asking
+
+    def cuts(self) -> dict[int, str]:
+        """Find the lengths that the server cut though no usage shows it: it answers the deeper
+        questions, repeats the first word of a short text, and cannot repeat the first one there."""
+        first = dict[int, Question]()
+        scores = dict[int, list[ItemScore]]()
+        for question, answer in self.row.answers():
+            first.setdefault(question.length, question)
+            scores.setdefault(question.length, []).append(scored(question, answer))
+        cut = dict[int, str]()
+        for length in self.row.cuts(self.plan).unknown:
+            short = first[min(first)]
+            is_cut = (
+                lost_its_start(scores[length])
+                and self._repeats(short, short.length // SHORT_TEXT)
+                and not self._repeats(first[length], length)
+            )
+            if is_cut:
+                cut[length] = LOST_START
+        return cut
+
+    def _repeats(self, question: Question, length: int) -> bool:
+        """Return True if the server repeats the first word of a text of this length."""
+        store = self.row.store
         name = f"first-word-{length}.json"
-        if not row.store.has(name):
-            question = first[length]
-            row.store.put(name, _first_word(plan, question, counts[question.task]))
-            asking.stop_if_asked(1)
-        repeated[length] = bool(row.store.get(name)["repeated"])
-    return repeated
+        if not store.has(name):
+            count = self.counts[question.task]
+            store.put(name, _first_word(self.plan, question, length, count))
+            self.asking.stop_if_asked(1)
+        return bool(store.get(name)["repeated"])
 
 
-def _first_word(plan: PortPlan, question: Question, count: Count) -> dict[str, Any]:
+def _first_word(plan: PortPlan, question: Question, length: int, count: Count) -> dict[str, Any]:
     """Ask for the first word of a text of a length."""
-    rng = derived_rng(plan.wish.seed, "first word", question.length)
+    rng = derived_rng(plan.wish.seed, "first word", length)
     word = "-".join(rng.sample(NOUNS, 2))
-    shorter = cut(question, count, question.length - WITNESS, plan.wish.api)
+    shorter = cut(question, count, length - WITNESS, plan.wish.api)
     text = (
         f"{word} is the first word of this message.\n\n{shorter.asked.text}\n\n"
         "What is the first word of this message?"
@@ -313,25 +351,14 @@ def _first_word(plan: PortPlan, question: Question, count: Count) -> dict[str, A
     return {"word": word, "said": reply.said, "repeated": word in reply.said.lower()}
 
 
-def _answer(row: PortRow, question: Question, put: Question) -> Answer:
-    return Answer.from_json(row.store_of(question, put).get(f"{question.name}.json"))
-
-
-def _scored(row: PortRow, repeated: Mapping[int, bool]) -> list[tuple[ItemScore, Answer]]:
-    """Every question's score. What was missed at a length is truncated where the server cannot
-    repeat the first word there, does at the shortest, and answers what stands behind."""
-    pairs = [(question, _answer(row, question, put)) for question, put in row.asked]
-    scores = [(scored(question, answer), answer) for question, answer in pairs]
-    shortest = min(repeated, default=0)
+def _scored(row: PortRow, reasons: Mapping[int, str]) -> list[tuple[ItemScore, Answer]]:
+    """Score every question. If a length was cut, all its prompts were, but for the refused ones."""
     out = list[tuple[ItemScore, Answer]]()
-    for item, answer in scores:
-        others = [other for other, _ in scores if other.length == item.length]
-        is_cut = repeated.get(shortest, False) and not repeated.get(item.length, True)
-        if item.outcome == MISSED and is_cut and lost_its_start(others):
-            reason = "it cannot repeat the first word of the text, and answers what stands behind"
-            out.append((replace(item, outcome=TRUNCATED), replace(answer, reason=reason)))
-        else:
-            out.append((item, answer))
+    for question, answer in row.answers():
+        if question.length in reasons and answer.outcome != REFUSED:
+            reason = reasons[question.length]
+            answer = replace(answer, outcome=TRUNCATED, score=0.0, reason=reason)
+        out.append((scored(question, answer), answer))
     return out
 
 
@@ -339,7 +366,7 @@ def _write(
     plan: PortPlan,
     kept: Kept,
     rows: Mapping[str, PortRow],
-    items: Mapping[str, Sequence[tuple[ItemScore, Answer]]],
+    items: Mapping[str, Scores],
     remarks: Sequence[str],
 ) -> None:
     """Write items.jsonl and results.json, as every evaluation does."""

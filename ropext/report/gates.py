@@ -15,6 +15,8 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
     rows = list[tuple[str, ...]]()
     for outcome in outcomes:
         state = "passed" if outcome.passed else "FAILED"
+        if not outcome.is_measured:
+            state = "not known"
         rows.append((state, outcome.gate, outcome.variant, outcome.reason))
     note = "a gate names what must not be; it looks at the worse end of an interval, or the point"
     return Table("Gates", note, ("", "gate", "model", "what was looked at"), tuple(rows))
@@ -27,6 +29,8 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _failure(outcome: Outcome) -> str:
     gate = parse_gate(outcome.gate)
+    if not outcome.is_measured:
+        return f"NOT KNOWN {outcome.gate}: it was not measured: {outcome.sentence}."
     head = f"FAILED {outcome.gate}: "
     if outcome.value is None or outcome.looked_at is None:
         return f"{head}nothing could be looked at, so it counts as failed: {outcome.sentence}."

@@ -69,6 +69,10 @@ class Gate:
         """Fail, for nothing could be looked at."""
         return Outcome(self.text, variant, False, None, reason)
 
+    def not_measured(self, variant: str, reason: str) -> "Outcome":
+        """Return that nobody knows: exit code 6."""
+        return Outcome(self.text, variant, False, None, reason, is_measured=False)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -81,6 +85,7 @@ class Outcome:
     reason: str  # what was looked at
     value: float | None = None  # itself, where an end of its interval was looked at
     is_uncertain: bool = False  # the value alone would pass
+    is_measured: bool = True  # False: what it looks at was not measured, so nobody knows
 
     @property
     def sentence(self) -> str:
@@ -89,7 +94,10 @@ class Outcome:
 
     def recorded(self) -> dict[str, Json]:
         """Return what the record of a run has of it."""
-        return vars(self) | {"reason": self.sentence}
+        recorded = vars(self) | {"reason": self.sentence}
+        if self.is_measured:
+            del recorded["is_measured"]
+        return recorded
 
     def to_json(self) -> dict[str, Json]:
         """Return what --json prints; no value where nothing could be looked at."""

@@ -35,7 +35,7 @@ from ropext.results.retrieval import (
     sign_test,
 )
 from ropext.results.values import Bootstrap, Value
-from ropext.tasks import TASK_NAMES
+from ropext.tasks import RULER, TASK_NAMES
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ class MeasuredModel:
         if questions and not self.overlap.questions:
             return ""
         return self.overlap.mark
+
+    def is_unread(self, metric: str) -> bool:
+        """Return True if a share has no number because a server cut or refused all its prompts."""
+        name, _, length = metric.partition("@")
+        asked = [item for item in self.items if str(item.length) == length]
+        if name not in (FOUND, RULER):
+            asked = [item for item in asked if item.task == name]
+        return bool(asked) and not any(item.is_read for item in asked)
 
     def to_json(self) -> dict[str, Json]:
         """Write what results.json holds of a model."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ropext import guard, workdir
 from ropext.atomic import write_text, write_whole
-from ropext.errors import GateFailed, InputError, UsageError
+from ropext.errors import GateFailed, InputError, NotMeasured, UsageError
 from ropext.jsontext import JsonObject, read_json, values_json, write_json
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
@@ -402,6 +402,10 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
         opponent = _opponent(run, gate, label)
         compared += opponent.models.items()
         values = run.difference(label, opponent)
+    for name, model in compared:
+        if model.is_unread(gate.metric):
+            reason = f"the server read no question of {name} at this length"
+            return gate.not_measured(label, reason)
     outcome = check_gate(gate, label, values)
     marks = list[str]()
     for name, model in compared:
@@ -458,11 +462,15 @@ def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise GateFailed with every gate that did not hold."""
-    failed = [outcome for outcome in outcomes if not outcome.passed]
+    """Raise GateFailed with every gate that did not hold, or NotMeasured if no more is known."""
+    failed = [outcome for outcome in outcomes if not outcome.passed and outcome.is_measured]
     if failed:
         gates = "; ".join(map(_failed_text, failed))
         raise GateFailed(f"{len(failed)} of {len(outcomes)} gates failed: {gates}")
+    unknown = [outcome for outcome in outcomes if not outcome.is_measured]
+    if unknown:
+        gates = "; ".join(map(_failed_text, unknown))
+        raise NotMeasured(f"{len(unknown)} of {len(outcomes)} gates are not known: {gates}")
 
 
 def _failed_text(outcome: Outcome) -> str:

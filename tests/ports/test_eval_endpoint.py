@@ -103,16 +103,61 @@ def test_a_silent_cut_is_seen_by_its_usage(capsys) -> None:
     assert told["variants"]["port"]["reached"]["by_point"] == 256
 
 
-def test_a_silent_cut_without_usage_is_seen_by_the_first_word(capsys) -> None:
-    """Depths of the first half are lost, those behind are answered, the first word is not."""
+def test_a_silent_cut_without_usage_is_seen_by_the_first_word(tmp_path, capsys) -> None:
+    """Depths of the first half are lost, those behind are answered, the first word is not. What was
+    found behind the cut is no share of the length either: a gate on it is not known."""
     with serving(Fake(cut=700, usage=lambda read: None)) as url:
-        code, told, err = evaluated(capsys, url, *LENGTHS)
-    assert code == 0, err
-    row = counts(told)[1024]
-    assert row["missed"] == 0
-    assert row["truncated"] > 0
-    assert row["found"] > 0
+        gate = ("--fail-if", "found@1k < 0.5", "--fail-if", "found@1k.value < 0.1")
+        code, told, err = evaluated(capsys, url, *LENGTHS, *gate, "-o", tmp_path / "o")
+    assert code == 6, err
+    assert "2 of 2 gates are not known" in err
+    assert counts(told)[1024] == dict.fromkeys(counts(told)[1024], 0) | {"truncated": 10}
+    assert "found@1024" not in told["variants"]["port"]["metrics"]
     assert counts(told)[256]["found"] == 10
+    check_file(tmp_path / "o/results.json")
+
+
+def test_a_failed_gate_outweighs_one_that_is_not_known(capsys) -> None:
+    with serving(Fake(cut=700, says=lambda text: "no")) as url:
+        gate = ("--fail-if", "found@1k < 0.5", "--fail-if", "found@256 < 0.5")
+        code, _, err = evaluated(capsys, url, *LENGTHS, *gate)
+    assert (code, "1 of 2 gates failed" in err) == (3, True)
+
+
+@pytest.mark.parametrize("cached", [5, 20, 400])
+def test_a_cut_is_seen_of_a_server_with_a_prefix_cache(cached, capsys) -> None:
+    """It read 500 of some 990 tokens, and had read some of these before."""
+    usage = lambda read: {  # noqa: E731
+        "prompt_tokens": read,
+        "prompt_tokens_details": {"cached_tokens": cached if read == 500 else 0},
+    }
+    with serving(Fake(cut=500, usage=usage)) as url:
+        _, told, err = evaluated(capsys, url, *LENGTHS)
+    assert counts(told)[1024]["truncated"] == 10, err
+
+
+@pytest.mark.parametrize("counts_itself", [True, False])
+@pytest.mark.parametrize("lengths", ["1k,4k", "4k"])
+def test_a_window_a_little_below_a_round_length_is_seen(counts_itself, lengths, capsys) -> None:
+    """As `num_ctx 32000` against questions of 32k: 4,000 against some 4,060, by the server's own
+    count, or by its usage. By usage a single length has none below it that says how exact usage is:
+    its first word does."""
+    with serving(Fake(cut=4000, counts=counts_itself)) as url:
+        _, told, err = evaluated(capsys, url, "--lengths", lengths, "--items", "2")
+    row = told["variants"]["port"]["outcomes"][-1]
+    assert 4016 < row["counted"][0] < 4100, row
+    assert counts(told)[4096]["truncated"] == 10, (row, err)
+    if lengths == "1k,4k":
+        assert counts(told)[1024]["found"] == 10
+
+
+@pytest.mark.parametrize("left_out", [16, 17])
+def test_sixteen_tokens_of_a_template_are_no_cut(left_out, capsys) -> None:
+    usage = lambda read: {"prompt_tokens": read - left_out}  # noqa: E731
+    with serving(Fake(usage=usage)) as url:
+        _, told, _ = evaluated(capsys, url, *LENGTHS)
+    outcome = "found" if left_out <= 16 else "truncated"
+    assert [row[outcome] for row in counts(told).values()] == [10, 10]
 
 
 def test_a_model_that_reads_no_start_is_not_called_cut_where_usage_is_whole(capsys) -> None:
