@@ -180,15 +180,6 @@ def test_every_link_between_pages_leads_somewhere(page):
             assert anchor in anchors(place.read_text("utf-8")), (page, target)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in ("docs/cli.md", "docs/loaders-in-detail.md")]
-)
-def test_a_page_is_read_in_one_sitting(page):
-    """But for the generated ones; README has 120 lines."""
-    lines_of = (ROOT / page).read_text("utf-8").count("\n")
-    assert lines_of <= (120 if page == "README.md" else 150)
-
-
 def test_the_index_names_every_page():
     text = (ROOT / "docs/README.md").read_text("utf-8")
     assert [page for page in PAGES[1:] if f"({Path(page).name})" not in text] == ["docs/README.md"]
