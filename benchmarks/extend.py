@@ -6,10 +6,15 @@ transformers; `--link copy` takes at most 1.1 times `cp -r`. Shards of the linke
 sparse files: nothing of them is read but their headers.
 
     python benchmarks/extend.py [--folder DIR] [--rounds 7] [--copy-mib 1024]
+    python benchmarks/extend.py --llamas [--folder DIR] [--rounds 3]
+
+`--llamas` measures `extend --link hard` with its verification on sparse checkpoints that have every
+tensor of a Llama of 8, 70 and 405 billion parameters.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -34,6 +39,14 @@ CONFIG = {
     "rope_scaling": None,
     "torch_dtype": "bfloat16",
 }
+# hidden size, intermediate size, layers and heads of Llama 3 8B, Llama 3 70B and Llama 3.1 405B
+LLAMAS = {
+    "8B": (4096, 14336, 32, 32),
+    "70B": (8192, 28672, 80, 64),
+    "405B": (16384, 53248, 126, 128),
+}
+VOCABULARY = 128_256
+KEY_VALUE_HEADS = 8
 # Runs a command and prints what it cost and which heavy modules it imported.
 CHILD = """
 import re, sys, time
@@ -75,6 +88,103 @@ def checkpoint(directory: Path, gigabytes: int, tokenizer_mb: int, size: int = S
     tokenizer = {"version": "1.0", "truncation": {"max_length": 4096}, "model": vocabulary}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     return directory
+
+
+def llama(directory: Path, shape: tuple[int, int, int, int]) -> Path:
+    """Write a sparse checkpoint with every tensor of a Llama of this shape, one file per layer."""
+    hidden, intermediate, layers, heads = shape
+    directory.mkdir()
+    config = {
+        **CONFIG,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    narrow = hidden // heads * KEY_VALUE_HEADS
+    of_layer = {
+        "self_attn.q_proj": [hidden, hidden],
+        "self_attn.k_proj": [narrow, hidden],
+        "self_attn.v_proj": [narrow, hidden],
+        "self_attn.o_proj": [hidden, hidden],
+        "mlp.gate_proj": [intermediate, hidden],
+        "mlp.up_proj": [intermediate, hidden],
+        "mlp.down_proj": [hidden, intermediate],
+        "input_layernorm": [hidden],
+        "post_attention_layernorm": [hidden],
+    }
+    shards = [
+        {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
+        for layer in range(layers)
+    ]
+    shards.append(
+        {
+            "model.embed_tokens.weight": [VOCABULARY, hidden],
+            "model.norm.weight": [hidden],
+            "lm_head.weight": [VOCABULARY, hidden],
+        }
+    )
+    weight_map = {}
+    for number, shapes in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        sparse(directory / file, shapes)
+        weight_map.update(dict.fromkeys(shapes, file))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+def sparse(path: Path, shapes: dict[str, list[int]]) -> None:
+    """Write a sparse safetensors file of bfloat16 tensors of these shapes."""
+    table = {}
+    end = 0
+    for name, shape in shapes.items():
+        begin = end
+        end += 2 * math.prod(shape)
+        table[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(table).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + end)
+
+
+def verified(folder: Path, rounds: int) -> None:
+    """Print what `extend --link hard` with its verification costs for each shape."""
+    print("| shape | weights, GB | tensors | seconds, each round (of a core) | peak memory, MB |")
+    print("|---|---|---|---|---|")
+    for name, shape in LLAMAS.items():
+        model = llama(folder / name, shape)
+        sizes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+        index = json.loads((model / "model.safetensors.index.json").read_text())
+        times = []
+        peak = 0.0
+        for _ in range(rounds):
+            out = folder / "out"
+            words = [str(model), "--factor", "4", "-o", str(out), "--link", "hard", "--quiet"]
+            start = time.perf_counter()
+            child = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-m", "ropext", "extend", *words],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+            )
+            # Both processes, ropext and its verification: the sum of their times, the larger peak.
+            _, status, used = os.wait4(child, 0)
+            took = time.perf_counter() - start
+            times.append(f"{took:.1f} ({used.ru_utime + used.ru_stime:.1f})")
+            assert os.waitstatus_to_exitcode(status) == 0
+            peak = max(peak, used.ru_maxrss / 1024)
+            shutil.rmtree(out)
+        print(
+            f"| {name} | {sizes / 1e9:.0f} | {len(index['weight_map'])} "
+            f"| {', '.join(times)} | {peak:.0f} |",
+            flush=True,
+        )
 
 
 def linked(folder: Path, rounds: int) -> None:
@@ -159,8 +269,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--copy-mib", type=int, default=1024)
+    parser.add_argument("--llamas", action="store_true", help="verified, in the shapes of Llamas")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        if given.llamas:
+            verified(Path(folder), given.rounds)
+            return
         linked(Path(folder), given.rounds)
         copied(Path(folder), given.rounds, given.copy_mib)
 
