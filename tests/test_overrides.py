@@ -275,7 +275,7 @@ def test_engines_are_told_the_same_and_only_those_that_read_it():
     sglang = shlex.split(lines["sglang"].command)
     assert json.loads(sglang[sglang.index("--json-model-override-args") + 1]) == told
     flags = "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 4096 -c 16384"
-    assert lines["llama.cpp"].command == f"llama-server -m MODEL.gguf {flags}"
+    assert lines["llama.cpp"].command == f"llama-server -m MODEL.gguf {flags} -np 1"
     again = families.read(configs.LLAMA | told).sites[0].rope.spectrum
     assert again == made.main.wanted
     for options in ({"method": "llama3"}, {"method": "yarn", "attention_factor": 1.3}):

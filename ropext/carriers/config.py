@@ -25,6 +25,7 @@ class CacheRules:
     step: int  # tokens by which it grows
     micro_batch: int  # tokens that are kept beside the window of a windowed layer
     types: tuple[str, ...]  # of its numbers, by the names of --kv
+    by_slots: bool = False  # llama-server starts four slots, unless -np says how many
 
 
 @dataclass(frozen=True)

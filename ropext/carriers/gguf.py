@@ -40,7 +40,7 @@ class GgufCarrier:
     three_axes = False
     # llama.cpp makes a cache in steps of 256 tokens, and keeps one micro-batch (-ub) of 512 beside
     # the window of a windowed layer.
-    cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"))
+    cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"), by_slots=True)
 
     @property
     def words(self) -> Words:

@@ -204,8 +204,8 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
         note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
         return OverrideLine("llama.cpp", "", note)
     length = str(target)
-    argv = ("llama-server", "-m", file, *flags.split(), "-c", length)
-    command = f"llama-server -m {pasted(file)} {flags} -c {length}"
+    argv = ("llama-server", "-m", file, *flags.split(), "-c", length, "-np", "1")
+    command = f"llama-server -m {pasted(file)} {flags} -c {length} -np 1"
     return OverrideLine("llama.cpp", command, argv=argv, environment=_environment_of(flags, length))
 
 

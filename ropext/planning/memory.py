@@ -110,6 +110,7 @@ class MemoryFit:
     rows: tuple[CacheRow, ...]
     unknown: str = ""  # why the cache is not known
     no_attention: int = 0  # layers that keep a state of fixed size, which is not counted
+    flags: str = ""  # of llama-server, for the slots and tokens that are counted
 
     @property
     def room(self) -> int | None:
@@ -168,4 +169,9 @@ def fit_memory(
         at_length = cache.bytes_at(length, kind)
         longest = None if room is None else cache.longest_in(room, kind)
         rows.append(CacheRow(name, 0 if at_length is None else a_token, at_length, longest))
-    return MemoryFit(memory, weights, parallel, length, tuple(rows), no_attention=without)
+    flags = ""
+    if carrier.cache.by_slots:
+        flags = f"-c {parallel * length} -np {parallel}"
+    return MemoryFit(
+        memory, weights, parallel, length, tuple(rows), no_attention=without, flags=flags
+    )

@@ -17,6 +17,11 @@ def memory(fit: MemoryFit) -> str:
         header = ("KV cache", "a token", f"{fit.length:,} tokens", "longest that fits")
         rows = [_cells(row) for row in fit.rows]
         lines.append(columns(header, rows))
+    if fit.flags:
+        lines.append(
+            f"counted for llama-server {fit.flags}; without -np it starts four slots, and layers"
+            " with a window take more"
+        )
     lines.append(NOT_COUNTED)
     if fit.no_attention:
         lines.append(

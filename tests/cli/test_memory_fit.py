@@ -93,6 +93,38 @@ def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext)
     assert f"  {taken:.4g} KiB" in out.partition("a token")[2]
 
 
+def cells_of_windows(command, window):
+    """As src/llama-kv-cache-iswa.cpp makes them for this command line (b9026): llama-server without
+    -np takes 4 slots and one unified cache, with -np a cache for each slot."""
+    words = command.split()
+    length = int(words[words.index("-c") + 1])
+    slots = int(words[words.index("-np") + 1]) if "-np" in words else 4
+    seen = window * slots if "-np" not in words else window
+    padded = -(-min(length // slots if "-np" in words else length, seen + 512) // 256) * 256
+    return padded * (slots if "-np" in words else 1)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_a_windowed_file_is_counted_as_the_printed_line_allocates_it(tmp_path, ropext, parallel):
+    windows = making.LLAMA | {"attention.sliding_window": 1024, "context_length": 8192}
+    making.write(tmp_path / "m.gguf", "gemma2", windows)
+    given = ("--memory", "1G", "--kv", "f16", "--parallel", str(parallel), "--json")
+    code, out, err = ropext("plan", str(tmp_path / "m.gguf"), "--target", "16384", *given)
+    assert code == 0, err
+    plan = json.loads(out)
+    memory = plan["memory"]
+    assert memory["flags"] == f"-c {parallel * 16384} -np {parallel}"
+    windowed = cells_of_windows(memory["flags"], 1024)
+    assert windowed == parallel * 1536
+    values = 2 * 2 * 16
+    (row,) = memory["rows"]
+    assert row["bytes_at_length"] == (parallel * 16384 + windowed) * values * 2
+    lines = [one["command"] for one in (*plan["serving"], *plan["overrides"])]
+    servers = [line for line in lines if line.startswith("llama-server")]
+    assert len(servers) == 2
+    assert all(cells_of_windows(line, 1024) == 1536 for line in servers)
+
+
 def test_a_cache_that_no_program_of_files_has_is_refused(tmp_path, ropext):
     making.write(tmp_path / "m.gguf")
     code, _, err = ropext("plan", str(tmp_path / "m.gguf"), "--memory", "1G", "--kv", "fp8")

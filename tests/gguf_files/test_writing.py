@@ -103,7 +103,7 @@ def test_the_record_is_in_the_file(base, tmp_path):
     assert (served.record.context, served.model.context) == (256, 1024)
     lines = {line.loader: line.command for line in served.serving}
     assert lines == {
-        "llama.cpp": f"llama-server -m {out} -c 1024",
+        "llama.cpp": f"llama-server -m {out} -c 1024 -np 1",
         "ollama": f"ollama create long -f {out}.Modelfile",
         "lm-studio": f"lms import --copy {out}\nlms load {out.name} --context-length 1024",
     }
@@ -117,7 +117,7 @@ def test_a_written_file_comes_with_the_lines_of_the_programs_that_run_it(
     code, shown = run("extend", base, "--method", "yarn", "--factor", 4, "-o", out, capsys=capsys)
     assert code == 0
     lines = [line.strip() for line in shown.out.partition("to serve it")[2].splitlines()]
-    assert f"llama.cpp    llama-server -m {out} -c 1024" in lines
+    assert f"llama.cpp    llama-server -m {out} -c 1024 -np 1" in lines
     assert f"ollama       ollama create long -f {out}.Modelfile" in lines
     assert f"lm-studio    lms import --copy {out}" in lines
     assert f"lms load {out} --context-length 1024" in lines
@@ -133,12 +133,12 @@ def test_the_lines_of_a_file_in_a_directory_name_the_file(tmp_path, name):
     (file,) = out.glob("*.gguf")
     assert file.stem == Path(name).stem
     served = {line.loader: line.command for line in inspecting.serving(str(out)).serving}
-    assert served["llama.cpp"] == f"llama-server -m {file} -c 1024"
+    assert served["llama.cpp"] == f"llama-server -m {file} -c 1024 -np 1"
     modelfile = served["ollama"].rpartition(" ")[2]
     assert Path(modelfile).is_file()
     again = inspecting.plan(str(out), factor=2.0, method="yarn", even_so=True)
     lines = {line.loader: line.command for line in again.serving(str(tmp_path / "longer"))}
-    assert lines["llama.cpp"] == f"llama-server -m {tmp_path / 'longer' / file.name} -c 2048"
+    assert lines["llama.cpp"] == f"llama-server -m {tmp_path / 'longer' / file.name} -c 2048 -np 1"
 
 
 def test_the_line_that_writes_a_file_writes_what_the_others_run(base):
