@@ -351,7 +351,8 @@ def test_serving_lines_of_a_yarn():
     assert found["vllm"].command == "vllm serve out/dir --max-model-len 16384"
     assert found["sglang"].command.endswith("--model-path out/dir --context-length 16384")
     assert found["llama.cpp"].command == (
-        "python convert_hf_to_gguf.py out/dir --outfile dir.gguf\nllama-server -m dir.gguf -c 16384 -np 1"
+        "python convert_hf_to_gguf.py out/dir --outfile dir.gguf\n"
+        "llama-server -m dir.gguf -c 16384 -np 1"
     )
     assert "pretrained=out/dir,max_length=16384" in found["lm-eval"].command
     assert not any(line.note for line in found.values())

@@ -129,9 +129,8 @@ class GgufCarrier:
         return gguf.flags(self.architecture, rope, keys)
 
     def usual(self, lines: Sequence[Serving]) -> list[Serving]:
-        """Return every command that runs the file, without its notes."""
-        commands = [replace(line, note="") for line in lines if line.command]
-        return commands or [lines[0]]
+        """Return every command that runs the file, without its notes, and why a program fails."""
+        return [replace(line, note="") if line.command else line for line in lines]
 
     def as_it_stands(self, standing: StandingModel) -> Programs:
         context = self.model.context

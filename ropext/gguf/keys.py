@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from ropext.carriers import DIRECTORY, Words
 from ropext.carriers.gguf import FILE, GgufCarrier
 from ropext.errors import NotExpressible
+from ropext.forms import Params
 from ropext.gguf.file import GgufFile
 from ropext.gguf.geometry import FREQS, LONG, SHORT, known_key, part_with
 from ropext.gguf.header import FLOAT32, STRING, UINT32
 from ropext.jsontext import Json, JsonObject
+from ropext.loaders import LoaderReading
 from ropext.loaders.gguf import (
     STORED,
     GgufRope,
@@ -21,6 +23,11 @@ from ropext.loaders.gguf import (
 )
 from ropext.rope import ABSENT, Edit, RopeSite
 
+# Ollama's issue 5245, open; its pull of such a repository answers "does not support this yet".
+NO_PARTS = (
+    "it imports no split file; join the parts first (llama-gguf-split --merge FIRST OUT.gguf) and"
+    " extend that"
+)
 METADATA = "metadata"  # what an edit of a key or a tensor calls its file
 
 Values = Mapping[str, tuple[int, Json]]  # of a file's keys: the kind and value of each
@@ -109,9 +116,27 @@ class FileCarrier(GgufCarrier):
 
     @property
     def words(self) -> Words:
-        if len(self.file.parts) == 1:
+        if not self.is_split:
             return FILE
         return replace(FILE, output=DIRECTORY.output, name=DIRECTORY.name)  # of all its parts
+
+    @property
+    def is_split(self) -> bool:
+        return len(self.file.parts) > 1
+
+    def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        readings = super().readings(site, target)
+        if not self.is_split:
+            return readings
+        return tuple(
+            replace(reading, verdict="error", why=NO_PARTS)
+            if reading.loader == "ollama"
+            else reading
+            for reading in readings
+        )
+
+    def misread(self, name: str, params: Params) -> str:
+        return f"ollama: {NO_PARTS}" if self.is_split and name.startswith("ollama") else ""
 
     def copy_name(self, name: str) -> str:
         return self.file.file_name

@@ -86,8 +86,6 @@ class FileSource:
         """The record is one of the keys."""
         keys, tensors = self.changed
         target = self._file_in(stage.directory, output)
-        modelfile, left_out = modelfile_of(self.model.name, target.name, self.target)
-        stage.notes += left_out
         with os_errors(output):
             digests = dict[str, str]()
             for part in self.model.parts[1:]:
@@ -97,15 +95,21 @@ class FileSource:
                     stage.notes.append(f"{name}: {placed.note}")
                 if placed.sha256:
                     digests[name] = placed.sha256
-            beside_name = f"{target.name}.Modelfile"
-            if self.is_file(output):
-                stage.write_beside(beside_name, modelfile)
-            else:
-                (stage.directory / beside_name).write_bytes(modelfile.encode())
+            if len(self.model.parts) == 1:  # Ollama imports no split file
+                self._put_modelfile(stage, target.name, output)
             beside = guard.states(stage.directory, digests)
             all_keys = dict(keys) | _provenance(record, beside)
             _write(self.model.head, target, all_keys, tensors, manner.show)
         return record
+
+    def _put_modelfile(self, stage: Staged, file: str, output: Path) -> None:
+        text, left_out = modelfile_of(self.model.name, file, self.target)
+        stage.notes += left_out
+        name = f"{file}.Modelfile"
+        if self.is_file(output):
+            stage.write_beside(name, text)
+        else:
+            (stage.directory / name).write_bytes(text.encode())
 
     def _file_in(self, directory: Path, output: Path) -> Path:
         if self.is_file(output):

@@ -134,6 +134,8 @@ def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exten
         for options, readers in by_options(near).items():
             if options:
                 hint += f"; {options} is the nearest form that {_they(readers, 'reads')} exactly"
+        if not hint and (misread := _misread(carrier, names, free)):
+            hint = f": {misread}"
     if recipe.method is None and recipe.attention is None and not knobs and not able:
         wish = "no method can"  # nobody asked for this one
     return f"{wish} be written exactly in the {_where(carrier, names)}{hint}"

@@ -295,7 +295,7 @@ def test_llama_3_is_known_by_its_rope_factors(tmp_path):
     assert inspecting.inspect(str(path)).main.params["rope_type"] == "longrope"
 
 
-def test_split_files_stay_apart(base, tmp_path):
+def test_split_files_stay_apart(base, tmp_path, capsys):
     rows = list(making.tensors().items())
     for number, data in enumerate((dict(rows[:3]), dict(rows[3:]))):
         split = {"split.no": np.uint16(number), "split.count": np.uint16(2)}
@@ -315,6 +315,17 @@ def test_split_files_stay_apart(base, tmp_path):
     assert verifying.verify(tmp_path / "out", against=str(first)).passed
     served = done.plan.serving(str(tmp_path / "out"))
     assert f"-m {out} " in served[0].command
+    assert not (tmp_path / "out" / f"{first.name}.Modelfile").exists()
+    (ollama,) = (line for line in served if line.loader == "ollama")
+    assert not ollama.command
+    assert "llama-gguf-split --merge" in ollama.note
+    (reading,) = (one for one in done.plan.readings if one.loader == "ollama")
+    assert reading.verdict == "error"
+    code, said = run("plan", str(tmp_path / "out"), "--for", "ollama", capsys=capsys)
+    assert code == 3
+    assert "it imports no split file; join the parts first" in " ".join(said.out.split())
+    with pytest.raises(NotExpressible, match="join the parts first"):
+        extend(first, tmp_path / "gated", method="llama3", for_loaders=("ollama",))
 
 
 def test_rope_factors_in_a_later_part_are_read_and_never_doubled(tmp_path):
