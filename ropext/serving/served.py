@@ -21,6 +21,7 @@ from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan
 from ropext.scaling.self_extend import FoldOptions
+from ropext.serving.content import content_digest
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedTokenizerFast
@@ -38,6 +39,7 @@ class LiveModel:
     limit: int  # tokens of a prompt and its answer together
     continues: bool  # whether a cache can be cut and read on from
     piece: int  # tokens of a prompt that are read at once
+    content: str = ""  # digest of the weights and of how they are extended
 
     @property
     def vocabulary(self) -> int:
@@ -83,9 +85,12 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
     if not tokenizer.is_fast:
         raise UnsupportedModel(f"serve needs a fast tokenizer, and that of {wish.name} is slow")
     said = f"out of memory while loading {wish.name}; give --dtype bfloat16, or a smaller model"
+    weighted = with_weights(snapshot)
+    trust = wish.trust_remote_code
+    content = content_digest(weighted, plan, wish.adapter, how.dtype, trust)
     with memory_errors(said), silenced():
         say(f"loading {wish.name}")
-        model = load_model(with_weights(snapshot), loading_of(how, wish.trust_remote_code))
+        model = load_model(weighted, loading_of(how, trust))
         if wish.adapter is not None:
             model = add_adapter(model, wish.adapter)
         model = _extended(model, plan)
@@ -96,7 +101,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
     continues = not follows_length(config, limit) and continues_after_cut(model)
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
-    return LiveModel(wish.name, model, tokenizer, limit, continues, piece)
+    return LiveModel(wish.name, model, tokenizer, limit, continues, piece, content)
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
@@ -147,4 +152,5 @@ def model_card(served: LiveModel, created: int) -> JsonObject:
         "created": created,
         "owned_by": "ropext",
         "max_model_len": served.limit,
+        "meta": {"content_sha256": served.content},
     }

@@ -1,5 +1,7 @@
 """`ropext serve` from its words to an answer."""
 
+import re
+import shutil
 import threading
 
 import pytest
@@ -51,6 +53,33 @@ def test_a_directory_is_served_as_it_is_and_another_host_is_warned_of(directory,
     assert '"max_model_len": 64' in said.out
     assert "warning: [open-port] 0.0.0.0 is reached from other machines" in said.err
     assert "no key is set (ROPEXT_ENDPOINT_KEY)" in said.err
+
+
+def test_a_digest_tells_other_weights_and_another_method_apart(directory, asked, capsys, tmp_path):
+    """A client sees by /v1/models whether the model is the one of before."""
+    folded = ("--method", "self-extend", "--factor", "2")
+    nearer = (*folded, "--window", "16")
+    other = tmp_path / "other"
+    shutil.copytree(directory, other)
+    weights = other / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    for place, words in (
+        (directory, folded),
+        (directory, folded),
+        (directory, nearer),
+        (directory, ()),
+        (directory, ("--dtype", "bfloat16")),
+        (other, folded),
+    ):
+        weights.write_bytes(content)
+        common = ("--port", "0", "--device", "cpu")
+        code, said = run("serve", str(place), *words, *common, capsys=capsys)
+        assert code == 0, said.err
+    first, again, *others = [card["meta"]["content_sha256"] for card in asked[::2]]
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert again == first
+    assert len({first, *others}) == 5
 
 
 def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked, capsys):

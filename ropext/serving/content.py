@@ -1,0 +1,27 @@
+"""What decides the answers of a served model, as one digest."""
+
+from dataclasses import asdict
+
+from ropext.checkpoint import Snapshot
+from ropext.checkpoint.digests import Digests
+from ropext.checkpoint.provenance import digest, identity
+from ropext.evaluation.variants import Variant
+from ropext.jsontext import Json
+from ropext.planning import ExtensionPlan
+from ropext.results import EXTENDED
+
+
+def content_digest(
+    snapshot: Snapshot,
+    plan: ExtensionPlan | None,
+    adapter: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+) -> str:
+    """Return a digest of the weights, the config, the adapter, the method and the dtype."""
+    model = identity(snapshot, Digests(), trust_remote_code)
+    info: dict[str, Json] = {"dtype": dtype}
+    if plan is not None:
+        info |= {"config": plan.config, "fold": plan.fold and asdict(plan.fold)}
+    served = Variant("served", EXTENDED, snapshot, adapter=adapter, info=info)
+    return digest(served.content(model))
