@@ -28,6 +28,7 @@ from typing import Any
 from ropext.errors import InputError, OutputExists, UsageError, listed
 from ropext.inputs import open_regular, read_text
 from ropext.jsontext import read_object
+from ropext.systems import keeps_times
 
 Identity = tuple[int, int]
 # A flag, and what was given for it: a path, several, or None.
@@ -41,7 +42,9 @@ FILES = "files"
 MARK = "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
 LINKED = 64 << 20  # bytes of a hard link that is hashed; of a larger one its other names answer
-SETTLED = 2_000_000_000  # ns; a file that was written since may change again at the same time stamp
+# ns. The first write through a mapping sets the times, and further ones do not until the page was
+# written back, which Linux does after 30 seconds.
+SETTLED = 60 * 10**9
 END = 1 << 16  # bytes at the end of a file in which its sign is looked for
 PIECE = 4 << 20  # bytes read at once
 MOVE = "move or rename it, or name another place"
@@ -215,16 +218,21 @@ _DIGESTS: dict[tuple[str | int, ...], str] = {}  # of this process: a command lo
 
 
 def remembered(path: Path, digest: Callable[[Path], str]) -> str:
-    """The digest of a file, taken once while the system says that the file is the same one."""
+    """Return the digest of a file, taken once while the file's times tell that it is the same."""
     status = os.stat(path)
+    if not is_settled(path, status):
+        return digest(path)
     times = (status.st_mtime_ns, status.st_ctime_ns)
     key = (digest.__qualname__, status.st_dev, status.st_ino, status.st_size, *times)
     if key not in _DIGESTS:
-        value = digest(path)
-        if time.time_ns() - max(times) < SETTLED:
-            return value
-        _DIGESTS[key] = value
+        _DIGESTS[key] = digest(path)
     return _DIGESTS[key]
+
+
+def is_settled(path: Path, status: os.stat_result) -> bool:
+    """Return whether a later write to a file changes its times for certain."""
+    age = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
+    return age > SETTLED and keeps_times(path)
 
 
 def listed_digest(path: Path) -> str | None:

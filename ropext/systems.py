@@ -6,11 +6,13 @@ nothing of ropext.
 
 import errno
 import os
+import re
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # What copy_file_range says where it cannot do it (old kernels, some network file systems).
@@ -22,6 +24,8 @@ NO_RANGE_COPY = {
     errno.ENOSYS,
     errno.ETXTBSY,
 }
+# Linux's local file systems on which each write sets the times of a file, and nothing else can.
+KEEP_TIMES = (b"ext4", b"xfs", b"btrfs", b"zfs", b"f2fs", b"overlay")
 RENAME_TRIES = 50  # on Windows, a tenth of a second apart
 
 
@@ -149,6 +153,68 @@ def peak_memory() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def keeps_times(path: Path) -> bool:
+    """Return whether the times of a file tell that it was written: on a local file system that is
+    known for it and mounted read-write. A read-only image can bring any times. False if this is not
+    known."""
+    with suppress(OSError, ValueError, ImportError):
+        if sys.platform == "linux":
+            mountinfo = Path("/proc/self/mountinfo").read_bytes()
+            mount = mount_of(os.fsencode(os.path.realpath(path)), mountinfo)
+            return mount is not None and mount.kind in KEEP_TIMES and mount.is_writable
+        return _is_local_drive(os.stat(path).st_dev)
+    return False
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of /proc/self/mountinfo."""
+
+    number: bytes
+    parent: bytes
+    point: bytes
+    kind: bytes  # of its file system
+    is_writable: bool
+
+    def holds(self, path: bytes) -> bool:
+        """Return whether a path is the mount point or lies below it."""
+        return path == self.point or path.startswith(self.point.rstrip(b"/") + b"/")
+
+
+def mount_of(path: bytes, mountinfo: bytes) -> Mount | None:
+    """Return the mount that an absolute path without links leads to. As the kernel does, follow the
+    mounts from the root: a later mount hides those below its mount point."""
+    mounts = [_mount(line) for line in mountinfo.split(b"\n") if line]
+    numbers = {mount.number for mount in mounts}
+    found = None
+    inner = [mount for mount in mounts if mount.parent not in numbers]
+    while inner := [mount for mount in inner if mount.holds(path)]:
+        found = min(inner, key=lambda mount: len(mount.point))  # the path reaches it first
+        inner = [mount for mount in mounts if mount.parent == found.number]
+    return found
+
+
+def _mount(line: bytes) -> Mount:
+    fields = line.split(b" ")
+    number, parent, _, _, point, options = fields[:6]
+    kind, _, more = fields[fields.index(b"-", 6) + 1 :][:3]
+    names = {*options.split(b","), *more.split(b",")}
+    plain = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), point)
+    return Mount(number, parent, plain, kind, b"ro" not in names)
+
+
+def _is_local_drive(device: int) -> bool:
+    """Return whether macOS or Windows has a device as a local drive that is not read-only."""
+    import psutil  # accelerate needs it
+
+    for drive in psutil.disk_partitions(all=True):
+        options = drive.opts.split(",")
+        is_local = "local" in options or "fixed" in options
+        if is_local and "rw" in options and os.stat(drive.mountpoint).st_dev == device:
+            return True
+    return False
 
 
 def user_cache() -> Path | None:

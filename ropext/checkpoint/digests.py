@@ -1,23 +1,21 @@
-"""SHA-256 of whole files. Those of large ones are remembered in the user's cache, so that weights
-are read once: by what tells that a file is as it was, never by its name.
+"""SHA-256 of whole files. ropext remembers those of large files in the user's cache, so that it
+reads weights once. It knows a file by device, inode, size and times, never by its name, and only if
+a write changes the times for certain (`guard.is_settled`). It hashes any other file each time.
 """
 
 import json
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 
+from ropext import guard
 from ropext.checkpoint.weights import content_digest
 from ropext.errors import InputError
 from ropext.jsontext import write_json
 from ropext.narration import Show, unseen
-from ropext.systems import user_cache
+from ropext.systems import sync, user_cache
 
-# Nanoseconds. What is written again within the coarsest clock of a file system, also where another
-# file was deleted, can have the number, size and times of before.
-CLOCK_GRAIN = 2 * 10**9
 LARGE = 16 << 20  # bytes of a file that is remembered; smaller ones take milliseconds
 MOST = 10_000  # files remembered, the newest ones
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -42,15 +40,16 @@ class Digests:
         status = os.stat(file)
         key = f"{status.st_dev}:{status.st_ino}"
         entry = self.known.get(key)
-        if entry is not None and status.st_size >= LARGE and entry[:-1] == _state(status):
+        is_kept = status.st_size >= LARGE and guard.is_settled(file, status)
+        if is_kept and entry is not None and entry[:-1] == _state(status):
             return str(entry[-1])
-        begun = time.time_ns()
+        if is_kept:
+            sync(file)  # a page that waits to be written takes further writes at the same times
         digest = content_digest(file, self.show)
         after = os.stat(file)
         if _written_state(after) != _written_state(status):
             raise InputError(f"{file} was changed while it was read; try again when it is whole")
-        is_settled = begun - max(status.st_mtime_ns, status.st_ctime_ns) > CLOCK_GRAIN
-        if is_settled and status.st_size >= LARGE and _state(after) == _state(status):
+        if is_kept and _state(after) == _state(status):
             self._keep(key, [*_state(status), digest])
         return digest
 

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from sample_checkpoint import make_model, safetensors
 
+from ropext import guard, systems
 from ropext.checkpoint import digests, open_snapshot, weights
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import identity
@@ -19,8 +24,8 @@ HOUR = 3600 * 10**9
 
 @pytest.fixture
 def reads(monkeypatch, tmp_path):
-    """The names of the files that are read, in order; small ones are remembered too, and a file
-    was changed long ago."""
+    """The names of the files that are read, in order. Small ones are remembered too, on any file
+    system, and a file was changed long ago."""
     read = []
 
     def noting(path, show):
@@ -30,6 +35,7 @@ def reads(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "content_digest", noting)
     monkeypatch.setattr(digests, "LARGE", 0)
+    monkeypatch.setattr(guard, "keeps_times", lambda file: True)
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() + HOUR)
     return read
@@ -74,15 +80,120 @@ def test_other_content_of_the_same_size_and_time_is_read(reads, tmp_path, kind):
     assert Digests().of(file) == sha256(file) != before
 
 
-def test_what_was_just_written_is_read_again(reads, tmp_path, monkeypatch):
-    """Within the grain of a clock it may be written again with the same times."""
+@pytest.mark.parametrize("seconds", [-3600, 0, 60])
+def test_what_was_written_within_a_minute_or_in_the_future_is_read_again(
+    reads, tmp_path, monkeypatch, seconds
+):
     file = tmp_path / "weights"
     file.write_bytes(b"one")
     changed = file.stat().st_ctime_ns
-    monkeypatch.setattr(time, "time_ns", lambda: changed + digests.CLOCK_GRAIN)
+    monkeypatch.setattr(time, "time_ns", lambda: changed + seconds * 10**9)
     one = Digests()
     assert [one.of(file), one.of(file)] == [sha256(file)] * 2
     assert reads == ["weights"] * 2
+
+
+def written_twice_through_a_mapping(file, monkeypatch):
+    """The digests before and after a second write, while the clock is an hour ahead."""
+    file.write_bytes(b"x" * 4096)
+    now = time.time_ns
+    monkeypatch.setattr(digests, "LARGE", 0)
+    monkeypatch.setattr(time, "time_ns", lambda: now() + HOUR)
+    found = []
+    with open(file, "r+b") as stream, mmap.mmap(stream.fileno(), 0) as pages:
+        for letter in (b"a", b"b"):
+            pages[:1] = letter
+            found.append((Digests().of(file), guard.state(file), sha256(file)))
+    return found
+
+
+@pytest.mark.needs("/dev/shm")
+def test_two_writes_through_one_mapping_are_seen_in_shared_memory(tmp_path, monkeypatch):
+    """tmpfs sets the times at the first write alone, for it never writes a page back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = Path("/dev/shm") / f"ropext-test-{os.getpid()}"
+    try:
+        before, after = written_twice_through_a_mapping(place, monkeypatch)
+    finally:
+        place.unlink()
+    assert before == (before[2],) * 3
+    assert after == (after[2],) * 3
+    assert before != after
+
+
+def test_two_writes_through_one_mapping_are_seen_after_a_jump_of_the_clock(tmp_path, monkeypatch):
+    """On a disk, too, the first write alone sets the times until the page was written back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before, after = written_twice_through_a_mapping(tmp_path / "weights", monkeypatch)
+    assert (before[0], after[0]) == (before[2], after[2])
+    assert before != after
+
+
+# /proc/self/mountinfo of Linux 6.18 after a mount over another, one that hides another, a bind
+# mount of a folder and of a file, and mount points with a blank, a line break and a backslash.
+MOUNTINFO = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
+24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,size=12334460k,mode=755
+25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24684084k
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard,resuid=65534,resgid=65534
+63 27 0:39 / /r/a\040b rw,relatime - tmpfs t1 rw
+64 63 0:40 / /r/a\040b/in ro,relatime - tmpfs t2 ro
+65 27 0:41 / /r/c/d rw,relatime shared:7 master:2 - tmpfs t3 rw
+66 27 254:0 /r/e /r/c rw,relatime - ext4 /dev/vda rw,discard,resuid=65534,resgid=65534
+67 27 0:42 / /r/e rw,relatime - ramfs t4 rw
+68 67 0:43 / /r/e rw,relatime - tmpfs t5 rw
+69 66 254:0 /r/e/f /r/c/f ro,relatime - ext4 /dev/vda rw,discard,resuid=65534,resgid=65534
+70 27 0:44 / /r/back\134slash rw,relatime - tmpfs t6 rw
+71 27 0:45 / /r/nl\012x rw,relatime - tmpfs t7 rw
+72 27 254:0 /r/file /r/file rw,relatime - ext4 /dev/vda rw,discard
+73 27 0:46 / /r/i rw,relatime - tmpfs t8 rw
+74 73 254:0 /mm /r/i/d rw,relatime - ext4 /dev/vda rw,discard
+75 27 7:0 / /r/image rw,relatime - ext4 /dev/loop0 ro
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "is_writable"),  # as `stat -f` and `mount` said there
+    [
+        ("/", "ext4", True),
+        ("/tmp/model", "ext4", True),
+        ("/proc/self", "proc", True),
+        ("/dev/shm/model", "tmpfs", True),
+        ("/dev/shmodel", "devtmpfs", True),
+        ("/r/a b/model", "tmpfs", True),
+        ("/r/a b/in", "tmpfs", False),
+        ("/r/a", "ext4", True),
+        ("/r/c/x", "ext4", True),
+        ("/r/c/d/x", "ext4", True),  # the mount on /r/c hides the tmpfs
+        ("/r/c/f/x", "ext4", False),
+        ("/r/e/x", "tmpfs", True),  # over ramfs
+        ("/r/back\\slash/x", "tmpfs", True),
+        ("/r/nl\nx/y", "tmpfs", True),
+        ("/r/file", "ext4", True),
+        ("/r/i/x", "tmpfs", True),
+        ("/r/i/d/x", "ext4", True),
+        ("/r/image/x", "ext4", False),
+    ],
+)
+def test_the_mount_of_a_path(path, kind, is_writable):
+    found = systems.mount_of(path.encode(), MOUNTINFO)
+    assert (found.kind.decode(), found.is_writable) == (kind, is_writable)
+
+
+def test_a_path_outside_of_every_mount_has_none():
+    """As in a chroot, which shows no mount on its root."""
+    assert systems.mount_of(b"/home/model", b"22 27 0:21 / /proc rw - proc proc rw\n") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by coreutils' stat -f")
+def test_the_kernel_agrees_on_the_file_systems_of_this_machine(tmp_path):
+    names = {"ext2/ext3": "ext4", "ext2": "ext4", "overlayfs": "overlay"}
+    for place in ("/", "/proc/self/", "/dev/shm", "/sys", str(tmp_path)):
+        done = subprocess.run(["stat", "-f", "-c", "%T", place], capture_output=True, check=True)
+        kind = done.stdout.decode().strip()
+        mountinfo = Path("/proc/self/mountinfo").read_bytes()
+        found = systems.mount_of(os.path.realpath(place).encode(), mountinfo)
+        assert found.kind.decode() in (kind, names.get(kind)), place
+    assert not systems.keeps_times(Path("/proc/self/status"))
 
 
 @pytest.mark.parametrize(
