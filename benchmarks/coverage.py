@@ -1,10 +1,11 @@
-"""How often an interval holds the truth: of means over documents, and of shares over haystacks.
+"""How often an interval holds the truth: of means over documents, of shares over haystacks, and of
+differences of two models' shares.
 
     python benchmarks/coverage.py > benchmarks/results/coverage-DATE.md
 
 Draws documents from populations whose mean is known, and questions over haystacks whose answers are
 alike, and counts how often the intervals of ropext.results.values hold the truth. numpy alone, some
-ten minutes of one core.
+fifteen minutes of one core; `--only differences` takes one of the three parts.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ropext.results.retrieval import ItemScore, difference_of
 from ropext.results.values import Bootstrap, wilson, worth_of
 
 Floats = npt.NDArray[np.float64]
@@ -27,8 +29,23 @@ LOSSES = json.loads(
 )
 DOCUMENTS = (8, 12, 20, 32)
 HAYSTACKS = (4, 8, 16, 32)
+PAIRED_HAYSTACKS = (8, 16, 32)
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 LIKENESSES = (0.0, 0.1, 0.3, 0.5, 0.7)
+# Of the questions, those that the first model alone answers, and the second alone.
+ALONE = (
+    (0.02, 0.0),
+    (0.05, 0.0),
+    (0.1, 0.0),
+    (0.3, 0.0),
+    (0.8, 0.0),
+    (0.05, 0.05),
+    (0.2, 0.1),
+    (0.25, 0.25),
+    (0.5, 0.1),
+)
+PAIRED_LIKENESSES = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0)  # 1: whole haystacks are lost
+SINGLE = (20, 40, 80)  # haystacks of one question
 QUESTIONS = 5  # over one haystack, as --depths has it
 Draw = Callable[[np.random.Generator, tuple[int, int]], Drawn]
 
@@ -120,12 +137,39 @@ def of_haystacks(share: float, likeness: float, count: int, draws: int) -> float
     return held / draws
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=2000)
-    draws = parser.parse_args().draws
-    print(f"# How often intervals hold the truth ({datetime.now():%d %B %Y})\n")
-    print(f"`python benchmarks/coverage.py --draws {draws}`: {draws:,} draws a cell.\n")
+def of_differences(
+    alone: tuple[float, float], likeness: float, shape: tuple[int, int], draws: int
+) -> float:
+    """How often the interval of a difference of two shares holds it. What becomes of the questions
+    over one haystack is alike (Dirichlet-multinomial, of a correlation)."""
+    more, fewer = alone
+    count, questions = shape
+    rng = np.random.default_rng([13, count, questions, round(100 * more), round(100 * fewer)])
+    fates = np.array([more, fewer, 1 - more - fewer])
+    items = [_item(index) for index in range(count) for _ in range(questions)]
+    bootstrap = Bootstrap()
+    held = 0
+    for _ in range(draws):
+        chances = np.tile(fates, (count, 1))
+        if likeness == 1:
+            chances = np.eye(3)[rng.choice(3, count, p=fates)]
+        elif likeness:
+            parts = rng.gamma(np.tile(fates * (1 / likeness - 1), (count, 1)))
+            chances = parts / parts.sum(1, keepdims=True)
+        drawn = rng.multinomial(questions, chances)
+        gaps = np.concatenate([np.repeat([1.0, -1.0, 0.0], row) for row in drawn])
+        ends = difference_of(gaps.tolist(), items, bootstrap).ci95
+        assert ends is not None
+        assert -1 <= ends[0] < ends[1] <= 1, "an interval without width, or beyond 1"
+        held += ends[0] - 1e-9 <= more - fewer <= ends[1] + 1e-9
+    return held / draws
+
+
+def _item(index: int) -> ItemScore:
+    return ItemScore("mkey", 512, None, index, None, 1, True, "", (), ())
+
+
+def print_means(draws: int) -> None:
     print("## Means over documents\n")
     print("95 % intervals that hold the mean / one-sided 95 % ends below it / above it.\n")
     rows = [["population", *(f"{count} documents" for count in DOCUMENTS)]]
@@ -141,13 +185,54 @@ def main() -> None:
         absent = [f"{(1 - rate) ** count:.3f}" for count in DOCUMENTS]
         rows.append([f"{rate:.0%} of them", *absent])
     print(table(rows))
-    print(f"\n## Shares, {QUESTIONS} questions over each haystack\n")
+
+
+def print_shares(draws: int) -> None:
+    print(f"## Shares, {QUESTIONS} questions over each haystack\n")
     rows = [["haystacks", "share", *(f"likeness {likeness}" for likeness in LIKENESSES)]]
     for count in HAYSTACKS:
         for share in SHARES:
             cells = [of_haystacks(share, likeness, count, draws) for likeness in LIKENESSES]
             rows.append([str(count), str(share), *(f"{cell:.3f}" for cell in cells)])
     print(table(rows))
+
+
+def print_differences(draws: int) -> None:
+    print("## Differences of two models' shares over the same questions\n")
+    print("No interval has a width of zero, and none ends beyond 1 or -1.\n")
+    heads = [f"likeness {likeness:g}" for likeness in PAIRED_LIKENESSES]
+    rows = [["haystacks x questions", "found by the first alone, by the second alone", *heads]]
+    for count in PAIRED_HAYSTACKS:
+        for alone in ALONE:
+            cells = list[str]()
+            for likeness in PAIRED_LIKENESSES:
+                held = of_differences(alone, likeness, (count, QUESTIONS), draws)
+                cells.append(f"{held:.3f}")
+            rows.append([f"{count} x {QUESTIONS}", f"{alone[0]}, {alone[1]}", *cells])
+    for count in SINGLE:
+        for alone in ALONE:
+            cell = f"{of_differences(alone, 0.0, (count, 1), draws):.3f}"
+            blanks = ["-"] * (len(PAIRED_LIKENESSES) - 1)
+            rows.append([f"{count} x 1", f"{alone[0]}, {alone[1]}", cell, *blanks])
+    print(table(rows))
+
+
+PARTS = {"means": print_means, "shares": print_shares, "differences": print_differences}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--only", choices=PARTS)
+    options = parser.parse_args()
+    draws = options.draws
+    print(f"# How often intervals hold the truth ({datetime.now():%d %B %Y})\n")
+    only = f" --only {options.only}" if options.only else ""
+    print(f"`python benchmarks/coverage.py --draws {draws}{only}`: {draws:,} draws a cell.")
+    for name, print_part in PARTS.items():
+        if options.only in (None, name):
+            print()
+            print_part(draws)
 
 
 def table(rows: list[list[str]]) -> str:

@@ -23,7 +23,14 @@ from ropext.jsontext import Json
 from ropext.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
 from ropext.results import BASE, STRIDED
-from ropext.results.metrics import WHOLE_METRICS, judged, metrics_of
+from ropext.results.metrics import (
+    DOCUMENTS,
+    HAYSTACKS,
+    QUESTIONS,
+    WHOLE_METRICS,
+    judged,
+    metrics_of,
+)
 from ropext.results.scoring import ALL_TOKENS, Scoring
 from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
@@ -159,11 +166,13 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         there = ", ".join(map(metric_text, values)) or "none"
         return gate.unanswered(variant, f"{name} was not measured; there are {there}")
     value = values[gate.metric]
+    unit = judged(gate.metric).unit
     looked_at = value.value
     what = "the point"
     if not gate.point:
         if value.ci95 is None:
-            why = "measure 8 documents or more, or ask for .value"
+            drawn = DOCUMENTS if unit == DOCUMENTS else HAYSTACKS
+            why = f"measure 8 {drawn} or more, or ask for .value"
             return gate.unanswered(variant, f"{name} has no interval (n = {value.n}); {why}")
         low, high = value.ci95
         looked_at = low
@@ -179,14 +188,27 @@ def check_gate(gate: Gate, variant: str, values: "Mapping[str, Value]") -> Outco
         f"{what} of {name}{against} is {looked_at:.6g}, the gate fails at {gate.op} {gate.limit:g}"
     )
     is_uncertain = math.isfinite(looked_at) and failed and not holds(value.value, gate.limit)
-    distance = abs(value.value - gate.limit)
-    if is_uncertain and distance:
-        least = value.deciding(abs(looked_at - value.value), distance)
+    if is_uncertain and value.value != gate.limit:
         reason += (
-            f"; the value itself, {value.value:.6g}, does not: about {least} would decide, "
-            f"instead of {value.n}"
+            f"; the value itself, {value.value:.6g}, does not: about {_deciding(gate, value)} "
+            f"{unit} would decide, instead of {value.n}"
         )
     return Outcome(gate.text, variant, not failed, looked_at, reason, value.value, is_uncertain)
+
+
+def _deciding(gate: Gate, value: "Value") -> str:
+    """Say how many documents or questions would let an interval pass whose value passes."""
+    side = int(gate.op in (">", ">="))
+    is_share = value.apart is not None or gate.run is None
+    if is_share and judged(gate.metric).unit == QUESTIONS:
+
+        def passes(asked: "Value") -> bool:
+            assert asked.ci95 is not None
+            return not OPERATORS[gate.op](asked.ci95[side], gate.limit)
+
+        return value.deciding_questions(passes)
+    assert value.ci95 is not None
+    return value.deciding(abs(value.ci95[side] - value.value), abs(value.value - gate.limit))
 
 
 def metric_text(metric: str) -> str:

@@ -28,6 +28,7 @@ from ropext.results.perplexity import Documents, Frame, Reading, strided_values
 from ropext.results.retrieval import (
     FOUND,
     ItemScore,
+    difference_of,
     haystack_numbers,
     mean_of,
     retrieval_values,
@@ -293,7 +294,7 @@ def item_differences(
     values = dict[str, Value]()
     for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
         first = [a for a, _ in group]
-        values[f"{task}@{length}"] = mean_of(_gaps(group), first, bootstrap, bounded=True)
+        values[f"{task}@{length}"] = difference_of(_gaps(group), first, bootstrap)
         losses = list[float]()
         scored = list[ItemScore]()  # a server tells no loss of an answer
         for a, b in group:
@@ -305,7 +306,7 @@ def item_differences(
     asked = [pair for pair in pairs if pair[0].outcome is not None]
     for length, group in sorted(_by_place(asked, "length").items()):
         first = [a for a, _ in group]
-        values[f"{FOUND}@{length}"] = mean_of(_gaps(group), first, bootstrap, bounded=True)
+        values[f"{FOUND}@{length}"] = difference_of(_gaps(group), first, bootstrap)
     return values | ruler_means(values)
 
 

@@ -46,6 +46,12 @@ WITH_QUESTIONS = (
 )
 
 
+# What a number is measured on, and an interval is taken over.
+DOCUMENTS = "documents"
+HAYSTACKS = "haystacks"
+QUESTIONS = "questions"
+
+
 @dataclass(frozen=True)
 class Judged:
     """How gates judge a number.
@@ -58,6 +64,7 @@ class Judged:
     remedy: str = TRAIN
     is_gain: bool = False  # a number above zero is better
     has_interval: bool = True  # without one, a gate must ask for its .value
+    unit: str = DOCUMENTS
 
 
 @dataclass(frozen=True)
@@ -215,8 +222,10 @@ WHOLE_METRICS = (
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
 # those that were asked: `effective_context.TASK`, `ruler_context`.
-FOUND = Judged("{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS)
-ANSWER_NLL = Judged(remedy=WITH_QUESTIONS)
+FOUND = Judged(
+    "{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS, unit=QUESTIONS
+)
+ANSWER_NLL = Judged(remedy=WITH_QUESTIONS, unit=HAYSTACKS)
 REACHED = Judged(KEPT.meaning, SHORTER, has_interval=False)
 
 

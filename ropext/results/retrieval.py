@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.jsontext import Json
-from ropext.results.values import Z95, Bootstrap, Value, wilson, worth_of
+from ropext.results.values import (
+    FEWEST_DOCUMENTS,
+    Z95,
+    Bootstrap,
+    Value,
+    difference_of_shares,
+    wilson,
+    worth_of,
+)
 from ropext.tasks import RULER, TASKS, THIRTEEN
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
@@ -208,23 +216,29 @@ def share_of(items: Sequence[ItemScore]) -> Value:
     never too narrow, where an answer can be right in part."""
     if not items:
         return wilson(0, 0)
-    haystacks = haystack_numbers(items)
-    points = [item.points for item in items]
+    return _share_of_points([item.points for item in items], haystack_numbers(items))
+
+
+def _share_of_points(points: Sequence[float], haystacks: npt.NDArray[np.intp]) -> Value:
     worth = worth_of(np.bincount(haystacks, points), np.bincount(haystacks))
-    return wilson(sum(points), len(items), worth)
+    return wilson(sum(points), len(points), worth)
 
 
-def mean_of(
-    numbers: Sequence[float],
-    items: Sequence[ItemScore],
-    bootstrap: Bootstrap,
-    *,
-    bounded: bool = False,
-) -> Value:
-    """The mean of a number per question, whole haystacks resampled; shares are `bounded`."""
+def difference_of(gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
+    """The difference of two shares, by the difference of the points of each question; no interval
+    below eight haystacks."""
     haystacks = haystack_numbers(items)
-    sums = np.bincount(haystacks, numbers)
-    return bootstrap.ratio(sums, np.bincount(haystacks), bounded=bounded)
+    if len(np.unique(haystacks)) < FEWEST_DOCUMENTS:
+        return mean_of(gaps, items, bootstrap)
+    more = _share_of_points([max(gap, 0.0) for gap in gaps], haystacks)
+    fewer = _share_of_points([max(-gap, 0.0) for gap in gaps], haystacks)
+    return difference_of_shares(more, fewer)
+
+
+def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
+    """The mean of a number per question, whole haystacks resampled."""
+    haystacks = haystack_numbers(items)
+    return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
 
 
 def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> Value:

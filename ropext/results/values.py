@@ -6,7 +6,7 @@ So sums and counts are kept per document, and whole documents are resampled.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -29,6 +29,7 @@ SKEW_REACH = 4.0
 # many answers that assumption counts.
 LIKENESS = 0.7
 LIKENESS_ANSWERS = 1.0
+MOST_QUESTIONS = 10**9  # a search for a number that decides ends here
 # Nats a token, 1 % of a perplexity: a gain that is surely smaller is none.
 MARGIN = 0.01
 
@@ -37,7 +38,8 @@ MARGIN = 0.01
 class Value:
     """A measured number. `ci95` is None where the sample is too small for an interval.
 
-    `range` then holds the smallest and largest value that a single document gave.
+    `range` then holds the smallest and largest value that a single document gave. `apart` holds, of
+    a difference of shares, what the first model alone found, and what the second alone found.
     """
 
     value: float
@@ -45,6 +47,9 @@ class Value:
     ci95: tuple[float, float] | None
     n: int
     range: tuple[float, float] | None = None
+    apart: "tuple[Value, Value] | None" = field(
+        default=None, compare=False, repr=False, metadata={"json": None}
+    )
 
     @staticmethod
     def from_json(data: JsonObject) -> "Value":
@@ -89,15 +94,49 @@ class Value:
         below = (high - self.value) / (MARGIN - self.value) if self.value < MARGIN else math.inf
         return (
             f"{self.value:+.3f} ({low:+.3f} to {high:+.3f}) nats a token on {self.n} documents; "
-            f"about {self.deciding(min(above, below), 1.0)} would decide"
+            f"about {self.deciding(min(above, below), 1.0)} documents would decide"
         )
 
     def deciding(self, reach: float, distance: float) -> str:
-        """Say how many documents, or questions, would make an interval that reaches so far from
-        the value end nearer than a distance: it shrinks with the square root of their number."""
-        least = math.ceil(max(self.n + 1, self.n * (reach / distance) ** 2))
-        unit = 10 ** max(0, len(str(least)) - 2)  # two digits, rounded up: fewer would not decide
-        return f"{math.ceil(least / unit) * unit:,}"
+        """Say how many documents would make an interval that reaches so far from the value end
+        nearer than a distance: it shrinks with the square root of their number."""
+        return _two_digits(max(self.n + 1, self.n * (reach / distance) ** 2))
+
+    def deciding_questions(self, passes: "Callable[[Value], bool]") -> str:
+        """Say how many questions with such answers would give an interval that passes, of a share
+        or a difference of two: near 0 and 1 it shrinks with their number, not its square root."""
+        least = self.n
+        most = self.n + 1
+        while most < MOST_QUESTIONS and not passes(self.asked(most)):
+            least = most
+            most *= 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            if passes(self.asked(middle)):
+                most = middle
+            else:
+                least = middle
+        return _two_digits(most)
+
+    def asked(self, n: int) -> "Value":
+        """Return the same share, or difference of shares, of n questions that are alike to the same
+        degree. An end e of Wilson's interval of a share p tells what its questions are worth:
+        z²·e·(1 − e)/(p − e)²."""
+        if self.apart is not None:
+            more, fewer = self.apart
+            return difference_of_shares(more.asked(n), fewer.asked(n))
+        assert self.ci95 is not None
+        low, high = self.ci95
+        end = low if self.value > 0.5 else high
+        worth = Z95**2 * end * (1 - end) / (self.value - end) ** 2
+        return wilson(self.value * n, n, worth * n / self.n)
+
+
+def _two_digits(least: float) -> str:
+    """Write a number with two digits, rounded up: fewer would not decide."""
+    whole = math.ceil(least)
+    unit = 10 ** max(0, len(str(whole)) - 2)
+    return f"{math.ceil(whole / unit) * unit:,}"
 
 
 def values_of(metrics: JsonObject) -> dict[str, Value]:
@@ -165,14 +204,10 @@ class Bootstrap:
         sums: npt.ArrayLike,
         counts: npt.ArrayLike,
         transform: Callable[[Floats], Floats] | None = None,
-        *,
-        bounded: bool = False,
     ) -> Value:
         """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through a rising `transform`.
 
         Documents with a count of zero take no part. The interval is widened before the transform.
-        `bounded`: of shares, or of differences of two, no document can lie far from the others, so
-        that skew widens nothing, and no end lies beyond 1 or -1.
         """
         top = np.asarray(sums, np.float64)
         bottom = np.asarray(counts, np.float64)
@@ -189,12 +224,9 @@ class Bootstrap:
                 each = shape(top / bottom)
                 return Value(point, None, None, n, (float(each.min()), float(each.max())))
             drawn = self._ratios(top, bottom)
-            skew = 0.0 if bounded else _skew_beyond_chance(top - plain * bottom)
+            skew = _skew_beyond_chance(top - plain * bottom)
             reach = _widening(n) * np.array([_reach(-skew, n), _reach(skew, n)])
-            ends = plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain)
-            if bounded:
-                ends = ends.clip(-1.0, 1.0)
-            low, high = shape(ends)
+            low, high = shape(plain + reach * (np.quantile(drawn, [RISK, 1 - RISK]) - plain))
             se = float(shape(drawn).std(ddof=1)) * math.sqrt(n / (n - 1))
             return Value(point, se, (float(low), float(high)), n)
 
@@ -261,6 +293,34 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == n else min(1.0, centre + half)
     return Value(share, half / Z95, (low, high), n)
+
+
+def difference_of_shares(more: Value, fewer: Value) -> Value:
+    """Return the difference of two models' shares: what the first alone found less what the second
+    alone found, of the same questions.
+
+    The distances of the two Wilson intervals' ends add up (MOVER, Zou and Donner 2008)
+    with the correlation of two parts of one sample. So the interval has a width even if both models
+    gave the same answers: other questions can tell them apart.
+    """
+    if more.ci95 is None or fewer.ci95 is None:
+        return Value(math.nan, None, None, 0)
+    value = more.value - fewer.value
+    correlation = 0.0
+    if more.value < 1 and fewer.value < 1:
+        odds = more.value / (1 - more.value) * fewer.value / (1 - fewer.value)
+        correlation = -math.sqrt(odds)
+    low_more, high_more = more.ci95
+    low_fewer, high_fewer = fewer.ci95
+    below = _joined(more.value - low_more, high_fewer - fewer.value, correlation)
+    above = _joined(high_more - more.value, fewer.value - low_fewer, correlation)
+    ends = (max(-1.0, value - below), min(1.0, value + above))
+    return Value(value, (below + above) / (2 * Z95), ends, more.n, apart=(more, fewer))
+
+
+def _joined(first: float, second: float, correlation: float) -> float:
+    """Return the length of the difference of two distances with a correlation."""
+    return math.sqrt(first**2 + second**2 - 2 * correlation * first * second)
 
 
 def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:

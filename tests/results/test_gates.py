@@ -9,7 +9,7 @@ from ropext.report.gates import failures
 from ropext.results import metrics
 from ropext.results.gates import Metrics, check_gate, parse_gate
 from ropext.results.metrics import Judged, Metric
-from ropext.results.values import Value
+from ropext.results.values import Value, difference_of_shares, wilson
 
 VALUES = {
     "tail@32768": Value(8.4, 0.1, (8.2, 8.6), 16),
@@ -54,7 +54,7 @@ def test_the_reason_names_what_was_looked_at():
     outcome = check_gate(parse_gate("tail@32k > 8.5"), "yarn-4x", VALUES)
     assert outcome.sentence == (
         "yarn-4x: the upper end of the 95 % interval of tail@32k is 8.6, the gate fails at > 8.5"
-        "; the value itself, 8.4, does not: about 64 would decide, instead of 16"
+        "; the value itself, 8.4, does not: about 64 documents would decide, instead of 16"
     )
     assert "no interval (n = 3)" in check_gate(parse_gate("short_tax > 1"), "m", VALUES).reason
 
@@ -82,10 +82,33 @@ def test_a_gate_that_only_an_interval_fails_says_how_many_documents_would_decide
     assert not outcome.passed
     # The end lies twice as far from the value as the limit, and falls with the root of the number.
     assert outcome.reason.endswith(
-        "fails at < 0; the value itself, 0.02, does not: about 64 would decide, instead of 16"
+        "fails at < 0; the value itself, 0.02, does not: about 64 documents would decide, "
+        "instead of 16"
     )
     for text in ("gain@512 < 0.03", "gain@512 < -0.03", "gain@512.value < 0.03", "gain@512 < 0.02"):
         assert "would decide" not in check_gate(parse_gate(text), "m", values).reason
+
+
+def test_a_gate_on_a_share_says_how_many_questions_would_decide():
+    """40 of 40 over eight haystacks; by Wilson's formula 132 of 132 end above .9."""
+    values = {"mkey@256": wilson(40, 40, 40 / 3.8)}
+    outcome = check_gate(parse_gate("mkey@256 < 0.9"), "m", values)
+    assert outcome.is_uncertain
+    assert outcome.reason.endswith("about 140 questions would decide, instead of 40")
+    losses = {"mkey_nll@256": Value(0.5, 0.1, (0.3, 0.7), 8)}
+    told = check_gate(parse_gate("mkey_nll@256 > 0.6"), "m", losses).reason
+    assert told.endswith("about 32 haystacks would decide, instead of 8")
+
+
+def test_twenty_questions_answered_alike_do_not_show_that_nothing_is_lost():
+    values = {"passkey@256": difference_of_shares(wilson(0, 20), wilson(0, 20))}
+    outcome = check_gate(parse_gate("passkey@256 < -0.02 vs untouched"), "extended", values)
+    assert not outcome.passed
+    assert outcome.looked_at == pytest.approx(-3.8415 / 23.8415, abs=1e-4)
+    assert outcome.reason.endswith("about 190 questions would decide, instead of 20")
+    few = {"passkey@256": Value(0.0, None, None, 7, (0.0, 0.0))}
+    told = check_gate(parse_gate("passkey@256 < -0.02 vs untouched"), "extended", few).reason
+    assert "no interval (n = 7); measure 8 haystacks or more" in told
 
 
 def test_parts_of_a_gate():

@@ -77,13 +77,13 @@ LEAVE = "leave this model as it is: it reads 4k untouched"
             "yarn",
             0.048,
             [-0.13, 0.226],
-            "+0.048 (-0.130 to +0.226) nats a token on 8 documents; about 120 would",
+            "+0.048 (-0.130 to +0.226) nats a token on 8 documents; about 120 documents would",
         ),
         # The margin is farther from it than zero: 8 * (0.0199 / 0.008)^2 = 49.5.
-        ("yarn", 0.002, [-0.018, 0.0219], "about 50 would decide); extended by yarn"),
+        ("yarn", 0.002, [-0.018, 0.0219], "about 50 documents would decide); extended by yarn"),
         # Of a skewed interval the end that has to come nearer counts: 8 * (0.018 / 0.008)^2 = 40.5.
-        ("yarn", 0.008, [-0.01, 0.05], "about 41 would decide); extended by yarn"),
-        ("yarn", -0.02, [-0.05, 0.01], "about 9 would decide)"),
+        ("yarn", 0.008, [-0.01, 0.05], "about 41 documents would decide); extended by yarn"),
+        ("yarn", -0.02, [-0.05, 0.01], "about 9 documents would decide)"),
         ("yarn", 0.001, [-0.005, 0.0099], "as well, to within 0.01 nats a token; written all"),
         ("yarn", -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
         ("yarn", 0.1, None, "not known whether extending gains anything over truncation at 4k (8"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ropext.jsontext import values_json
+from ropext.results.retrieval import ItemScore, difference_of
 from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 
 
@@ -123,15 +124,20 @@ def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
     error sqrt(6 * 56 / (6 * 9 * 11))."""
     skew = 2.2678 * math.sqrt(56) / 6 - math.sqrt(6 * 56 / (6 * 9 * 11))
     numbers = [0.0] * 7 + [0.8]
-    plain, moved = (Bootstrap().ratio(numbers, [1] * 8, bounded=own) for own in (True, False))
-    assert moved.ci95[0] == plain.ci95[0]
-    reach = (moved.ci95[1] - 0.1) / (plain.ci95[1] - 0.1)
-    assert reach == pytest.approx(1 + 4 * skew / math.sqrt(8), rel=1e-3)
+    moved = Bootstrap().ratio(numbers, [1] * 8)
+    means = np.concatenate([draw @ numbers / 8 for draw in Bootstrap().fresh_draws(8)])
+    widening = 2.364624 / 1.959964 * math.sqrt(8 / 7)
+    low, high = 0.1 + widening * (np.quantile(means, [0.025, 0.975]) - 0.1)
+    assert moved.ci95[0] == pytest.approx(low, rel=2e-3)
+    reach = (moved.ci95[1] - 0.1) / (high - 0.1)
+    assert reach == pytest.approx(1 + 4 * skew / math.sqrt(8), rel=2e-3)
     # Seen from the other side it is the lower end, and of a sample without skew neither.
     mirrored = Bootstrap().ratio([-own for own in numbers], [1] * 8)
     assert mirrored.ci95 == pytest.approx((-moved.ci95[1], -moved.ci95[0]))
     even = [-0.3, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.3]
-    assert Bootstrap().mean(even) == Bootstrap().ratio(even, [1] * 8, bounded=True)
+    means = np.concatenate([draw @ even / 8 for draw in Bootstrap().fresh_draws(8)])
+    ends = widening * np.quantile(means, [0.025, 0.975])
+    assert Bootstrap().mean(even).ci95 == pytest.approx(ends, rel=2e-3)
 
 
 # By the tables of Student's t.
@@ -273,12 +279,107 @@ def test_as_many_as_would_decide_are_never_fewer_than_there_are():
     assert replace(value, n=1000).deciding(2.0, 1.0) == "4,000"
 
 
-def test_a_difference_of_shares_ends_at_one():
-    """Seven of eight questions are answered by the first alone, one by both: the widened interval
-    would end above 1, which no difference of two shares exceeds."""
-    gaps = [1.0] * 7 + [0.0]
-    assert Bootstrap().ratio(gaps, [1.0] * 8).ci95[1] > 1
-    low, high = Bootstrap().ratio(gaps, [1.0] * 8, bounded=True).ci95
-    assert (0 < low < 0.875, high) == (True, 1.0)
-    down, up = Bootstrap().ratio([-gap for gap in gaps], [1.0] * 8, bounded=True).ci95
-    assert (down, up < 0) == (-1.0, True)
+def paired_difference(more, fewer, haystacks, questions=1):
+    """Of two models on the same questions: so many found by the first alone, by the second alone,
+    the first ones of the haystacks."""
+    alike = haystacks * questions - more - fewer
+    return difference_of_gaps([1.0] * more + [-1.0] * fewer + [0.0] * alike, questions)
+
+
+def difference_of_gaps(gaps, questions):
+    name = "mkey" if questions > 1 else "passkey"
+    items = [
+        ItemScore(name, 64, None, place // questions, None, 1, True, str(place), (), ())
+        for place in range(len(gaps))
+    ]
+    return difference_of(gaps, items, Bootstrap())
+
+
+# By hand, from Wilson's intervals: of 0 of 20 [0, .1611], 0 of 40 [0, .0876], 4 of 40
+# [.0396, .2305], 10 of 40 [.1419, .4019], 5 of 40 [.0546, .2611]; the last two correlate by
+# -sqrt(.25 * .125 / (.75 * .875)) = -.2182.
+@pytest.mark.parametrize(
+    ("more", "fewer", "count", "low", "high"),
+    [
+        (0, 0, 20, -0.1611, 0.1611),
+        (4, 0, 40, 0.1 - math.hypot(0.0604, 0.0876), 0.1 + 0.1305),
+        (
+            10,
+            5,
+            40,
+            0.125 - math.sqrt(0.1081**2 + 0.1361**2 + 0.4364 * 0.1081 * 0.1361),
+            0.125 + math.sqrt(0.1519**2 + 0.0704**2 + 0.4364 * 0.1519 * 0.0704),
+        ),
+        (40, 0, 40, 1 - 0.0876 * math.sqrt(2), 1.0),
+    ],
+)
+def test_a_difference_of_shares_is_known_no_better_than_the_shares(more, fewer, count, low, high):
+    value = paired_difference(more, fewer, count)
+    assert value.value == pytest.approx((more - fewer) / count)
+    assert value.ci95 == pytest.approx((low, high), abs=3e-4)
+    assert value.n == count
+    turned = paired_difference(fewer, more, count)
+    assert turned.ci95 == pytest.approx((-high, -low), abs=3e-4)
+
+
+def test_questions_over_a_haystack_count_for_fewer_in_a_difference():
+    """40 questions alike over eight haystacks are worth 40 / 3.8."""
+    end = 3.8415 / (40 / 3.8 + 3.8415)
+    assert paired_difference(0, 0, 8, 5).ci95 == pytest.approx((-end, end), abs=1e-4)
+    assert paired_difference(0, 0, 7, 5).ci95 is None
+
+
+# The bootstrap's intervals held these in .65, .35, .87, .76, .33 and .55 of the draws.
+@pytest.mark.parametrize(
+    ("haystacks", "questions", "lost", "whole"),
+    [
+        (20, 1, 0.05, False),
+        (20, 1, 0.02, False),
+        (40, 1, 0.05, False),
+        (80, 1, 0.02, False),
+        (8, 5, 0.05, True),
+        (8, 5, 0.1, True),
+        (16, 5, 0.05, True),
+        (8, 5, 0.1, False),
+    ],
+)
+def test_an_interval_of_a_difference_holds_it_though_one_model_finds_all(
+    haystacks, questions, lost, whole
+):
+    rng = np.random.default_rng(haystacks)
+    held, draws = 0, 400
+    for _ in range(draws):
+        if whole:
+            found = np.repeat(rng.random(haystacks) >= lost, questions)
+        else:
+            found = rng.random(haystacks * questions) >= lost
+        low, high = difference_of_gaps([1.0 - own for own in found], questions).ci95
+        assert -1 <= low < high <= 1
+        held += low <= lost <= high
+    assert held / draws >= 0.93
+
+
+# By hand: n / 3.8 independent answers end at the limit l where n is 3.8·z²·l·(1 - l)/(p - l)².
+@pytest.mark.parametrize(
+    ("right", "limit", "least"), [(40, 0.9, 132), (40, 0.8, 59), (38, 0.9, 526), (0, 0.1, 132)]
+)
+def test_as_many_questions_as_would_decide(right, limit, least):
+    value = wilson(right, 40, 40 / 3.8)
+
+    def passes(asked):
+        low, high = asked.ci95
+        return low >= limit if right else high <= limit
+
+    told = int(value.deciding_questions(passes))
+    assert least <= told <= least * 1.1
+    assert passes(wilson(right / 40 * told, told, told / 3.8))
+    fewer = told - 10
+    assert fewer < least or not passes(wilson(right / 40 * fewer, fewer, fewer / 3.8))
+
+
+def test_as_many_questions_as_would_decide_a_difference():
+    """Two models that answer 20 questions alike: Wilson's end z² / (n + z²) is .02 at 189."""
+    value = paired_difference(0, 0, 20)
+    assert value.deciding_questions(lambda asked: asked.ci95[0] >= -0.02) == "190"
+    assert paired_difference(0, 0, 190).ci95[0] >= -0.02
+    assert paired_difference(0, 0, 180).ci95[0] < -0.02
