@@ -36,7 +36,7 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
         return _of_tables(snapshot, plan, growth, card, call)
 
     def prove(directory: Path) -> JsonObject:
-        call.hooks.say("proving: stock transformers builds the model from the written config")
+        call.hooks.say("verifying: transformers builds the model from the written config")
         own_code = call.trust_remote_code
         return proof.prove_plan(directory, plan, snapshot.config, trust_remote_code=own_code)
 
@@ -61,7 +61,7 @@ class TableSource(DirectorySource):
         from ropext.schemes.growing import grow_files  # late: no rotary model needs it
 
         stale = grow_files(self.snapshot, directory, self.change, self.tables, show)
-        why = "left out, a buffer of the old length that stock makes anew"
+        why = "left out; transformers builds this buffer itself, at the new length"
         return [f"{name}: {why}" for name in stale]
 
 
@@ -79,7 +79,8 @@ def _of_tables(
 
     def prove(directory: Path) -> JsonObject:
         call.hooks.say(
-            "proving: every other tensor's bytes, then stock transformers loads the result"
+            "verifying: the bytes of all other tensors are compared, then transformers loads "
+            "the result"
         )
         compared = growing.compare_tables(snapshot, directory, growth, position_tables)
         proved = proof.prove_table(

@@ -181,7 +181,9 @@ def test_yarn_is_taken_at_every_factor():
 
 def test_a_recommendation_says_what_and_how_sure():
     what, sure = plan(configs.LLAMA, factor=2.0).recommendation.reason.split(". ")
-    assert what.startswith("without fine-tuning; written as yarn, not read as planned by exllamav2")
+    assert what.startswith(
+        "the default without training; written as yarn, exact in all measured engines but exllamav2"
+    )
     assert "vllm" not in what
     assert sure.startswith("Its cost on short inputs is unknown for this model")
     assert ". " not in plan(configs.LLAMA, finetune="books.jsonl").recommendation.reason
@@ -208,11 +210,11 @@ def test_the_recommendation_differs_where_the_reasons_do():
     assert got["windows"].method == "by-parts"
     causes = {name: own.reason.split(";")[0] for name, own in got.items()}
     assert causes == {
-        "plain": "without fine-tuning",
-        "finetuned": "it will be fine-tuned",
-        "scaled": "the model is scaled already, and this goes on from its current wavelengths",
-        "scaled for llama.cpp": "without fine-tuning",
-        "windows": "windowed and full layers share one rope dict, so that both are scaled",
+        "plain": "the default without training",
+        "finetuned": "the default for training",
+        "scaled": "the model is scaled already",
+        "scaled for llama.cpp": "the default without training",
+        "windows": "sliding-window and full-attention layers share one rope dict, so both are scaled",
     }
 
 
@@ -259,7 +261,7 @@ def test_the_length_alone(config):
     assert [s.rope.spectrum for s in after.sites] == [s.rope.spectrum for s in before.sites]
     assert after.context == after.stated_context == 2 * before.context
     assert (made.method, made.knobs) == ("length-only", {})
-    assert any("the spectrum is untouched" in warning for warning in made.warnings)
+    assert any("the RoPE frequencies stay the same" in warning for warning in made.warnings)
     assert made.edits
 
 
@@ -289,7 +291,7 @@ def test_a_method_that_moves_no_pair_is_refused_as_such():
     notes = {row.method: row.note for row in plan(configs.GEMMA4, method="ntk").methods}
     assert notes["llama3"] == notes["yarn"] == "moves no pair here"
     forced = plan(configs.GEMMA4, method="llama3", even_so=True)
-    assert any("no pair moves" in warning for warning in forced.warnings)
+    assert any("no frequency changes" in warning for warning in forced.warnings)
     assert plan(configs.LLAMA, method="llama3").recommendation
     # A theta of its own moves none either; a temperature that was asked for is a change.
     with pytest.raises(NotExpressible, match="moves no pair"):
@@ -304,7 +306,10 @@ def test_where_no_pair_needs_scaling_the_length_alone_is_recommended():
     made = plan(configs.GEMMA4)
     assert (made.method, made.recommendation.method) == ("length-only", "length-only")
     assert made.main.wanted == made.model.scaled_sites[0].rope.spectrum
-    assert "no pair needs scaling: each turns at least 696 times" in made.recommendation.reason
+    assert (
+        "no rotary pair needs scaling: each makes at least 696 rotations"
+        in made.recommendation.reason
+    )
     assert dict(made.facts())["recommended"].startswith("--length-only: ")
     asked = plan(configs.GEMMA4, method="ntk")
     assert (asked.method, asked.recommendation.method) == ("ntk", "length-only")
@@ -325,15 +330,15 @@ def reason(config, **options):
 def test_reasons_say_what_is_written():
     wish = {"for_loaders": ("llama.cpp", "exllamav2"), "finetune": "books.jsonl"}
     tuned = reason(configs.LLAMA, method="llama3", **wish)
-    assert tuned.startswith("it will be fine-tuned; yarn: cannot be")
+    assert tuned.startswith("the default for training; yarn: cannot be")
     assert "cannot be written exactly for llama.cpp and exllamav2" in tuned
-    assert "without fine-tuning" not in tuned
+    assert "without training" not in tuned
     assert "short inputs" not in tuned
     linear = configs.LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}
     linear = reason(linear, method="pi", original_context=4096, for_loaders=("llama.cpp",))
     assert "written as linear" in linear
     assert "longrope" not in linear
-    assert "written as longrope, not read as planned by " in reason(configs.DEEPSEEK_V3)
+    assert "written as longrope, exact in all measured engines but " in reason(configs.DEEPSEEK_V3)
 
 
 @pytest.mark.parametrize("name", [n for n in vars(configs) if n.isupper() and n != "GPT2"])
@@ -352,9 +357,9 @@ def test_every_reason_agrees_with_the_plan_of_what_it_recommends(name):
                 assert plan(config, method=method, **wish).model.obstacles
                 continue
             made = plan(config, method=advice.method, **wish)
-            form = made.main.params["rope_type"].replace("default", "a theta")
+            form = made.main.params["rope_type"].replace("default", "a new theta")
             assert f"written as {form}, " in advice.reason
-            assert ("without fine-tuning" in advice.reason) <= ("finetune" not in wish)
+            assert ("default without training" in advice.reason) <= ("finetune" not in wish)
 
 
 def test_a_refusal_names_the_form_that_works():
@@ -442,7 +447,7 @@ def test_mrope_takes_a_yarn_or_a_theta(kind):
     for factor in (2.0, 8.0):
         made = plan(config, factor=factor)
         assert (made.method, made.main.params["rope_type"]) == ("yarn", "yarn")
-        assert "vLLM and SGLang keep with a yarn or a theta alone" in made.recommendation.reason
+        assert "only under yarn or a new theta" in made.recommendation.reason
         assert any("an image takes fewer positions than tokens" in w for w in made.warnings)
     # Where vLLM was seen to take another ramp than the authors', a theta.
     trusted = plan(config, factor=2.0, for_loaders=("vllm",), even_so=True)
@@ -455,7 +460,7 @@ def test_mrope_takes_a_yarn_or_a_theta(kind):
     assert wrong.verdict == ("not measured" if kind == "glm4v" else "different")
     lost = [w for w in plan(config, method="llama3").warnings if "images as if they were text" in w]
     assert len(lost) == 1
-    ramp = [w for w in plan(config, method="yarn").warnings if "4 times the original" in w]
+    ramp = [w for w in plan(config, method="yarn").warnings if "4× the original" in w]
     assert ("up to 0.30" in ramp[0]) == (kind in ("qwen3_5", "qwen3_vl"))
     assert not any("mrope" in w.lower() for w in plan(configs.QWEN2).warnings)
 
@@ -479,7 +484,9 @@ def test_an_infinite_factor_stops_a_pair():
     pairs = (1.0,) * 60 + ({"__float__": "Infinity"}, *(math.inf,) * 3)
     made = plan(configs.LLAMA, method="longrope", pair_factors=pairs)
     assert made.main.wanted.inv_freq == (*map(pytest.approx, plain[:60]), 0, 0, 0, 0)
-    assert any(w.startswith("[still] pairs 60, 61, 62, 63 stand still") for w in made.warnings)
+    assert any(
+        w.startswith("[still] rotary pairs 60, 61, 62, 63 no longer rotate") for w in made.warnings
+    )
     assert families.read(made.config).sites[0].rope.spectrum.inv_freq[60:] == (0,) * 4
     assert made.config["rope_parameters"]["long_factor"][60:] == [{"__float__": "Infinity"}] * 4
     found = {each.loader: each.verdict for each in reversed(made.readings)}
@@ -490,7 +497,7 @@ def test_an_infinite_factor_stops_a_pair():
     llama = next(line for line in made.serving("OUT") if line.loader == "llama.cpp")
     assert not llama.command
     whole = plan(configs.LLAMA, method="longrope", pair_factors=(math.inf,) * 64)
-    assert any("all pairs stand still" in w for w in whole.warnings)
+    assert any("no rotary pair rotates" in w for w in whole.warnings)
     assert families.read(whole.config).sites[0].rope.spectrum.inv_freq == (0,) * 64
     with pytest.raises(NotExpressible, match="every pair of this model stands still already"):
         plan(whole.config, factor=2.0)
@@ -553,16 +560,16 @@ def untrained(tmp_path):
 def test_too_far_for_what_nobody_trains_is_said_from_four_times_on(untrained):
     _, warned = untrained
     assert warned(configs.LLAMA, target=16383) == ""  # of 4,096 tokens
-    assert warned(configs.LLAMA, target=16384).startswith("[far] 4 times the context")
+    assert warned(configs.LLAMA, target=16384).startswith("[far] 4× the context")
     assert warned(configs.LLAMA, factor=8.0, finetune="texts.jsonl") == ""
     assert warned(configs.LLAMA, factor=8.0, length_only=True) == ""
     assert "--untrained" not in warned(configs.LLAMA, factor=63.0)
-    assert warned(configs.LLAMA, factor=64.0).endswith("; extend asks for --untrained here")
-    assert "extend asks" not in warned(configs.LLAMA, factor=64.0, untrained=True)
+    assert warned(configs.LLAMA, factor=64.0).endswith("; extend needs --untrained here")
+    assert "extend needs" not in warned(configs.LLAMA, factor=64.0, untrained=True)
     # 32 times the original context are twice what Llama 3.1's authors trained.
     options = {"target": 262_144, "from_original": True, "method": "yarn"}
     assert warned(configs.LLAMA31, **options) == ""
-    assert warned(configs.LLAMA31, **options | {"target": 524_288}).startswith("[far] 4 times")
+    assert warned(configs.LLAMA31, **options | {"target": 524_288}).startswith("[far] 4×")
 
 
 def test_what_authors_publish_untrained_is_not_too_far(untrained):
@@ -580,7 +587,7 @@ def test_so_far_that_it_is_only_written_untrained_where_that_is_asked_for(untrai
     place, warned = untrained
     warned(configs.LLAMA, factor=2.0)
     far = {"factor": 64.0, "no_verify": True}
-    with pytest.raises(UsageError, match=r"262,144 tokens are 64 times .* all the same with --unt"):
+    with pytest.raises(UsageError, match=r"262,144 tokens are 64× .* anyway with --unt"):
         ropext.extend(place, tmp_path / "out", **far)
     with pytest.raises(InputError, match="weights"):  # the next that is missing here
         ropext.extend(place, tmp_path / "out", untrained=True, **far)
@@ -623,7 +630,7 @@ def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
     assert made.untrained_factor == (times or 2)
     told = "".join(warning for warning in made.warnings if warning.startswith("[far]"))
     trained = f"the {524_288 // (times or 2):,} tokens that its base was trained on (ropext.json)"
-    assert (f"[far] {times} times {trained}" in told) == bool(times)
+    assert (f"[far] {times}× {trained}" in told) == bool(times)
     assert bool(told) == bool(times)
     # Whoever names the context knows better.
     assert inspecting.plan(place, factor=2.0, context=target).untrained_factor == 2
@@ -631,8 +638,8 @@ def test_an_untrained_extension_in_steps_counts_from_the_recorded_original(
 
 def test_far_says_of_which_method_its_figures_are(untrained):
     _, warned = untrained
-    assert "of YaRN, not of pi" in warned(configs.LLAMA, factor=4.0, method="pi")
-    assert "not of" not in warned(configs.LLAMA, factor=4.0, method="yarn")
+    assert "for YaRN, not for pi" in warned(configs.LLAMA, factor=4.0, method="pi")
+    assert "not for" not in warned(configs.LLAMA, factor=4.0, method="yarn")
 
 
 def test_quantised_weights_are_not_sent_to_a_training_that_refuses_them(untrained):

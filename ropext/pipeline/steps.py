@@ -86,7 +86,7 @@ class ExtendStage(CheckpointStage):
             return {"what": "the weights, fetched from the hub first"}
         writing = self.work.recipe.extend
         how = {"copy": "copied", "hard": "hard-linked", "symlink": "linked"}[writing.link]
-        proof = "not proved" if writing.no_verify else "proved by stock transformers"
+        proof = "not verified" if writing.no_verify else "verified with transformers"
         return {"what": f"{size(total)} of weights {how}, {proof}", "bytes": total}
 
 

@@ -221,12 +221,12 @@ def ways_of(attempts: Attempts, recipe: Extend, method: str) -> tuple[Way, ...]:
     first = on if recipe.from_original else recipe
     name = "by-parts" if recipe.from_original else method
     row = attempts.row(first, name, method)
-    again = "its weights were trained since that scaling, or nobody knows"
+    again = "its weights were trained after that scaling, or this is not known"
     ways = [_way(f"--target {target} --method {name}", again, row)]
     if model.asks_original:
         return tuple(ways)
     options, row = _in_one_step(attempts, recipe)
-    condition = "its weights were not trained since that scaling"
+    condition = "its weights were not trained after that scaling"
     if model.scaled_sites[0].params["rope_type"] == "longrope":
         condition += "; its own pair factors are dropped"
     ways.append(_way(options, condition, row))
@@ -234,7 +234,7 @@ def ways_of(attempts: Attempts, recipe: Extend, method: str) -> tuple[Way, ...]:
 
 
 def _way(options: str, condition: str, row: MethodRow) -> Way:
-    return Way(options, f"where {condition}", row.form, row.read_by, row.misread_by)
+    return Way(options, f"if {condition}", row.form, row.read_by, row.misread_by)
 
 
 def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
@@ -310,8 +310,8 @@ def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> 
     model = attempts.model
     target = attempts.target
     if model.obstacles:
-        said = "scaling cannot help this model, as the warnings say"
-        return Recommendation("none", False, f"{said}; --length-only raises its length")
+        said = "scaling cannot help this model (see the warnings)"
+        return Recommendation("none", False, f"{said}; --length-only raises its stated length")
     authors = families.recipe_of(model)
     if authors is not None and authors.understates(model.context, target):
         return Recommendation(LENGTH_ONLY, False, authors.why_length_alone)
@@ -327,7 +327,7 @@ def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> 
         unscaled = _unscaled_cases(attempts.carrier, recipe)
         first = _first(attempts.carrier, recipe, unscaled, originals)
         if first is not None:
-            why = f"nothing can be written{_for(recipe)} that scales its current wavelengths"
+            why = f"no config can store a scaling of its current frequencies{_for(recipe)}"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
     return Recommendation("none", False, f"no method can be written exactly{_for(recipe)}")
 
@@ -336,9 +336,9 @@ def _why_no_scaling(model: Model) -> str:
     fewest = _fewest_turns(model)
     context = model.context
     return (
-        f"no pair needs scaling: each turns at least {fewest:,.0f} times in the {context:,} tokens "
-        "of training, so that none meets a phase further on that it never showed. How well the "
-        "model reads there is unknown; measure it with ropext eval"
+        f"no rotary pair needs scaling: each makes at least {fewest:,.0f} rotations in the "
+        f"{context:,} tokens of training, so longer input brings no new angle. How good the model "
+        "is there is unknown; measure it with ropext eval"
     )
 
 
@@ -353,7 +353,7 @@ def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if recipe.from_original or not scaled or carrier.three_axes:
         return cases
-    said = "the model is scaled already, and this goes on from its current wavelengths"
+    said = "the model is scaled already; this scales its current frequencies"
     methods = ["by-parts"]
     for case in cases:
         methods.append(case.method)
@@ -366,16 +366,16 @@ def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
     if windowed and len(model.sites) == 1 and not carrier.three_axes:
-        said = "windowed and full layers share one rope dict, so that both are scaled"
+        said = "sliding-window and full-attention layers share one rope dict, so both are scaled"
         cases.append(_Case(said, "by-parts"))
     if pairs < FEW_PAIRS:
-        cases.append(_Case(f"only {pairs} pairs rotate, too few for a ramp", "ntk"))
+        cases.append(_Case(f"only {pairs} rotary pairs, too few for a ramp", "ntk"))
     if recipe.attention is not None:
-        cases.append(_Case("an attention factor of your own is carried by yarn", "yarn"))
-    said = "it will be fine-tuned" if recipe.finetune else "without fine-tuning"
+        cases.append(_Case("rope type yarn can store your attention factor", "yarn"))
+    said = "the default for training" if recipe.finetune else "the default without training"
     if carrier.three_axes:
-        said += ", and it turns images by three axes (mRoPE), which vLLM and SGLang keep with a "
-        said += "yarn or a theta alone"
+        said += "; vLLM and SGLang keep the three axes of images (mRoPE) only under yarn or a new "
+        said += "theta"
     for method in _preferred(carrier):
         cases.append(_Case(said, method))
     return cases
@@ -395,7 +395,7 @@ def _first(
         row = by_name[case.method]
         lost = carrier.three_axes and row.form not in ("default", "yarn")
         if row.form is None or lost:
-            note = row.note or f"as {row.form} it loses mRoPE"
+            note = row.note or f"rope type {row.form} loses mRoPE"
             passed.setdefault(note, []).append(row.method)
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
@@ -405,14 +405,16 @@ def _first(
 
 
 def _readers(row: MethodRow) -> str:
-    out = f"written as {'a theta' if row.form == 'default' else row.form}"
+    out = f"written as {row.form}"
+    if row.form == "default":
+        out = "written as a new theta"
     if row.misread_by:
-        return f"{out}, not read as planned by {listed(row.misread_by)}"
+        return f"{out}, exact in all measured engines but {listed(row.misread_by)}"
     if not row.read_by:
-        return f"{out}, which was measured in no loader"
+        return f"{out}, not measured in any engine"
     if len(row.read_by) == 1:
-        return f"{out}, measured in {row.read_by[0]} alone"
-    return f"{out}, read as planned by every loader that was measured"
+        return f"{out}, measured only in {row.read_by[0]}"
+    return f"{out}, exact in all measured engines"
 
 
 def default_method(attempts: Attempts, recipe: Extend) -> str:

@@ -42,7 +42,7 @@ class Way:
     """One of the two ways to extend a model that is scaled already."""
 
     options: str  # as one types them
-    condition: str  # where it is the right one
+    condition: str  # if it is the right one
     form: str | None  # the rope type that carries it, None where nothing can
     read_by: tuple[str, ...]
     misread_by: tuple[str, ...]
@@ -52,8 +52,8 @@ class Way:
         if self.form is None:
             return f"{self.options}: {self.condition}; cannot be written exactly"
         said = f"{self.options}: {self.condition}; written as {_form(self.form)}"
-        said += f", read as planned by {listed(self.read_by)}" if self.read_by else ""
-        return said + (f", not by {listed(self.misread_by)}" if self.misread_by else "")
+        said += f", exact in {listed(self.read_by)}" if self.read_by else ""
+        return said + (f", wrong in {listed(self.misread_by)}" if self.misread_by else "")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ExtensionPlan:
     @property
     def weights(self) -> str:
         """What becomes of the weights, as a card says it."""
-        return "The weights are those of the base; config.json alone says what changed."
+        return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
         """What of the base was extended, as the beginning of a sentence."""
@@ -213,13 +213,13 @@ class ExtensionPlan:
         """Refuse an extension so far that it is only written untrained where that was asked for."""
         if self.untrained_factor < ASKED_UNTRAINED or self.recipe.untrained:
             return
-        ways = "take a smaller factor, or write it all the same with --untrained"
+        ways = "take a smaller factor, or write it anyway with --untrained"
         if self.training:
             ways = f"{self.training}, {ways}"
-        trained = self.trained_on or "what the model reads"
+        trained = self.trained_on or "its context"
         raise UsageError(
-            f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g} times {trained},"
-            f" and nothing is trained for them: {ways}"
+            f"{self.name}: {self.target:,} tokens are {self.untrained_factor:g}× {trained}, and"
+            f" nothing is trained for them: {ways}"
         )
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
@@ -330,7 +330,7 @@ class Plan(ExtensionPlan):
             line = pasted(
                 "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
             )
-            facts.append(("in memory", f"Self-Extend, held by no file: {line}"))
+            facts.append(("in memory", f"Self-Extend, which no file can store: {line}"))
             facts.append(("", f"({self_extend.EXCEPTION})"))
         return facts
 
@@ -342,8 +342,8 @@ class Plan(ExtensionPlan):
         now = self.model.scaled_sites[0].rope
         facts = list[tuple[str, str]]()
         if now.original_context != now.context:
-            both = f"{self.target / now.context:g}x its current context of {now.context:,}, "
-            both += f"{self.target / now.original_context:g}x its original context of "
+            both = f"{self.target / now.context:g}× its current context of {now.context:,}, "
+            both += f"{self.target / now.original_context:g}× its original context of "
             facts.append(("factor", f"{both}{now.original_context:,}"))
         return facts
 
@@ -357,8 +357,8 @@ class Plan(ExtensionPlan):
         attention = f"factor {self.main.wanted.attention_factor:.6g} on cos and sin"
         if self.method == "longrope":  # pair factors bring none of their own
             given = self.recipe.attention is not None
-            attention += " (as the file or a flag says)" * given
-            attention += " (the file of pair factors says none)" * (not given)
+            attention += " (from the file or a flag)" * given
+            attention += " (the file of pair factors sets none)" * (not given)
         return [("written as", ", ".join(written)), ("attention", attention)]
 
     def _advice(self) -> list[tuple[str, str]]:
@@ -405,7 +405,7 @@ class Plan(ExtensionPlan):
         if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             return UnsupportedModel(
                 f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
-                "--length-only raises the stated length alone, --even-so extends it all the same"
+                "--length-only raises only the stated length, --even-so extends it anyway"
             )
         if doubt := too_far(self.recipe, self.context, self.target):
             return UsageError(f"{self.name}: {doubt}")
@@ -465,8 +465,8 @@ class Plan(ExtensionPlan):
 
 
 LEGEND = """\
-* planned here. Pairs extrapolated: pairs that turn further than in training; worst: how many times
-  as far at most. Mean compression: how many times slower the pairs turn, on average."""
+* this plan. Pairs extrapolated: rotary pairs that reach angles beyond those of training; worst: the
+  largest ratio. Mean compression: how many times slower the pairs rotate, on average."""
 
 
 def _form(rope_type: str | None) -> str:
@@ -484,12 +484,12 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
     factor = target / context
     if factor <= FARTHEST or recipe.even_so:
         return ""
-    meant = "is that meant"
+    meant = "Is that meant"
     if recipe.factor and recipe.factor > context:
-        meant = f"is --target {recipe.factor:g} meant"
+        meant = f"Is --target {recipe.factor:g} meant"
     return (
-        f"{target:,} tokens are {factor:g} times the {context:,} of the model, and no model was "
-        f"ever extended more than {FARTHEST} times: {meant}? (--even-so goes on)"
+        f"{target:,} tokens are {factor:g}× the model's {context:,}, and no model was ever "
+        f"extended beyond {FARTHEST}×. {meant}? (--even-so extends it anyway)"
     )
 
 

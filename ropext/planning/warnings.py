@@ -19,9 +19,7 @@ from ropext.rope import RopeSite
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
 FAR_UNTRAINED = 4  # times the context, from which on an untrained model loses what was measured
-EVEN_SO = (
-    "; extend and its like ask for --even-so, or for --length-only, which raises the length alone"
-)
+EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the stated length"
 # vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
 # take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
 # its rotary code was run; 0.32 built the models, 0.33 was read).
@@ -74,7 +72,7 @@ def length_only(plan: Planned) -> str:
     if not plan.recipe.length_only:
         return ""
     return (
-        "[length-only] the spectrum is untouched: only the stated length goes from "
+        "[length-only] the RoPE frequencies stay the same: only the stated length goes from "
         f"{plan.context:,} to {plan.target:,}, for a model that reads further than it states, or "
         "for a scaling that is set at run time"
     )
@@ -84,7 +82,7 @@ def nothing_moves(plan: Planned) -> str:
     main = plan.main
     if plan.recipe.length_only or main.wanted.inv_freq != main.rope.spectrum.inv_freq:
         return ""
-    return "[still] no pair moves: only the stated length grows"
+    return "[still] no frequency changes: only the stated length grows"
 
 
 def pairs_stop(plan: Planned) -> str:
@@ -95,11 +93,11 @@ def pairs_stop(plan: Planned) -> str:
         return ""
     if len(still) == main.rope.dim // 2:
         return (
-            "[still] all pairs stand still from now on: the model reads without positions, as "
-            "DroPE does after training without them"
+            "[still] no rotary pair rotates any more: the model has no positions, like a model "
+            "that DroPE trained without them"
         )
     named = ", ".join(map(str, still))
-    return f"[still] pairs {named} stand still from now on: no position reaches them"
+    return f"[still] rotary pairs {named} no longer rotate: they see no position"
 
 
 def farther_than_anybody(plan: Planned) -> str:
@@ -115,7 +113,7 @@ def _instead(plan: Plan) -> str:
     if plan.training:
         ways.append(f"{plan.training}, ")
     if plan.folds_in_memory:
-        ways.append("read by Self-Extend (ropext serve --method self-extend), ")
+        ways.append("use Self-Extend (ropext serve --method self-extend), ")
     if ways:
         ways.append("or ")
     return "".join(ways)
@@ -129,17 +127,17 @@ def far(plan: Plan) -> str:
         return ""
     asked = ""
     if factor >= ASKED_UNTRAINED and not plan.recipe.untrained:
-        asked = "; extend asks for --untrained here"
+        asked = "; extend needs --untrained here"
     measured = ""
     if plan.method != "yarn":
-        measured = f" (measured of YaRN, not of {plan.method})"
+        measured = f" (measured for YaRN, not for {plan.method})"
     trained = plan.trained_on or "the context"
     return (
-        f"[far] {factor:g} times {trained} with nothing trained: on novels"
-        " YaRN costs SmolLM2 0.18 nats a token at 4 times, where it finds .10 of the keys, and 0.65"
-        f" at 8{measured}; no authors"
-        f" publish an untrained factor above 4. What remains: {_instead(plan)}a smaller factor"
-        f" (docs/choosing.md){asked}"
+        f"[far] {factor:g}× {trained} without training: with YaRN, SmolLM2 predicts novels 0.18 "
+        "nats per token worse than from truncated text at 4× (about 20 % more perplexity) and "
+        f"finds 10 % of the needles; 0.65 nats worse at 8×{measured}. No authors publish an "
+        f"untrained factor above 4. Instead: {_instead(plan)}take a smaller factor "
+        f"(docs/choosing.md){asked}"
     )
 
 
@@ -153,12 +151,12 @@ def reached(target: int, context: int) -> str:
     """That a target from the original context is not beyond what the model reads today."""
     if target == context:
         return (
-            f"[not-longer] the target is the {target} tokens that the model reads today: this "
-            "keeps its length and replaces its scaling"
+            f"[not-longer] the target equals the context of {target} tokens that the model has "
+            "today: this keeps its length and replaces its scaling"
         )
     return (
-        f"[not-longer] the target of {target} tokens is below the {context} that the model reads "
-        "today: from its original context this is a shorter window"
+        f"[not-longer] the target of {target} tokens is below the context of {context} that the "
+        "model has today: scaling from its original context makes it shorter"
     )
 
 
@@ -167,7 +165,7 @@ def temperature(plan: Planned) -> str:
         return ""
     if plan.model.temperature == "rotated channels":
         return (
-            "[temperature] the attention factor acts on the rotated channels only, not on "
+            "[temperature] the attention factor acts only on the rotated channels, not on "
             "whole logits as in YaRN's paper: this family rotates a part of each head"
         )
     if plan.model.temperature == "cancelled":
@@ -191,7 +189,7 @@ def _unknown_keys(plan: Planned, keys: tuple[str, ...]) -> str:
         return ""
     return (
         f"[unknown-keys] transformers will warn of unrecognized keys ({', '.join(keys)}), "
-        "under which other loaders read the attention factor"
+        "which other engines need for the attention factor"
     )
 
 
@@ -199,8 +197,9 @@ def form_of_mrope(plan: Planned) -> str:
     if not plan.carrier.three_axes or plan.form in ("default", "yarn"):
         return ""
     return (
-        f"[mrope] vLLM and SGLang read mrope_section with a theta or a yarn alone: as {plan.form} "
-        "they turn images as if they were text"
+        "[mrope] vLLM and SGLang support mrope_section only with a theta or yarn: under "
+        f"{plan.form} "
+        "they rotate images as if they were text"
     )
 
 
@@ -209,14 +208,13 @@ def ramp_of_mrope(plan: Planned) -> str:
         return ""
     if plan.model.text_type.startswith(VLLM_ONE_POSITION):
         return (
-            "[mrope] vLLM up to 0.30 counts the ramp of a yarn from 4 times the original length in "
-            "mRoPE, from 0.32 on as stock; it reads attn_factor up to 0.21, attention_factor from "
-            "0.30 on"
+            "[mrope] under mRoPE, vLLM up to 0.30 counts yarn's ramp from 4× the original length, "
+            "from 0.32 on as transformers does; it uses attn_factor up to 0.21, attention_factor "
+            "from 0.30 on"
         )
     return (
-        "[mrope] vLLM (0.11 to 0.33) counts the ramp of a yarn from 4 times the original "
-        "length in this mRoPE, and no spelling makes it the authors'; --method ntk is read "
-        "exactly"
+        "[mrope] under this mRoPE, vLLM (0.11 to 0.33) counts yarn's ramp from 4× the original "
+        "length, and no config key changes that; vLLM computes --method ntk exactly"
     )
 
 
@@ -224,9 +222,9 @@ def images_of_mrope(plan: Planned) -> str:
     if not plan.carrier.three_axes or plan.target <= plan.context:
         return ""
     return (
-        "[mrope] an image takes fewer positions than tokens in mRoPE, and a factor counts "
-        "positions: with images a smaller one reaches the same length (Qwen3-VL's authors "
-        "take 3 for 262,144 -> 1,000,000 tokens)"
+        "[mrope] an image takes fewer positions than tokens in mRoPE, and the factor counts "
+        "positions: with images a smaller factor reaches the same length (Qwen3-VL's authors "
+        "use 3 for 262,144 -> 1,000,000 tokens)"
     )
 
 
@@ -245,8 +243,8 @@ def float32(plan: Planned) -> str:
     if plan.target <= FLOAT32_MATTERS:
         return ""
     return (
-        f"[float32] at {plan.target} tokens the float32 angles of stock transformers are off by up "
-        f"to {plan.target * 2.0**-25:.1e} rad on the fastest pair"
+        f"[float32] at {plan.target} tokens the float32 angles in transformers are off by up to "
+        f"{plan.target * 2.0**-25:.1e} rad on the fastest rotary pair"
     )
 
 
@@ -255,7 +253,7 @@ def two_sets(plan: Planned) -> str:
         return ""
     return (
         "[two-sets] two sets of factors: a sequence that grows past "
-        f"{plan.main.params['original_max_position_embeddings']} tokens while keys are cached "
+        f"{plan.main.params['original_max_position_embeddings']} tokens while K/V are cached "
         "mixes both; only models that refill the cache there (Phi-3) are right"
     )
 
@@ -280,8 +278,9 @@ def composed(plan: Planned) -> str:
     if len(plan.ways) == 2 and plan.ways[1].form not in (None, "longrope"):
         in_one_step = f"; in one step, {plan.ways[1].condition}: {plan.ways[1].options}"
     return (
-        "[composed] the model is scaled already, and both scalings together are written as a "
-        f"longrope, which not every loader reads as planned: {', '.join(others)}{in_one_step}"
+        "[composed] the model is scaled already, and both scalings together are written as rope "
+        "type longrope, which these engines do not compute as planned: "
+        f"{', '.join(others)}{in_one_step}"
     )
 
 

@@ -12,9 +12,9 @@ from ropext.report.text import (
     extend_command,
     fact_lines,
     headlines,
+    kv_cache,
     served_headline,
     serving_text,
-    size,
     stand_in,
 )
 from ropext.table import WIDTH, folded
@@ -28,15 +28,15 @@ LINES = 24  # of a terminal
 FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
 SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
 REMARK_ROWS = 6  # that commands leave to warnings and notes
-DETAILS = "--details shows the methods, the new keys, why each loader reads it so, more programs"
-SERVED_DETAILS = "--details shows what each loader and version makes of it, and why"
+DETAILS = "--details shows all methods, the new config keys, each engine's verdict, more commands"
+SERVED_DETAILS = "--details shows the verdict for each engine and version, and why"
 
 
 def plan_screen(made: ExtensionPlan) -> str:
     """Write `ropext plan` in at most 24 lines."""
     facts = made.reasons()
     if made.kv_cache_bytes is not None:
-        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
+        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
     facts += _readers(made.readings)
     above = headlines(made)
     above.append(fact_lines(facts))
@@ -64,7 +64,7 @@ def served_screen(read: "Served", verdict: str = "") -> str:
 
 
 def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
-    """Name the loaders that read the result as planned, the others, and those not measured."""
+    """Name the engines that compute the plan, those that do not, and those not measured."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
@@ -76,7 +76,7 @@ def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
         else:
             unknown.append(reading.loader)
     facts = list[tuple[str, str]]()
-    for what, names in (("read by", same), ("misread by", wrong), ("not measured", unknown)):
+    for what, names in (("exact in", same), ("wrong in", wrong), ("not measured", unknown)):
         if names:
             facts.append((what, ", ".join(names)))
     return facts
@@ -90,7 +90,9 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
     known = [overrides[name] for name in names]
     if lines := _first_lines(known, room - 3):
-        heading = f"to serve the base's own weights so, without a copy{stand_in(known)}:"
+        heading = (
+            f"to serve the original weights with these settings, without a copy{stand_in(known)}:"
+        )
         parts += [heading, lines]
     words = made.words
     results = made.serving(words.name)
@@ -101,7 +103,7 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
         by_loader = {line.loader: line for line in (*results, *usual)}
         usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual
     if lines := _first_lines(usual, room - _height(parts) - 1):
-        parts += [f"to serve it (OUT is the {words.output} you write):", lines]
+        parts += [f"to serve the result (OUT = the {words.output} you write):", lines]
     return parts
 
 

@@ -65,9 +65,10 @@ def scaling_line(site: RopeSite, extended: str = "") -> str:
 
 
 _TEMPERATURE = {
-    "whole": "a method's temperature acts on whole logits",
-    "rotated channels": "a method's temperature acts on the rotated channels only",
-    "cancelled": "a method's has no effect (queries and keys are normalised after rotation)",
+    "whole": "a method's temperature scales the whole attention logits",
+    "rotated channels": "a method's temperature scales the part from rotated channels only",
+    "cancelled": "a method's temperature has no effect (queries and keys are normalised "
+    "after the rotation)",
 }
 
 
@@ -84,7 +85,7 @@ def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
     full = cache_bytes(carrier, model.context)
     if per_token is not None and full is not None:
         facts.append(
-            ("KV cache", f"{size(per_token)} a token at 2 bytes a value; {size(full)} when full")
+            ("KV cache", f"{size(per_token)} per token (16-bit values); {size(full)} when full")
         )
     if model.layer_types:
         counts = list[str]()
@@ -92,14 +93,14 @@ def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
             counts.append(f"{count} {named(kind_of_layer)}")
         facts.append(("layers", ", ".join(counts)))
     if model.sliding_window:
-        window = f"{model.sliding_window:,} tokens in windowed layers"
+        window = f"{model.sliding_window:,} tokens in sliding-window layers"
         if model.reach:
-            window += f"; nothing reaches further back than {model.reach:,}"
+            window += f"; no token sees further back than {model.reach:,}"
         facts.append(("window", window))
     if model.nope_layers:
-        facts.append(("unrotated", f"{model.nope_layers} attention layers have no rotation"))
+        facts.append(("unrotated", f"{model.nope_layers} attention layers have no RoPE"))
     facts.append(
-        ("rope types", f"{', '.join(model.forms)}: what its class in transformers computes")
+        ("rope types", f"{', '.join(model.forms)} (those that its class in transformers computes)")
     )
     facts.append(("temperature", _TEMPERATURE[model.temperature]))
     return facts + _limit_facts(limits)
@@ -111,7 +112,7 @@ def _shape(model: Model) -> str:
         "layers": model.layers,
         "heads": model.heads,
         "key/value heads": model.kv_heads,
-        "channels a head": model.head_dim,
+        "channels per head": model.head_dim,
     }
     known = list[str]()
     for what, count in sizes.items():
@@ -134,12 +135,12 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
     dim = f"{rope.dim} channels"
     if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
         dim = f"{rope.dim} of {model.head_dim} channels"
-    layout = "interleaved" if model.interleaved else "half and half"
+    layout = "interleaved" if model.interleaved else "split in halves"
     pairs = rope.dim // 2
     still = rope.spectrum.inv_freq.count(0)
-    count = f"{pairs} pairs"
+    count = f"{pairs} rotary pairs"
     if still:
-        count = f"{pairs - still} of {pairs} pairs turn"
+        count = f"{pairs - still} of {pairs} rotary pairs rotate"
     facts = [
         ("rotary dim", f"{dim} ({count}, {layout})"),
         ("theta", number(rope.theta)),
@@ -148,7 +149,7 @@ def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[
     if rope.original_context != rope.context and not model.asks_original:
         facts.append(("original", f"{rope.original_context:,} tokens before that scaling"))
     if not site.scaled:
-        facts.append(("extension", "leaves these layers alone"))
+        facts.append(("extension", "does not change these layers"))
     return facts
 
 
@@ -166,19 +167,19 @@ def pair_table(site: RopeSite, target: int) -> str:
     for i, (wave, seen, ratio) in enumerate(
         zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
     ):
-        needs = f"{ratio:.3g}x the phase of training" if ratio > 1.001 else ""
+        needs = f"{ratio:.3g}× the largest angle of training" if ratio > 1.001 else ""
         rows.append([str(i), number(wave), f"{seen:.4g}", needs])
-    turned = f"turns in {site.rope.context:,} tokens"
-    return columns(["pair", "wavelength", turned, f"at {target:,} tokens, untouched"], rows)
+    turned = f"rotations in {site.rope.context:,} tokens"
+    return columns(["pair", "wavelength", turned, f"at {target:,} tokens without scaling"], rows)
 
 
 def _beyond(site: RopeSite, target: int) -> str:
     """How many pairs the target takes where training never was."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
-    line = f"{count} of {len(ratios)} pairs meet phases that training never showed"
+    line = f"{count} of {len(ratios)} pairs reach angles that training never showed"
     if count:
-        line += f", up to {max(ratios):.3g}x"
+        line += f", up to {max(ratios):.3g}× the largest"
     return f"{line} (--pairs lists them)"
 
 
@@ -214,7 +215,9 @@ def _unrotated(seen: "Unrotated") -> str:
         kind += f" (text part: {scheme.text_type})"
     facts = [("type", kind), ("positions", SCHEMES[scheme.kind])]
     if scheme.carried and not scheme.tensors:
-        facts.append(("distances", f"alike from {alike(scheme)} on; {scheme.key} {scheme.context}"))
+        facts.append(
+            ("distances", f"all the same from {alike(scheme)} on; {scheme.key} {scheme.context}")
+        )
     elif scheme.context:
         facts.append(("context", f"{scheme.context:,} tokens"))
     if scheme.tensors:
@@ -259,7 +262,7 @@ def _loader_note(reading: "LoaderReading") -> str:
     return f": {reading.why}"
 
 
-READ = 'what each loader makes of it ("same": it computes what is planned)'
+READ = 'what each engine computes ("same": what the plan states)'
 
 
 def value(item: Any) -> str:
@@ -289,17 +292,15 @@ def edit_lines(edits: Iterable[Edit]) -> str:
     return "\n".join(lines)
 
 
-WITHOUT_COPY = (
-    "or without a copy: serve the base's own weights by these lines, and plain for short prompts"
-)
+WITHOUT_COPY = "or without a copy: serve the original weights with these settings"
 
 
 def headlines(made: ExtensionPlan) -> list[str]:
     """Write from where to where and by what; why `extend` refuses it, where it does."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
-    head += f"{made.factor:g}x"
+    head += f"{made.factor:g}×"
     if made.recipe.from_original:
-        head += " from its original spectrum"
+        head += " from its original RoPE frequencies"
     if made.refusal is not None:
         return [folded(str(made.refusal)), "", f"with --even-so: {head}"]
     return [head]
@@ -311,7 +312,7 @@ def plan(made: ExtensionPlan) -> str:
     facts = made.facts()
     methods = made.compared()
     if made.kv_cache_bytes is not None:
-        facts.append(("KV cache", f"{size(made.kv_cache_bytes)} for one full sequence"))
+        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
     if facts:
         parts.append(fact_lines(facts))
     if methods.rows:
@@ -327,9 +328,13 @@ def plan(made: ExtensionPlan) -> str:
         rows = list[tuple[str, str]]()
         for options, loaders in nearest.items():
             rows.append((f"  {options}", ", ".join(loaders)))
-        parts += ["\nthe nearest forms that other loaders read exactly", columns((), rows)]
+        parts += ["\nthe nearest settings that other engines compute exactly", columns((), rows)]
     if lines := made.serving(words.name):
-        parts += ["", f"to serve it (OUT is the {words.output} you write)", serving_text(lines)]
+        parts += [
+            "",
+            f"to serve the result (OUT = the {words.output} you write)",
+            serving_text(lines),
+        ]
     if lines := made.overrides():
         parts += ["", f"{WITHOUT_COPY}{stand_in(lines)}"]
         if words.without_copy:
@@ -386,16 +391,16 @@ def serving_text(lines: Iterable["Serving"]) -> str:
 
 
 def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
-    """`ropext extend` as text: what was written and proved, how to serve it, in `every` program or
-    in one, and what to do next."""
+    """Write the answer of `extend`: the files, the verification, how to serve them (in `every`
+    engine or in one), and what to do next."""
     out = pasted(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     parts.append(_files(written.files))
-    parts.append(_proof(written.proof))
+    parts.append(_verification(written.proof, out))
     first_try = made.words.first_try
     if first_try and made.kv_cache_bytes:
-        taken = size(made.kv_cache_bytes)
-        parts.append(f"KV cache: {taken} for one full sequence; to try it, {first_try}")
+        taken = kv_cache(made.kv_cache_bytes, made.target)
+        parts.append(f"KV cache: {taken}; to try it, {first_try}")
     for note in written.notes:
         parts.append(f"note: {note}")
     for name, reason in written.left.items():
@@ -408,14 +413,14 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         else:
             parts += ["", _to_serve(written.output, made.usual(lines))]
     if made.sites:
-        parts += ["", f"quality was not measured: ropext eval {out} --data TEXTS"]
+        parts += ["", f"quality was not measured; to measure it: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
 
 
 def stand_in(lines: Iterable["Serving"]) -> str:
     """Say what MODEL stands for, where commands name the base so: it has no place here."""
     if any("MODEL" in line.command for line in lines):
-        return " (MODEL: where they lie)"
+        return " (MODEL = their path)"
     return ""
 
 
@@ -429,7 +434,7 @@ def how_to_serve(output: Path) -> str:
 
 
 def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
-    others = f"in other programs: ropext plan {pasted(str(output))}"
+    others = f"for other engines: ropext plan {pasted(str(output))}"
     return f"to serve it ({others})\n{serving_text(usual)}"
 
 
@@ -444,31 +449,38 @@ def _files(names: Sequence[str]) -> str:
     return f"files: {shown}"
 
 
-def _proof(proof: JsonObject | None) -> str:
-    """Write what was proved; a forward pass that did not agree has a sentence by itself."""
+def kv_cache(count: int, target: int) -> str:
+    """Write how much memory one sequence of the target length takes."""
+    return f"{size(count)} for one sequence of {target:,} tokens (16-bit values)"
+
+
+def _verification(proof: JsonObject | None, out: str) -> str:
+    """Write what was verified; a forward pass that did not agree has a sentence by itself."""
     if not proof:
-        return "not proved (--no-verify); `ropext verify` does it later"
+        return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
         return (
-            f"proved: read back, {proof['tensors']} tensors ({size(proof['bytes'])}) as they "
-            f"were, and ggml's formula on its keys within {proof['error']:.1e} of the plan"
+            f"verified: file read back; {proof['tensors']} tensors ({size(proof['bytes'])}) "
+            f"unchanged; RoPE frequencies match the plan (largest relative error "
+            f"{proof['error']:.1e})"
         )
-    tensors = f"{proof['tensors_compared']} tensors"
+    done = f"verified with transformers {proof['transformers']}: it loads "
+    done += f"{proof['tensors_compared']} tensors"
     if proof["tensors_not_compared"]:
-        tensors += f" ({proof['tensors_not_compared']} packed ones not compared)"
-    proved = f"proved with transformers {proof['transformers']}: {tensors}"
+        done += f" ({proof['tensors_not_compared']} packed ones not compared)"
     if "rows_bit_exact" in proof:
         if proof["rows_bit_exact"]:
-            proved += f", {proof['rows_bit_exact']:,} old rows bit for bit"
-        return f"{proved}; {proof['forward']}"
+            done += f"; {proof['rows_bit_exact']:,} old rows are unchanged, bit for bit"
+        return f"{done}; {proof['forward']}"
     modules = proof["rotary_modules"] + proof["attention_modules"]
     error = proof["worst"]["error"]
-    proved += f" and {modules} modules as planned (relative error {error:.1e})"
+    done += f"; the RoPE and attention settings of {modules} modules match the plan (largest "
+    done += f"relative error {error:.1e})"
     if proof["forward_agrees"]:
-        return f"{proved}, one forward pass too"
+        return f"{done}; a forward pass matches, too"
     if proof["forward"]:
-        return f"{proved}; {proof['forward']}"
-    return proved
+        return f"{done}; {proof['forward']}"
+    return done
 
 
 def served_headline(read: Served) -> str:
@@ -482,8 +494,8 @@ def served_headline(read: Served) -> str:
 
 
 def served(read: Served, verdict: str = "") -> str:
-    """`ropext plan --details` on an extended directory: the verdict of its gate, and who reads it
-    how."""
+    """Write `ropext plan --details` of an extended model: the verdict of its gate, and what each
+    engine computes."""
     head = served_headline(read)
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
@@ -500,7 +512,7 @@ def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -
 
 def costs(counts: Any) -> str:
     """`ropext eval --dry-run` as text."""
-    read = "each document in one piece"
+    read = "each document in one pass"
     if counts.chunk:
         read = f"in chunks of {counts.chunk} tokens with a KV cache"
         if counts.cache_bytes is not None:
@@ -512,7 +524,7 @@ def costs(counts: Any) -> str:
     rows = [(part.what, str(part.passes), str(part.tokens)) for part in counts.work]
     return "\n".join(
         [
-            columns(("work", "passes", "tokens each"), rows),
+            columns(("work", "passes", "tokens per pass"), rows),
             "",
             f"passes   {counts.passes}",
             f"tokens   {counts.tokens:,}",

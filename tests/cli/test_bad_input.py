@@ -329,15 +329,15 @@ def test_a_name_is_looked_for_here_and_at_the_hub(refused, monkeypatch):
 
 
 def test_a_factor_that_nobody_has_reached_gets_a_question(ropext, refused, llama, tmp_path):
-    asked = "is --target 1000 meant? (--even-so goes on)"
+    asked = "Is --target 1000 meant? (--even-so extends it anyway)"
     assert (
-        "warning: [too-far] 128,000 tokens are 1000 times the 128"
+        "warning: [too-far] 128,000 tokens are 1000× the model's 128"
         in ropext("plan", llama, "--factor", 1000)[1]
     )
     assert asked in refused("extend", llama, "--factor", 1000, "-o", tmp_path / "out")
     # Less than the model reads already is no target that anybody meant.
     few = refused("extend", llama, "--factor", 600.5, "--context", 4096, "-o", tmp_path / "out")
-    assert "is that meant?" in few
+    assert "Is that meant?" in few
     plan = ropext("plan", llama, "--factor", 1000, "--even-so")
     assert "meant?" not in plan[1]
     assert "meant?" not in ropext("plan", llama, "--factor", 512)[1]

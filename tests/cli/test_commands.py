@@ -34,12 +34,12 @@ def test_version_names_ropext_torch_and_transformers(ropext):
 def test_inspect_says_what_the_model_has(ropext, llama):
     code, out, err = ropext("inspect", llama, "--target", 512)
     assert (code, err) == (0, "")
-    assert "16 of 16 channels (8 pairs, half and half)" in out
+    assert "16 of 16 channels (8 rotary pairs, split in halves)" in out
     assert "theta        50,000" in out
     assert out.endswith(f"\nnext: ropext plan {llama} --target 512\n")
     listed = ropext("inspect", llama, "--target", 512, "--pairs")[1]
-    slow = sum("the phase of training" in line for line in listed.splitlines())
-    assert f"at 512       {slow} of 8 pairs meet phases that training never showed" in out
+    slow = sum("the largest angle of training" in line for line in listed.splitlines())
+    assert f"at 512       {slow} of 8 pairs reach angles that training never showed" in out
     assert "wavelength" in listed
     assert "wavelength" not in out
     data = json.loads(ropext("inspect", llama, "--json")[1])
@@ -66,7 +66,7 @@ def test_extend_verify_and_plan_again(ropext, llama, tmp_path):
     out_dir = tmp_path / "out"
     code, out, err = ropext("extend", llama, "--method", "ntk", "--factor", 4, "-o", out_dir)
     assert code == 0, err
-    assert "proved with transformers" in out
+    assert "verified with transformers" in out
     assert tree(llama) == before
     config = json.loads((out_dir / "config.json").read_text())
     # theta * 4^(16/14), as the NTK-aware formula has it.
@@ -156,10 +156,10 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
         start_new_session=True,
     )
     if moment == "while it proves":
-        assert "proving" in run.stderr.readline()
+        assert "verifying" in run.stderr.readline()
         os.killpg(run.pid, signal.SIGINT)
     elif moment == "by a scheduler":
-        assert "proving" in run.stderr.readline()
+        assert "verifying" in run.stderr.readline()
         os.kill(run.pid, signal.SIGTERM)  # the process alone
     out, said = run.communicate(timeout=60)
     assert said.startswith("error: interrupted")
@@ -195,7 +195,7 @@ def test_a_dry_run_shows_the_plan_that_is_refused(ropext, tmp_path):
     assert "--even-so" in err
     shown = ropext("plan", windowed, "--factor", 2)[1]
     assert (out, refused[1]) == (shown, "")
-    assert "extend and its like ask for --even-so" in " ".join(shown.split())
+    assert "extend needs --even-so" in " ".join(shown.split())
     assert ropext(*words, "--dry-run", "--even-so")[0] == 0
 
 
@@ -324,7 +324,7 @@ def test_a_theta_that_may_have_been_raised_is_said(ropext, llama, tmp_path):
     how = ("--method", "ntk", "--factor", 4, "--no-verify")
     assert ropext("extend", llama, *how, "-o", out)[0] == 0
     assert "scaling      in its theta: ntk, 128 to 512 tokens" in ropext("inspect", out)[1]
-    for target, said in ((512, "keeps its length and replaces"), (256, "is a shorter window")):
+    for target, said in ((512, "keeps its length and replaces"), (256, "makes it shorter")):
         assert said in " ".join(ropext("plan", out, *back, target)[1].split())
     (out / "ropext.json").unlink()
     said = " ".join(ropext("plan", out, *back, 1024)[1].split())

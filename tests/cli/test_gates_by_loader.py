@@ -42,8 +42,8 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
     assert said in shown.err
     assert ("is not read as its config means" in shown.err) is (code == 3)
     # One screen where all is well, and why where it is not.
-    assert ("what each loader makes of it" in shown.out) is (code == 3)
-    assert ("read by  " in shown.out) is (code == 0)
+    assert ("what each engine computes" in shown.out) is (code == 3)
+    assert ("exact in  " in shown.out) is (code == 0)
     passed = f"--for {names}: read as its config means"
     assert (shown.out.splitlines()[1:2] == [passed]) is (code == 0)
 

@@ -89,7 +89,7 @@ def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext)
     # One of two layers is windowed: 1,024 cells, and 768 for 100 tokens and a micro-batch of 512.
     values = 2 * 2 * 16
     taken = (1024 + 768) * values * 2 / 1024
-    assert f"{taken:.4g} KiB for one full sequence" in out
+    assert f"{taken:.4g} KiB for one sequence" in out
     assert f"  {taken:.4g} KiB" in out.partition("a token")[2]
 
 

@@ -271,7 +271,7 @@ def test_dry_run_reads_nothing_and_writes_nothing(runs, capsys, tmp_path):
     assert data["tokens"] == 9 * 7 * 64 + 9 * 256
     assert not (tmp_path / "never").exists()
     code, said = run("eval", *arguments, *out, capsys=capsys)
-    assert "each document in one piece" in said.out
+    assert "each document in one pass" in said.out
 
 
 def test_a_dry_run_refuses_the_directories_that_the_run_refuses(runs, capsys, tmp_path):

@@ -318,7 +318,7 @@ def test_muse_glimmer_is_told_to_raise_its_length_alone(tmp_path):
     shown = inspecting.plan(str(path), factor=4.0)
     assert "scaling cannot help this model" in str(shown.refusal)
     assert shown.serving("OUT.gguf") == ()
-    assert "--length-only raises its length" in shown.recommendation.reason
+    assert "--length-only raises its stated length" in shown.recommendation.reason
     assert inspecting.plan(str(path), factor=4.0, method="yarn").method == "yarn"
 
 

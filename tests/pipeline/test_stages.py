@@ -355,7 +355,7 @@ def test_the_dry_run_writes_nothing(tmp_path):
     told = found["stages"]
     assert list(told) == ["plan", "extend", "report"]
     assert "256 to 512 tokens" in told["plan"]["what"]
-    assert "copied, not proved" in told["extend"]["what"]
+    assert "copied, not verified" in told["extend"]["what"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,6 +16,8 @@ def shown(tmp_path, config):
 def test_pairs_that_turn_are_counted(tmp_path):
     """A full layer of Gemma 4 has heads of 512 channels, of which a quarter turns: 64 pairs."""
     gemma = shown(tmp_path, configs.GEMMA4)
-    assert "rotary dim   512 channels (64 of 256 pairs turn, half and half)" in gemma
-    assert "rotary dim   256 of 256 channels (128 pairs, half and half)" in gemma
-    assert "rotary dim   128 of 128 channels (64 pairs, half" in shown(tmp_path, configs.LLAMA)
+    assert "rotary dim   512 channels (64 of 256 rotary pairs rotate, split in halves)" in gemma
+    assert "rotary dim   256 of 256 channels (128 rotary pairs, split in halves)" in gemma
+    assert "rotary dim   128 of 128 channels (64 rotary pairs, split" in shown(
+        tmp_path, configs.LLAMA
+    )

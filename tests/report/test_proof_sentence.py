@@ -12,17 +12,20 @@ PROVED = {
     "attention_modules": 4,
     "worst": {"error": 1e-7},
 }
-BEGINNING = "proved with transformers 5.0: 38 tensors and 5 modules as planned (relative error "
+BEGINNING = (
+    "verified with transformers 5.0: it loads 38 tensors; the RoPE and attention settings of 5 "
+    "modules match the plan (largest relative error "
+)
 
 
 @pytest.mark.parametrize(
     ("forward", "agrees", "end"),
     [
-        ("any words", True, ", one forward pass too"),
+        ("any words", True, "; a forward pass matches, too"),
         ("it equals the base's, or so", False, "; it equals the base's, or so"),
         ("", False, ""),
     ],
 )
 def test_a_forward_pass_that_agrees_is_named_and_another_has_its_own_sentence(forward, agrees, end):
     proof = PROVED | {"forward": forward, "forward_agrees": agrees}
-    assert text._proof(proof) == f"{BEGINNING}1.0e-07){end}"
+    assert text._verification(proof, "OUT") == f"{BEGINNING}1.0e-07){end}"

@@ -48,8 +48,8 @@ def test_a_plan_is_one_screen(config, options):
 
 def test_what_a_person_asks_first_is_on_it():
     shown = plan_screen(plan(configs.LLAMA)).splitlines()
-    assert "read by      transformers, vllm, sglang, llama.cpp" in "\n".join(shown)
-    assert any(line.startswith("misread by   ") for line in shown)
+    assert "exact in     transformers, vllm, sglang, llama.cpp" in "\n".join(shown)
+    assert any(line.startswith("wrong in     ") for line in shown)
     assert any(line.startswith("recommended  --method yarn: ") for line in shown)
     assert any(line.startswith("KV cache     ") for line in shown)
     assert any("vllm serve model --hf-overrides" in line for line in shown)
@@ -64,7 +64,7 @@ def test_lines_are_those_of_the_programs_that_were_named():
     assert "\n  llama.cpp " in shown
     assert "vllm serve" not in shown
     assert "AutoModelForCausalLM" not in shown
-    assert "misread by   exllamav2" in shown  # who reads it otherwise is said all the same
+    assert "wrong in     exllamav2" in shown  # who reads it otherwise is said all the same
 
 
 def test_warnings_of_one_kind_stand_together_and_those_without_room_are_named():
@@ -95,6 +95,6 @@ def test_what_is_extended_already_is_one_screen_too(config, tmp_path):
     shown = served_screen(read)
     assert rows(shown) <= 24, shown
     assert shown.splitlines()[0] == text.served(read).splitlines()[0]
-    assert "read by  " in shown
+    assert "exact in  " in shown
     assert "vllm serve " in shown
     assert shown.splitlines()[-1].startswith("--details shows")

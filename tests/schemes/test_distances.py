@@ -261,7 +261,10 @@ def test_plan_and_inspect_say_from_where_on_all_look_alike(made, capsys):
     assert "tokens 91 (in a decoder 113) or more apart look alike" in said.out
     assert "after it those 305 (in a decoder 413) or more" in said.out
     code, said = run("inspect", base, capsys=capsys)
-    assert "alike from 91 (in a decoder 113) on; relative_attention_max_distance 128" in said.out
+    assert (
+        "all the same from 91 (in a decoder 113) on; relative_attention_max_distance 128"
+        in said.out
+    )
 
 
 def test_every_such_type_of_the_census_has_a_row_or_a_reason():
