@@ -214,7 +214,8 @@ def test_the_recommendation_differs_where_the_reasons_do():
         "finetuned": "the default for training",
         "scaled": "the model is scaled already",
         "scaled for llama.cpp": "the default without training",
-        "windows": "sliding-window and full-attention layers share one rope dict, so both are scaled",
+        "windows": "sliding-window and full-attention layers share one rope dict, so both are "
+        "scaled",
     }
 
 
