@@ -88,6 +88,12 @@ class ProofFailed(RopextError):
     changed: Sequence[str] | None = None  # config keys that stock reads otherwise than the base's
 
 
+class FilledTwice(ProofFailed):
+    """The weight files hold two tensors for one parameter; their author has to mend that."""
+
+    exit_code = 2
+
+
 class GateFailed(RopextError):
     """A measured value is on the wrong side of a gate."""
 

@@ -222,18 +222,19 @@ def _content(cell: str) -> str | float | None:
 
 def as_csv(tables: Iterable[Table]) -> str:
     """Write tables as CSV with a header; where there are several, below lines with their titles."""
-    parts = list[tuple[str, str]]()
-    for table in tables:
+    written = list(tables)
+    parts = list[str]()
+    for table in written:
         stream = io.StringIO()
         rows = records(table)
         writer = csv.writer(stream, lineterminator="\n")
+        if len(written) > 1:
+            writer.writerow([_harmless(f"# {table.title}")])
         writer.writerow(map(_harmless, rows[0]))
         for row in rows:
             writer.writerow(map(_harmless, row.values()))
-        parts.append((_one_line(table.title), stream.getvalue().rstrip("\n")))
-    if len(parts) == 1:
-        return parts[0][1]
-    return "\n\n".join(f"# {title}\n{body}" for title, body in parts)
+        parts.append(stream.getvalue().rstrip("\n"))
+    return "\n\n".join(parts)
 
 
 def _harmless(content: str | float | None) -> str | float | None:

@@ -304,6 +304,17 @@ class Snapshot:
         if not self.weight_files:
             raise no_weights(self.name, self.left)
 
+    def misplaced(self) -> Iterator[str]:
+        """Say which tensors are in two shards, or in another shard than the index says."""
+        places = dict[str, str]()
+        for shard in sorted(set((self.index or {}).values())):
+            for name in read_header(self.path(shard)).tensors:
+                if name in places:
+                    yield f"{places[name]} and {shard} both hold {name[:80]}"
+                elif self.index and self.index.get(name, shard) != shard:
+                    yield f"{shard} holds {name[:80]}, but {INDEX} says {self.index[name]}"
+                places[name] = shard
+
     def stands_for(self, directory: "Snapshot") -> "Snapshot":
         """The directory that was made of this model, under its name."""
         return replace(

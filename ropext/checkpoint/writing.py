@@ -66,6 +66,11 @@ class DirectorySource:
 
     def check(self, output: Path, link: Link) -> None:
         self.snapshot.require_weights()
+        for sentence in self.snapshot.misplaced():
+            raise InputError(
+                f"{self.snapshot.name}: {sentence}: engines disagree on which tensor they load. "
+                "Fetch the weights again, or save them anew with transformers"
+            )
         check_space(output, _bytes_to_copy(self.snapshot, link, output))
 
     def weigh(self, manner: WriteManner) -> Weights:

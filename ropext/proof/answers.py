@@ -92,6 +92,7 @@ class ComparedTensors(TypedDict):
     unexpected: list[str]
     misshapen: list[tuple[str, list[int], list[int]]]  # stored shape, wanted shape
     unconverted: list[str]
+    twice: tuple[str, list[str]] | None  # a parameter, the names that fill the same part of it
 
 
 class PassAnswer(TypedDict, total=False):

@@ -389,7 +389,7 @@ def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
     base, base_config, base_model = read_base(entry, cls, config)
     answer: Built = {"model_class": cls.__name__, "base": base, "untied": apart}
     if entry["last"]:
-        answer["tensors"] = stored.compared(cls, config, table, quantised)
+        answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
         answer["last"] = beside("forward").read_last(cls, config, entry, trust)
         return answer
     model = skeleton(cls, config)
@@ -404,7 +404,7 @@ def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
             built.append((base_config, base_model))
         answer["forward"] = forward(built, entry, computed["rotary"])
     if table:
-        answer["tensors"] = stored.compared(cls, config, table, quantised)
+        answer["tensors"] = stored.compared(cls, config, directory, table, quantised)
     return answer
 
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ropext import forms
-from ropext.errors import ProofFailed
+from ropext.errors import FilledTwice, ProofFailed, listed
 from ropext.jsontext import Json, JsonObject
 from ropext.rope import Positions, Site
 from ropext.scaling.tables import starts
@@ -184,6 +184,14 @@ def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
             if len(names) > LISTED:
                 more = f" and {len(names) - LISTED} more"
             raise ProofFailed(f"proof: {directory} {what}: {', '.join(names[:LISTED])}{more}")
+    if tensors["twice"]:
+        parameter, names = tensors["twice"]
+        shown = listed([name[:80] for name in names[:LISTED]])
+        raise FilledTwice(
+            f"the weight files hold {shown}, and transformers {built['transformers']} "
+            f"loads each of them as {parameter}: engines disagree on which they load. Delete all "
+            "but one"
+        )
     return tensors["compared"], tensors["not_compared"]
 
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
         mismatched_keys: Collection[tuple[str, Sequence[int], Sequence[int]]]
         unconverted: list[str]
 
+    # How transformers fills a parameter: converter ("" if it only renames) -> the part of the
+    # parameter -> the stored names that fill this part.
+    Sources = dict[str, dict[str, list[str]]]
+
 
 # What quantisers call the packed weight itself; everything else that they add is read as side data.
 PACKED = re.compile(r"(.+)(?:\.(?:qweight|weight_packed)|_blocks)$")
@@ -44,17 +48,23 @@ UNCONVERTED = re.compile(r"^([\w.]+)\s*\|.*CONVERSION", re.MULTILINE)
 INTEGER = re.compile(r"[UI]\d+|F4|F6.*|F8_E8M0")
 
 
+def weight_files(directory: str) -> list[Path]:
+    """List the files that transformers loads: the single file, or the shards of the index."""
+    single = Path(directory, "model.safetensors")
+    index = single.with_name("model.safetensors.index.json")
+    if single.exists():
+        return [single]
+    if not index.exists():
+        return []
+    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [single.with_name(name) for name in sorted(set(shards))]
+
+
 def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
-    """Name -> dtype and shape of every tensor that stock would load; no weight is read."""
-    folder = Path(directory)
-    files = ["model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if not (folder / files[0]).exists():
-        table = json.loads(index.read_text(encoding="utf-8")) if index.exists() else None
-        files = sorted(set(table["weight_map"].values())) if table else []
+    """Map the name of every tensor that transformers loads to its dtype and shape."""
     tensors: dict[str, tuple[str, list[int]]] = {}
-    for name in files:
-        with open(folder / name, "rb") as stream:
+    for path in weight_files(directory):
+        with open(path, "rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
             table = json.loads(stream.read(size))
         table.pop("__metadata__", None)
@@ -62,12 +72,12 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
     return tensors
 
 
-def loading_info(
+def load_empty(
     cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
-) -> Fates:
-    """What from_pretrained says of these tensors, and the names that it could not convert to.
+) -> tuple[PreTrainedModel | None, Fates]:
+    """Load these tensors by from_pretrained; return the model and what it reports of them.
 
-    Those it tells in its logged report alone, before it raises.
+    It names the tensors that it cannot convert only in its log, and then raises: there is no model.
     """
     import torch
 
@@ -89,7 +99,7 @@ def loading_info(
         names = UNCONVERTED.findall(report.stream.getvalue())
         if not names:
             raise
-        return {
+        return None, {
             "missing_keys": (),
             "unexpected_keys": (),
             "mismatched_keys": (),
@@ -97,13 +107,87 @@ def loading_info(
         }
     finally:
         logger.removeHandler(report)
-    _, info = cast("tuple[object, Fates]", loaded)
-    return {**info, "unconverted": []}
+    model, info = cast("tuple[PreTrainedModel, Fates]", loaded)
+    return model, {**info, "unconverted": []}
+
+
+def sources(model: PreTrainedModel, stored: Mapping[str, list[str]]) -> dict[str, Sources]:
+    """Map each parameter to the stored names that fill it, as transformers does when it loads this
+    model (`convert_and_load_state_dict_in_model`)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+    prefix = model.base_model_prefix
+    wanted = model.state_dict()
+    filled: dict[str, Sources] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        key, pattern = rename_source_key(name, renamings, converters, prefix, wanted)
+        if key not in wanted and name in wanted:
+            key, pattern = rename_source_key(name, [], [], prefix, wanted)
+        if key not in wanted:
+            continue  # from_pretrained reports it
+        targets = [key]
+        way = ""
+        part = ""
+        if pattern is not None:
+            converter = by_pattern[pattern]
+            targets = [
+                key.replace(converter.target_patterns[0], t) for t in converter.target_patterns
+            ]
+            way = str(converters.index(converter))
+            part, _ = rename_source_key(name, renamings, [], prefix, wanted)
+            part = part.removeprefix(f"{prefix}.")
+        for target in targets:
+            parts = filled.setdefault(target, {}).setdefault(way, {})
+            parts[part] = parts.get(part, []) + stored[name]
+    return filled
+
+
+def find_twice(filled: Mapping[str, Sources], directory: str) -> tuple[str, list[str]] | None:
+    """Find a parameter whose elements two stored names fill; return it with the names.
+
+    Names that transformers does not convert may repeat a parameter if their bytes are equal.
+    """
+    repeated = list[tuple[str, list[str]]]()
+    for parameter, ways in filled.items():
+        if len(ways) > 1:  # each way alone fills the whole parameter
+            return parameter, [next(iter(parts.values()))[0] for parts in ways.values()]
+        for way, parts in ways.items():
+            names = max(parts.values(), key=len)
+            if way and len(names) > 1:
+                return parameter, names
+            if len(names) > 1:
+                repeated.append((parameter, names))
+    holder = holders(directory) if repeated else {}
+    for parameter, names in repeated:
+        first, *others = [holder[name].get_tensor(name) for name in names]
+        if not all(same_bytes(first, other) for other in others):
+            return parameter, names
+    return None
+
+
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one dtype, one shape and the same bytes."""
+    import torch
+
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return one.reshape(-1).view(torch.uint8).equal(other.reshape(-1).view(torch.uint8))
 
 
 def compared(
     cls: type[PreTrainedModel],
     config: PreTrainedConfig,
+    directory: str,
     table: dict[str, tuple[str, list[int]]],
     quantised: bool,
 ) -> ComparedTensors:
@@ -115,8 +199,10 @@ def compared(
     import torch
 
     state = {}
+    stored: dict[str, list[str]] = {}  # the stored names of each name that transformers is given
     packed = 0
-    for name, (dtype, shape) in table.items():
+    for own_name, (dtype, shape) in table.items():
+        name = own_name
         match = PACKED.match(name) if quantised else None
         opaque = match or (quantised and name.endswith("weight") and INTEGER.fullmatch(dtype))
         if opaque:
@@ -124,7 +210,11 @@ def compared(
             name = (match[1] + ("" if name.endswith("_blocks") else ".weight")) if match else name
             shape = [0] * max(len(shape), 2)
         state[name] = torch.empty(shape, device="meta")
-    info = loading_info(cls, config, state)
+        stored.setdefault(name, []).append(own_name)
+    model, info = load_empty(cls, config, state)
+    twice = None
+    if model is not None:
+        twice = find_twice(sources(model, stored), directory)
     missing = set(info["missing_keys"])
     unexpected = set(info["unexpected_keys"])
     misshapen = [(n, list(a), list(b)) for n, a, b in info["mismatched_keys"] if 0 not in a]
@@ -140,22 +230,28 @@ def compared(
         "unexpected": sorted(unexpected),
         "misshapen": sorted(misshapen),
         "unconverted": info["unconverted"],
+        "twice": twice,
     }
 
 
-def untied(cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str) -> list[str]:
-    """The stored tensors that the config ties to another that is stored too, with other bytes."""
+def holders(directory: str) -> dict[str, StoredTensors]:
+    """Map each stored name to the open file that transformers loads it from."""
     from safetensors import safe_open
 
-    ties = getattr(cls, "_tied_weights_keys", None)
-    if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
-        return []
-    paths = sorted(Path(directory).glob("*.safetensors"))
-    files: list[StoredTensors] = [safe_open(path, "pt") for path in paths]
+    files: list[StoredTensors] = [safe_open(path, "pt") for path in weight_files(directory)]
     holder = {}
     for file in files:
         for name in file.keys():  # noqa: SIM118 (it is no dict)
             holder[name] = file
+    return holder
+
+
+def untied(cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str) -> list[str]:
+    """The stored tensors that the config ties to another that is stored too, with other bytes."""
+    ties = getattr(cls, "_tied_weights_keys", None)
+    if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
+        return []
+    holder = holders(directory)
     pairs = []
     for one, other in dict(ties).items():
         if one in holder and other in holder:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ropext.atomic import write_text
 from ropext.table import Table, as_markdown
+from ropext.table import escape as literal
 
 Pictures = Mapping[str, tuple[str, bytes]]  # file in the folder -> caption, PNG
 STYLE = """
@@ -48,14 +49,14 @@ class Page:
 
 def write(folder: Path, page: Page, pictures: Pictures) -> None:
     """Write report.md and report.html."""
-    lines = [f"# {page.title}", "", page.subtitle, ""]
+    lines = [f"# {literal(page.title)}", "", literal(page.subtitle), ""]
     for verdict in page.verdicts:
-        lines.append(f"- {verdict}")
+        lines.append(f"- {literal(verdict)}")
     for warning in page.warnings:
-        lines.append(f"- Note: {warning}")
+        lines.append(f"- Note: {literal(warning)}")
     lines += ["", as_markdown(page.tables), ""]
     for name, (caption, _) in pictures.items():
-        lines.append(f"![{caption}]({name})\n")
+        lines.append(f"![{literal(caption)}]({name})\n")
     write_text(folder / "report.md", "\n".join(lines).rstrip() + "\n")
     write_text(folder / "report.html", as_html(page, dict(pictures.values())))
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from ropext.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
 from ropext.checkpoint.provenance import Record
@@ -23,7 +24,9 @@ EQUAL = {
 
 
 def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
-    """Check that no other set of the same weights lies beside the one that stock loads."""
+    """Check that each tensor is stored once, in the file that the index names."""
+    for sentence in islice(snapshot.misplaced(), LISTED):
+        yield Check("weights", False, f"{sentence}: engines disagree on which tensor they load")
     notes = []
     for name, reason in snapshot.left.items():
         if reason == OTHER_SET:

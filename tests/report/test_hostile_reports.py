@@ -3,17 +3,20 @@
 They are parsed, and opened in a headless browser where one is installed.
 """
 
+import csv
+import io
 import json
 import shutil
 import subprocess
 
 import pytest
 from command_line import run
+from markdown_it import MarkdownIt
 from pages import Elements, check
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext.report.html import Page, as_html
-from ropext.table import Table
+from ropext.report.html import Page, as_html, write
+from ropext.table import Table, as_csv
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +115,40 @@ def test_what_strangers_say_is_text_in_every_report(reports):
         assert (SCRIPT in said) == (name in ("page", "run")), name  # the recipe is quoted
         found[name] = {what for what in WHATS if named(what) in said}
     assert found == SHOWN
+
+
+def markdown_tokens(path):
+    """All that a Markdown renderer makes of a file."""
+    tokens = list(MarkdownIt("commonmark").enable("table").parse(path.read_text("utf-8")))
+    for token in tokens:
+        tokens += token.children or ()
+    return tokens
+
+
+def test_what_strangers_say_is_text_in_markdown(reports, tmp_path):
+    """The reports of commands, and a page of which every part is hostile."""
+    remote = "![seen](http://evil.example/x.png) [link](http://evil.example) `x` **y** https://evil"
+    hostile = f"{remote} {SCRIPT}\n# {NAME}\n\n<b>"
+    table = Table(hostile, hostile, (hostile, ""), ((hostile, hostile),))
+    page = Page(hostile, hostile, [hostile], [hostile], [table], hostile)
+    write(tmp_path, page, {"plots/a.png": (hostile, b"\x89PNG")})
+    paths = {name: path.with_name("report.md") for name, path in reports.items() if name != "page"}
+    for name, path in {**paths, "page": tmp_path / "report.md"}.items():
+        tokens = markdown_tokens(path)
+        kinds = {token.type for token in tokens}
+        assert not kinds & {"html_block", "html_inline", "link_open", "code_inline"}, name
+        pictures = [token.attrs["src"] for token in tokens if token.type == "image"]
+        assert all(source.startswith("plots/") or "/plots/" in source for source in pictures), name
+        heads = [token.tag for token in tokens if token.type == "heading_open"]
+        assert heads.count("h1") == 1, name
+        said = "".join(token.content for token in tokens if token.type == "text")
+        assert "<img" in said or "<script>" in said or name == "compare", name
+
+
+def test_a_title_is_one_cell_of_a_csv():
+    tables = [Table("R,=1+1,x\n=2", "", ("a",), (("b",),)) for _ in range(2)]
+    rows = list(csv.reader(io.StringIO(as_csv(tables))))
+    assert rows == [["# R,=1+1,x =2"], ["a"], ["b"], [], ["# R,=1+1,x =2"], ["a"], ["b"]]
 
 
 @pytest.mark.parametrize("files", [["items.jsonl"], ["items.jsonl", "results.json"]])
