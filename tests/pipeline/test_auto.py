@@ -23,6 +23,7 @@ from ropext.results.model_index import figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
 from ropext.scaling import METHODS
+from ropext.table import escape
 
 HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
 AUTO = ("extend", "ropext://demo", "--factor", "2", "--method", "auto")
@@ -289,7 +290,7 @@ def test_card_record_and_report_carry_the_verdict(made):
     results = json.loads((made / "out.run/evaluation/results.json").read_text())
     assert verdict["gain"] == results["variants"]["fitted"]["metrics"]["gain@512"]
     assert verdict["short_tax"] == results["variants"]["fitted"]["metrics"]["short_tax"]
-    assert verdict["sentence"] in (made / "out.run/report.md").read_text()
+    assert escape(verdict["sentence"]) in (made / "out.run/report.md").read_text()
     assert verdict["sentence"].partition(";")[0] in (made / "out/README.md").read_text()
 
 
