@@ -46,6 +46,8 @@ ABSENT = object()
 UNIT = r"([a-z]+(-[0-9a-f]{8})?(-pass)?(-\d+)?/[0-9a-f]+\.npy|" + (
     r"items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
 )
+# Questions in words and their answers: TASK-LENGTH-HAYSTACK[-QUESTION], first-word-LENGTH.
+WORDED = r"[a-z][\w-]*-\d+(-\d+(-[0-9a-f]{32})?)?\.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")  # the folder of one, in a folder of OUT.run
 # All names that ropext, transformers and accelerate give to files in the folder of a run.
 OURS = re.compile(
@@ -55,7 +57,7 @@ OURS = re.compile(
             r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
             r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
             rf"{STEPS}/[a-z]+/{re.escape(MANIFEST)}",
-            rf"(variants|readings)/[^/]+/{UNIT}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
+            rf"(variants|readings)/[^/]+/{UNIT}|variants/[^/]+/{WORDED}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
             rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
             r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
             r"|(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)"

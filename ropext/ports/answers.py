@@ -5,6 +5,7 @@ An answer is a stranger's text: it is matched, kept and shown, and nothing else.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from ropext.jsontext import JsonObject
 from ropext.ports.counting import Counting
@@ -32,6 +33,7 @@ class Answer:
     tokens: int | None  # and by the server's usage
     cached: int = 0
     reason: str = ""
+    date: str = ""  # on which it was given, UTC
 
     @property
     def read(self) -> int | None:
@@ -78,7 +80,10 @@ def _score(question: Question, reply: Reply) -> float:
 
 def judged(question: Question, reply: Reply) -> Answer:
     """Return the outcome of a question by the reply alone; `cuts` finds what the server cut."""
-    answer = Answer(MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached)
+    today = datetime.now(UTC).date().isoformat()
+    answer = Answer(
+        MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached, date=today
+    )
     if reply.error:
         return replace(answer, outcome=REFUSED, reason=reply.error)
     if not reply.said:

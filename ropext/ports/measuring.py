@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ropext import workdir
 from ropext.atomic import write_text
 from ropext.checkpoint.provenance import digest
-from ropext.errors import Interrupted, NothingKept, UsageError
+from ropext.errors import Interrupted, NothingKept, OutputExists, UsageError
 from ropext.jsontext import values_json, write_json
 from ropext.lengths import tail_tokens
 from ropext.narration import NOBODY, Call, Hooks
@@ -29,7 +30,10 @@ from ropext.results.perplexity import TokenNll
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import RESAMPLES
 from ropext.tasks.item import NOUNS, derived_rng
+from ropext.workdir import STORES, Workdir
 
+AGAIN = 3  # kept questions that are asked again before their answers are used
+ANOTHER = "another model answers; give another -o, or --force"
 WITNESS = 64  # tokens for the question about the first word
 SHORT_TEXT = 4  # times shorter than the shortest length: a text whose first word is in reach
 LOST_START = "it cannot repeat the first word of the text, and answers what comes later"
@@ -69,13 +73,30 @@ def measure_port(
     """Ask every question that was not asked yet, and write what follows."""
     with _room(output) as room:
         place = plan.workdir(room, call.command)
+        if not call.force:
+            _check_told(plan, place)
         with place.claimed(call.force, say=call.hooks.say):
-            asking = Asking(call.hooks, output)
+            asking = Asking(call.hooks, output, call.force)
             done = _measure(plan, Kept(place.folder), asking)
             if output is not None:
                 done = replace(done, path=output)
                 report(done)
     return done if output is not None else replace(done, path=None)
+
+
+def _check_told(plan: PortPlan, place: Workdir) -> None:
+    """Refuse a folder if its answers are of a model of which the same server told other things."""
+    manifest = workdir.read(place.folder)
+    if manifest is None or manifest["command"] != place.command:
+        return
+    for name, port in (("endpoint", plan.port), ("plain", plan.plain)):
+        before = manifest["decides"].get(name)
+        if port is None or not isinstance(before, dict) or before["url"] != port.server.root:
+            continue
+        now = port.identity
+        for key in workdir.differences(before, now):
+            said = f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+            raise OutputExists(f"{port.server.root}: {ANOTHER} ({said})")
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,7 @@ class Asking:
 
     hooks: Hooks
     output: Path | None
+    force: bool = False  # answers of another model are replaced
 
     def stop_if_asked(self, done: int) -> None:
         """End where that was asked for; so many pieces are `done`."""
@@ -100,6 +122,12 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
     counts = counts_of(plan.wish, plan.counting)
     questions, remarks = _questions(plan, counts, kept, asking)
     rows = _rows(plan, questions, counts, kept)
+    for row in rows.values():
+        if row.same is None and row.is_of_another_model():
+            if not asking.force:
+                raise OutputExists(f"{row.port.server.root}: {ANOTHER} (no kept answer is its own)")
+            workdir.remove(kept.folder, lambda name: not name.startswith(STORES))
+    _say_when(rows, asking)
     resumed = _ask(plan, rows, asking)
     resumed += _read(plan, kept, asking)
     items = dict[str, Scores]()
@@ -148,9 +176,31 @@ class PortRow:
         """Every question with its answer."""
         pairs = list[tuple[Question, Answer]]()
         for question, put in self.asked:
-            kept = self.store_of(question, put).get(f"{question.name}.json")
-            pairs.append((question, Answer.from_json(kept)))
+            pairs.append((question, self._answer(question, put)))
         return pairs
+
+    def _answer(self, question: Question, put: Question) -> Answer:
+        """Read the kept answer to a question."""
+        return Answer.from_json(self.store_of(question, put).get(f"{question.name}.json"))
+
+    def kept(self) -> list[tuple[Question, Answer]]:
+        """Every question that was answered before, as it was put, with its answer."""
+        pairs = list[tuple[Question, Answer]]()
+        for question, put in self.asked:
+            if self.store_of(question, put).has(f"{question.name}.json"):
+                pairs.append((put, self._answer(question, put)))
+        return pairs
+
+    def is_of_another_model(self) -> bool:
+        """Ask up to three answered questions of the greatest length again; return True if every
+        answer differs from the kept one. One may differ: kernels round by what else they compute.
+        """
+        replies = [(put, answer) for put, answer in self.kept() if answer.said]
+        longest = max((put.length for put, _ in replies), default=0)
+        again = [(put, answer) for put, answer in replies if put.length == longest][:AGAIN]
+        return bool(again) and all(
+            answered(self.port, put).said != answer.said for put, answer in again
+        )
 
     def cuts(self, plan: PortPlan) -> Cuts:
         """Find the lengths whose prompts the server cut, as far as its usage shows it."""
@@ -211,6 +261,15 @@ def _unanswered(rows: Mapping[str, PortRow]) -> tuple[list[Unanswered], int]:
             else:
                 waiting[one.file] = one
     return list(waiting.values()), there
+
+
+def _say_when(rows: Mapping[str, PortRow], asking: Asking) -> None:
+    """Tell when the answers were given that are used again."""
+    dates = set[str]()
+    for row in rows.values():
+        dates |= {answer.date for _, answer in row.kept()}
+    if dates:
+        asking.hooks.say(f"answers of {' to '.join(sorted({min(dates), max(dates)}))} are reused")
 
 
 def _ask(plan: PortPlan, rows: Mapping[str, PortRow], asking: Asking) -> int:

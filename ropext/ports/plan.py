@@ -16,7 +16,7 @@ from ropext.ports.counting import Counting, counting_of
 from ropext.ports.losses import TokenLosses, losses_of
 from ropext.ports.port import Port
 from ropext.ports.questions import Wish, sentences_of
-from ropext.ports.server import served_model, server_at
+from ropext.ports.server import identity_of, served_model, server_at
 from ropext.ports.shares import ENOUGH, deciding_questions
 from ropext.ports.texts import PortTexts, TextPlan
 from ropext.ports.window import trained_window
@@ -86,8 +86,8 @@ class PortPlan:
             of_texts = self.reads.decides
         return {
             "schema": SCHEMA,
-            "endpoint": [self.port.server.root, self.port.model, self.port.limit],
-            "plain": plain and [plain.server.root, plain.model],
+            "endpoint": self.port.identity,
+            "plain": plain and plain.identity,
             "settings": self.options.deciding(NUMBERS),
             "lengths": list(self.wish.lengths),
             "window": self.window and self.window[0],
@@ -183,7 +183,8 @@ def _no_base(plan: PortPlan) -> str | None:
 def _port(url: str, options: AskPort, model: str | None) -> Port:
     server = replace(server_at(url), deadline=float(options.deadline))
     name, limit = served_model(server, url, model)
-    return Port(server, name, limit, options.api, options.template_args)
+    told = identity_of(server, name)
+    return Port(server, name, limit, options.api, options.template_args, told)
 
 
 def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) -> tuple[int, ...]:

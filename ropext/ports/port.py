@@ -36,6 +36,12 @@ class Port:
     limit: int | None  # tokens that it says it takes
     api: str = "chat"
     template_args: JsonObject = field(default_factory=dict)
+    told: JsonObject = field(default_factory=dict)  # what tells this model from another one there
+
+    @property
+    def identity(self) -> dict[str, Json]:
+        """Return what a run stores of the server, to notice another model at its next call."""
+        return {"url": self.server.root, "model": self.model, "limit": self.limit, **self.told}
 
     def named(self, text: str) -> dict[str, Json]:
         """The part of a request that says which model is to read what."""

@@ -18,12 +18,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import IO
 
+from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError, NoServer
 from ropext.jsontext import Json, JsonObject, parse_object
 
 TIMEOUT = 600.0  # seconds for one whole answer
 FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
 KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
+OF_A_MODEL = ("root", "parent", "meta")  # in /v1/models; the name and the limit are known already
+OF_LLAMA_SERVER = ("model_path", "build_info", "chat_template")  # in /props
+MOST_SHOWN = 300  # characters of an identifying value
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
 MOST_TOKENS = 1 << 40
@@ -226,3 +230,28 @@ def _loaded_limit(server: Server, name: Json) -> Json:
             if isinstance(entry, dict) and entry.get(name_key) == name:
                 return entry.get("loaded_context_length") or entry.get("context_length")
     return None
+
+
+def identity_of(server: Server, model: str) -> dict[str, Json]:
+    """Return what a server tells of a model that stays the same from one request to the next.
+
+    `created` and `permission` of /v1/models are left out: servers make them anew for each request.
+    """
+    listed = (server.get("/v1/models") or {}).get("data")
+    told = dict[str, Json]()
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            told |= {name: entry[name] for name in OF_A_MODEL if name in entry}
+    props = server.get("/props") or {}  # llama-server
+    told |= {name: props[name] for name in OF_LLAMA_SERVER if name in props}
+    meta = told.pop("meta", None)
+    if isinstance(meta, dict):
+        told |= {f"meta: {name}": value for name, value in meta.items()}
+    return {name: _shown(value) for name, value in told.items() if value is not None}
+
+
+def _shown(value: Json) -> Json:
+    """Return a short value as it is, and a digest of one that no message could show."""
+    if isinstance(value, str | int | float) and len(str(value)) <= MOST_SHOWN:
+        return value
+    return digest(value)

@@ -52,6 +52,7 @@ class Fake:
     says: Callable[[str], str] = looked_up
     losses: Callable[[tuple[int, ...]], tuple[float, ...]] | None = None  # log-probabilities
     engine: str = "vllm"  # which tells them
+    card: Answer = field(default_factory=dict)  # more of its entry in /v1/models
     asked: list[tuple[str, Answer]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     in_hand: list[int] = field(default_factory=list)  # tokens of each
@@ -133,6 +134,7 @@ def serving(fake: Fake) -> Iterator[str]:
 
         def do_GET(self) -> None:
             entry = {"id": "fake"} | ({} if fake.limit is None else {"max_model_len": fake.limit})
+            entry |= fake.card
             known = self.path == "/v1/models"
             self.tell(200 if known else 404, {"data": [entry]} if known else {})
 

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -243,8 +244,9 @@ def test_a_run_goes_on_question_by_question(tmp_path, capsys) -> None:
         fake.asked.clear()
         code, _, err = evaluated(capsys, url, *options)
         assert code == 0
-        assert len(fake.asked) == 7
+        assert len(fake.asked) == 8  # one of them again: it is the same model
         assert "13 questions were answered before" in err
+        assert f"answers of {datetime.now(UTC).date()} are reused" in err
         assert (out / "results.json").read_bytes() == before
         code, told = run("eval", "--endpoint", url, "--lengths", "256", "-o", out, capsys=capsys)
     assert code == 2
@@ -275,7 +277,60 @@ def test_ctrl_c_keeps_what_is_answered(tmp_path, capsys) -> None:
         code, told = run("eval", *options, capsys=capsys)
     assert code == 0, told.err
     assert f"{kept} questions were answered before" in told.err
-    assert len(fake.asked) == 10
+    assert len(fake.asked) == 11
+
+
+@pytest.mark.parametrize("names_it", [True, False])
+def test_answers_of_another_model_are_not_reused(names_it, tmp_path, capsys) -> None:
+    """The server is started again, under its name and limit, with weights that find nothing."""
+    fake = Fake(limit=4096)
+    out = tmp_path / "o"
+    with serving(fake) as url:
+        options = (*LENGTHS, "-o", out)
+        evaluated(capsys, url, *options)
+        before = (out / "results.json").read_bytes()
+        fake.says = lambda text: "I do not know."
+        fake.card = {"root": "/models/b"} if names_it else {}
+        fake.asked.clear()
+        code, _, err = evaluated(capsys, url, *options)
+        assert code == 2
+        assert "another model answers; give another -o, or --force" in err
+        assert ("root was None and is '/models/b'" in err) == names_it
+        assert len(fake.asked) == (0 if names_it else 3)
+        assert (out / "results.json").read_bytes() == before
+        code, told, err = evaluated(capsys, url, *options, "--force")
+        assert code == 0, err
+    assert counts(told)[1024]["missed"] == counts(told)[256]["missed"] == 10
+    assert told["variants"]["port"]["metrics"]["found@1024"]["value"] == 0
+
+
+def test_an_edited_answer_is_refused(tmp_path, capsys) -> None:
+    out = tmp_path / "o"
+    with serving(Fake(limit=4096)) as url:
+        options = ("--lengths", "256", "--items", "1", "-o", out)
+        evaluated(capsys, url, *options)
+        (answer, *_) = out.glob("variants/port-*/*.json")
+        answer.write_text(answer.read_text("utf-8").replace('"found"', '"missed"'), "utf-8")
+        code, _, err = evaluated(capsys, url, *options)
+        assert (code, answer.name in err) == (2, True)
+        code, told, err = evaluated(capsys, url, *options, "--force")
+    assert code == 0
+    assert "did not write" not in err
+    assert counts(told)[256]["found"] == 5
+
+
+def test_one_answer_that_differs_is_no_other_model(tmp_path, capsys) -> None:
+    """Kernels round by what else they compute; what each request has anew is nothing either."""
+    fake = Fake(limit=4096)
+    with serving(fake) as url:
+        options = (*LENGTHS, "-o", tmp_path / "o")
+        evaluated(capsys, url, *options)
+        fake.asked.clear()
+        fake.says = lambda text: "Well." if len(fake.asked) < 3 else looked_up(text)
+        fake.card = {"created": 7, "permission": [{"id": "other"}]}
+        code, _, err = evaluated(capsys, url, *options)
+    assert code == 0, err
+    assert len(fake.asked) == 3
 
 
 def test_ctrl_c_without_a_folder_keeps_nothing(capsys) -> None:
@@ -329,7 +384,7 @@ def test_what_is_refused_beside_other_questions_is_asked_once_more_alone(tmp_pat
     assert counts(told)[256]["found"] == 10
     assert counts(told)[1024]["refused"] == 10
     assert 30 <= asked <= 40  # what is too long by itself twice, and of the others some
-    assert len(fake.asked) == asked  # and a run that goes on asks none of them again
+    assert len(fake.asked) == asked + 1  # and a run that goes on asks none of them again
 
 
 def test_gates_look_at_shares(capsys) -> None:

@@ -103,11 +103,11 @@ class Client:
 
 
 @contextmanager
-def opened(served, only_local=True):
+def opened(served, only_local=True, port=0):
     from ropext.serving import app
 
     lines = []
-    taken = app.reserve("127.0.0.1", 0)
+    taken = app.reserve("127.0.0.1", port)
     server = app.server_of(app.ModelPort(served, lines.append, only_local))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
     taken.listen()

@@ -48,3 +48,26 @@ def test_the_port_gives_the_answers_of_eval_on_the_same_items(tmp_path, capsys):
     # Questions over one text are read on from what they share.
     kept = [int(line.split(": ")[1].split()[0]) for line in client.lines if "kept" in line]
     assert max(kept) > 300
+
+
+@pytest.mark.slow
+def test_a_port_that_serves_another_method_is_another_model(tmp_path, capsys):
+    """Its address, name and limit are those of before; a restart alone changes nothing."""
+    pytest.importorskip("uvicorn")
+    from ropext.serving.served import ServeOptions, load
+
+    def served(method):
+        wish = parse_extend({"method": method, "factor": 2})
+        return load(ServeOptions("ropext://demo", "demo", wish), DocumentOptions(device="cpu"))
+
+    asked = ("--api", "completions", "--lengths", "256", "--depths", "1", "--items", "1")
+    port = 0
+    for method, wanted in (("yarn", 0), ("yarn", 0), ("pi", 2)):
+        with opened(served(method), port=port) as client:
+            port = client.port
+            url = f"http://127.0.0.1:{port}"
+            code, said = run("eval", "--endpoint", url, *asked, "-o", tmp_path / "o", capsys=capsys)
+        assert code == wanted, said.err
+    assert (
+        "another model answers; give another -o, or --force (meta: content_sha256 was" in said.err
+    )
