@@ -15,7 +15,7 @@ from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import Json, JsonObject
 from ropext.narration import Hooks, Show, unseen
-from ropext.results import BASE
+from ropext.results import BASE, CONTROL, TUNED
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.retrieval import CAN_DO, ItemScore, grouped, share_of
@@ -24,8 +24,10 @@ from ropext.results.windows import forward_tokens, short_windows
 from ropext.training.rows import FIT_TASK
 
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
+GAIN = "gain@"  # nats a token below the base, by the length behind it
+BEYOND_CONTROL = "gain_beyond_control@"  # nats a token below the control
 # The numbers that a training reports, out of all that a reading gives.
-REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", "gain@", "short_tax")
+REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", GAIN, "short_tax")
 KNOBS = "knobs.json"  # of a judged step
 
 
@@ -68,6 +70,12 @@ def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
     for label, reading in readings.items():
         values = text_values(ReadText(measured.frame, reading, base, measured.documents))
         numbers[label] = {name: v for name, v in values.items() if name.startswith(REPORTED)}
+    if CONTROL in readings and TUNED in readings:
+        frame = measured.frame
+        beyond = frame.difference(
+            readings[CONTROL], readings[TUNED], frame.tail_span(frame.longest)
+        )
+        numbers[TUNED][f"{BEYOND_CONTROL}{frame.longest}"] = beyond
     return numbers
 
 

@@ -9,12 +9,11 @@ from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNE
 from ropext.results.overlap import Overlap, marked
 from ropext.results.values import Value
 from ropext.table import Table
-from ropext.training.judge import Numbers
+from ropext.training.judge import GAIN, Numbers
 from ropext.training.rows import FIT_TASK
 
 # The rows of the table.
 TUNED_ROWS = {BASE: BASE, UNTUNED: EXTENDED, CONTROL: CONTROL, TUNED: TUNED}
-GAIN = "gain@"  # nats a token below the base, by the length behind it
 BEHIND = "behind@"  # the same above the base
 
 

@@ -10,7 +10,7 @@ from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import overlap_in
 from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
 from ropext.table import Table, as_text
-from ropext.training.judge import Numbers
+from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
 from ropext.training.report import (
     Story,
     asked_text,
@@ -78,24 +78,35 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
     tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
     if tails[BASE].ci95 is None:
         return [f"Fewer than {FEWEST_DOCUMENTS} documents give numbers, and no verdict."]
-    base = tails[BASE].value
-    tuned = tails[TUNED].value
+    gain = numbers[TUNED][f"{GAIN}{target}"]
     line = (
         f"At {length_text(target)} the tuned model's loss on the last tokens is "
-        f"{_apart(tuned, base)} the base's in its own window"
+        f"{_apart(gain)} the base's in its own window{_interval(gain)}"
     )
     if CONTROL not in tails:
         return [f"{line}; a part of any gain is adaptation to the text (--control measures it)."]
-    control = tails[CONTROL].value
+    of_control = numbers[CONTROL][f"{GAIN}{target}"]
+    beyond = numbers[TUNED].get(f"{BEYOND_CONTROL}{target}")
+    if beyond is None:  # an older version recorded the training
+        beyond = Value(gain.value - of_control.value, None, None, gain.n)
     return [
-        f"{line}, and {_apart(tuned, control)} the control's, which is {_apart(control, base)} "
-        "the base's by adaptation to the text alone."
+        f"{line}, and {_apart(beyond)} the control's{_interval(beyond)}. The control's is "
+        f"{_apart(of_control)} the base's{_interval(of_control)} by adaptation to the text alone."
     ]
 
 
-def _apart(one: float, other: float) -> str:
-    side = "below" if one < other else "above"
-    return f"{abs(one - other):.4f} nats a token {side}"
+def _apart(gain: Value) -> str:
+    side = "below" if gain.value > 0 else "above"
+    return f"{abs(gain.value):.4f} nats a token {side}"
+
+
+def _interval(gain: Value) -> str:
+    """Write the interval of a loss above another one, and say so if it does not tell them apart."""
+    if gain.ci95 is None:
+        return ""
+    low, high = gain.ci95
+    known = "" if gain.sign else ", so which is lower is not known"
+    return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
 def finetune_story(done: Finetuned) -> Story:
@@ -107,14 +118,13 @@ def finetune_story(done: Finetuned) -> Story:
     overlap = training.overlap
     steps = done.kept_step
     tokens = done.kept_step * settings.step_tokens
-    final_loss = done.by_step[-1]["loss"] if done.by_step else None
     section = section_of(done, TUNED_BY, ("stopped_early", "passes")) | {
         "targets": list(needs.targets),
         "steps": steps,
         "trained_steps": done.steps,
         "tokens": tokens,
         "data_sha256": training.data.digest(),
-        "final_loss": final_loss,
+        "final_loss": _loss_at(done.by_step, steps),
         "control": done.control is not None,
     }
     ways = [f"in {rows}" for rows in needs.new_rows]
@@ -139,6 +149,12 @@ def finetune_story(done: Finetuned) -> Story:
     table = finetune_table(done.numbers, training.target, overlap, caption)
     tables = () if table is None else (table,)
     return Story(section, tuple(summary), tables, training.used.to_json())
+
+
+def _loss_at(by_step: Sequence[Mapping[str, float]], step: int) -> float | None:
+    """Return the training loss of the last logged step whose update the written weights hold."""
+    losses = [entry["loss"] for entry in by_step if entry["step"] <= step]
+    return losses[-1] if losses else None
 
 
 def finetune_files(done: Finetuned) -> dict[str, bytes]:

@@ -33,10 +33,12 @@ from ropext.locks import lock_of
 from ropext.narration import Call, Hooks, Pace
 from ropext.options.training import Finetune
 from ropext.results import rules
-from ropext.results.measurement import Store
-from ropext.results.values import Value
+from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.values import Bootstrap, Value
 from ropext.table import records
 from ropext.training import fit_report, report, tables, trainer, tuned_report
+from ropext.training.judge import numbers_of
 from ropext.training.request import FinetuneRequest
 from ropext.workdir import beside
 
@@ -145,8 +147,13 @@ def test_fewer_than_eight_documents_give_no_verdict():
     assert tuned_report.verdict(numbers, 256) == [
         "Fewer than 8 documents give numbers, and no verdict."
     ]
-    sure = {label: {"tail_nll@256": replace(value, ci95=(0.9, 1.1))} for label in numbers}
-    assert "nats a token" in tuned_report.verdict(sure, 256)[0]
+    tail = replace(value, ci95=(0.9, 1.1))
+    gain = Value(-0.2121, 0.1, (-0.4065, 0.1849), 8)
+    sure = {label: {"tail_nll@256": tail, "gain@256": gain} for label in numbers}
+    assert (
+        "is 0.2121 nats a token above the base's in its own window (95 % interval -0.1849 to "
+        "+0.4065, so which is lower is not known); a part"
+    ) in tuned_report.verdict(sure, 256)[0]
 
 
 def test_the_table_sets_each_model_against_the_base_paired_by_document():
@@ -170,12 +177,57 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     control = records(table)[2]
     ends = (control["against the base low"], control["against the base high"])
     assert ends == pytest.approx((-0.08, -0.02))
+    of_base = (
+        "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's"
+    )
+    of_control = (
+        "The control's is 0.0500 nats a token below the base's (95 % interval -0.0800 to -0.0200) "
+        "by adaptation to the text alone."
+    )
     (said,) = tuned_report.verdict(numbers, 256)
     assert said == (
-        "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's "
-        "in its own window, and 0.0750 nats a token below the control's, which is 0.0500 nats a "
-        "token below the base's by adaptation to the text alone."
+        f"{of_base} in its own window, and 0.0750 nats a token below the control's. {of_control}"
     )
+    numbers["tuned"] |= {
+        "gain@256": Value(0.125, 0.01, (0.1, 0.15), 8),
+        "gain_beyond_control@256": Value(0.07, 0.05, (-0.03, 0.17), 8),
+    }
+    (said,) = tuned_report.verdict(numbers, 256)
+    assert said == (
+        f"{of_base} in its own window (95 % interval -0.1500 to -0.1000), and 0.0700 nats a token "
+        "below the control's (95 % interval -0.1700 to +0.0300, so which is lower is not known). "
+        f"{of_control}"
+    )
+
+
+def test_the_control_is_held_against_the_tuned_model_on_the_same_tokens():
+    """Of 8 documents of 64 tokens, by hand the mean of the last 16 differences."""
+    rng = np.random.default_rng(3)
+    losses = rng.normal(2, 0.5, (3, 8, 64)).astype(np.float32)
+    readings = {
+        label: MeasuredModel(reading=Reading(label, {64: list(rows)}))
+        for label, rows in zip(("base", "control", "tuned"), losses, strict=True)
+    }
+    frame = Frame(64, (64,), 16, Bootstrap())
+    numbers = numbers_of(Measurement(frame, readings))
+    value = numbers["tuned"]["gain_beyond_control@64"]
+    assert value.value == pytest.approx((losses[1] - losses[2])[:, -16:].mean(), abs=1e-6)
+    assert value.ci95[0] < value.value < value.ci95[1]
+
+
+def test_the_final_loss_is_that_of_the_weights_that_are_kept(tmp_path):
+    """A learning rate that makes each step worse: patience keeps an early one."""
+    ropext.extend("ropext://demo", output=tmp_path / "y", method="yarn", factor=2)
+    done = ropext.finetune(
+        tmp_path / "y", "ropext://tuning", output=tmp_path / "out", steps=6, batch_tokens=512,
+        eval_every=1, eval_documents=8, patience=2, learning_rate=0.08, schedule="constant",
+        warmup=0,
+    )  # fmt: skip
+    record = json.loads((tmp_path / "out/ropext.json").read_text())["finetune"]
+    losses = json.loads((tmp_path / "out/training/losses.json").read_text())["tuned"]
+    by_step = {entry["step"]: entry["loss"] for entry in losses}
+    assert record["steps"] < record["trained_steps"] == done.steps
+    assert record["final_loss"] == by_step[record["steps"]] != by_step[record["trained_steps"]]
 
 
 def test_eight_passes_are_warned_of():
