@@ -4,7 +4,8 @@ A dict of type linear, or proportional with a factor, names neither: max_positio
 length before the scaling in some releases (Vicuna-16k) and after it in others (DeepSeek-Coder).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ropext.errors import InputError
 from ropext.forms import Params
@@ -47,7 +48,9 @@ class StatedLengths:
     original: int | None  # ... and what it read before the scaling that it declares
     trained: int = 0  # what its family was trained on before a linear scaling; 0 = not known
     named: int | None = None  # an original_max_position_embeddings beside the rope dict
-    others: tuple[object, ...] = ()  # what other keys of a length hold
+    # What other keys of a length hold, and the one of them that this family is released with.
+    others: Mapping[str, object] = field(default_factory=dict)
+    longer: int | None = None
     source: str = CONFIG  # what a sentence calls that which states them
 
 
@@ -79,9 +82,10 @@ def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
 
 
 def _plain(beside: StatedLengths, kind: str, stated: int) -> Lengths:
-    now = beside.context or stated
     if kind != "dynamic":
+        now = beside.context or max(stated, beside.longer or 0)
         return Lengths(now, now)
+    now = beside.context or stated
     if now > stated:
         raise InputError(
             f"--context {now}: under dynamic scaling an extension starts from"
@@ -117,7 +121,7 @@ def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
     named = beside.original or named or beside.named
     if named is None and trained and stated >= trained:
         named = trained
-    if named is None and (after in beside.others or beside.context == after):
+    if named is None and (after in beside.others.values() or beside.context == after):
         named = stated
     if named is None and beside.context == stated:
         named = before
@@ -140,3 +144,20 @@ def _alpha(beside: StatedLengths, stated: int) -> Lengths:
         " before that is not stated; --from-original needs --original-context N"
     )
     return Lengths(now, beside.original or now, note, "", "" if beside.original else asks)
+
+
+def disagreeing(beside: StatedLengths, now: int) -> str:
+    """Name the keys of a length that contradict max_position_embeddings; "" if none does."""
+    others = {
+        key: value
+        for key, value in beside.others.items()
+        if type(value) is int and value > 0 and value != beside.stated
+    }
+    if not others:
+        return ""
+    listed = " and ".join(f"{key} is {value:,}" for key, value in others.items())
+    return (
+        f"max_position_embeddings is {beside.stated:,}, but {listed}: ropext counts from {now:,}"
+        " tokens (--context N corrects it). vLLM takes model_max_length if it is there, else the"
+        " smallest"
+    )

@@ -262,9 +262,10 @@ def with_lengths(sites: tuple[RopeSite, ...], spans: tuple[Lengths, ...]) -> tup
     return tuple(out)
 
 
-def length_notes(spans: tuple[Lengths, ...]) -> list[str]:
-    """What is to be said of each length."""
-    return [f"[length] {span.note}" for span in spans if span.note]
+def length_notes(spans: tuple[Lengths, ...], disagreeing: str = "") -> list[str]:
+    """What is to be said of each length, and of keys that contradict one another."""
+    notes = [span.note for span in spans] + [disagreeing]
+    return [f"[length] {note}" for note in notes if note]
 
 
 def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bool) -> Rope:

@@ -11,7 +11,15 @@ from ropext.families import config
 from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Facts, Numbers
 from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
-from ropext.families.lengths import LENGTH_KEYS, NAMED, ORIGINAL, STRETCHED, StatedLengths, lengths
+from ropext.families.lengths import (
+    LENGTH_KEYS,
+    NAMED,
+    ORIGINAL,
+    STRETCHED,
+    StatedLengths,
+    disagreeing,
+    lengths,
+)
 from ropext.families.model import (
     PREDICTS,
     Model,
@@ -117,7 +125,7 @@ def interpret(
     spans = tuple(lengths(beside, site) for site in sites)
     sites = with_lengths(sites, spans)
     notes = _described(model_type, text, config, sites)
-    notes += length_notes(spans)
+    notes += length_notes(spans, disagreeing(beside, max(span.now for span in spans)))
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(PREDICTS)
     if model_type != config["model_type"]:
@@ -162,7 +170,8 @@ def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...]) -> StatedLeng
         original=text.original,
         trained=text.row.original,
         named=named,
-        others=tuple(text.values.get(key) for key in LENGTH_KEYS[1:]),
+        others={key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values},
+        longer=text.integer(text.row.length) if text.row.length else None,
     )
 
 

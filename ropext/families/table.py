@@ -52,6 +52,7 @@ class Family:
     # Nested only: key of a dict -> the top-level key that states it for all layers, or one by one.
     shared: Mapping[str, str] = field(default_factory=dict)
     fixed_partial: float = 0.0  # the class sets the factor itself, whatever the config says
+    length: str = ""  # a key of the trained length, if it is above max_position_embeddings
     dim: str = "head_dim"  # the key that sizes the rotation
     kv_heads: str = ""  # the key of the heads of keys and values, where it is one of its own
     default_kv_heads: int | None = None
@@ -344,8 +345,10 @@ FAMILIES: dict[str, Family] = {
         "muse_glimmer_text muse_spark_text",
         replace(NOPE_FULL, zero_theta_stops=True, counts_back=True),
     ),
-    "cohere2": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
-    "cohere2_moe": replace(NOPE_FULL, legacy="rope_type", interleaved=True),
+    **_rows(
+        "cohere2 cohere2_moe",
+        replace(NOPE_FULL, legacy="rope_type", interleaved=True, length="model_max_length"),
+    ),
     "llama4_text": Family(temperature="cancelled", interleaved=True, rotates_only_windows=True),
     # A norm after the rotation cancels any temperature.
     **_rows(
@@ -357,7 +360,8 @@ FAMILIES: dict[str, Family] = {
     # transformers 4.57 refuses `type` alone here.
     **_rows("granite granitemoe granitemoeshared emu3_text_model", ROPE_TYPE),
     "mllama_text_model": replace(ROPE_TYPE, legacy_dict_always=True),
-    "cohere": replace(ROPE_TYPE, interleaved=True),
+    # Command R and R+ are released with 8,192 there and 131,072 in model_max_length.
+    "cohere": replace(ROPE_TYPE, interleaved=True, length="model_max_length"),
     **_rows("ernie4_5 ernie4_5_moe helium", replace(FLAT, interleaved=True)),
     # Conditions.
     "falcon": Family(

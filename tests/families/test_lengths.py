@@ -156,3 +156,38 @@ def test_what_contradicts_the_config_is_refused():
     with pytest.raises(InputError, match="--context 8192"):
         families.read(dynamic, context=8192)
     assert lengths(configs.LLAMA31, original=8192) == (131072, 8192)
+
+
+COMMAND_R = LLAMA | {
+    "model_type": "cohere",
+    "max_position_embeddings": 8192,
+    "model_max_length": 131072,
+    "rope_theta": 8000000.0,
+}
+
+
+@pytest.mark.parametrize("text_type", ["cohere", "cohere2"])
+def test_command_r_reads_what_its_card_states(text_type):
+    """Its card: 128K tokens; its config.json: 8,192 in one key and 131,072 in the other."""
+    model = families.read(COMMAND_R | {"model_type": text_type})
+    assert (model.context, model.scaled_sites[0].rope.original_context) == (131072, 131072)
+    (note,) = (one for one in model.notes if one.startswith("[length]"))
+    assert "max_position_embeddings is 8,192, but model_max_length is 131,072" in note
+    assert families.read(COMMAND_R | {"model_type": text_type}, context=8192).context == 8192
+    if text_type == "cohere":  # the other rotates in windowed layers alone
+        plan = make_plan(COMMAND_R, Extend(method="yarn", factor=2.0))
+        assert plan.config["max_position_embeddings"] == 262144
+        assert plan.config["model_max_length"] == 262144
+        assert plan.config["rope_parameters"]["original_max_position_embeddings"] == 131072
+        again = families.read(plan.config)
+        assert (again.context, again.notes) == (262144, ())
+
+
+@pytest.mark.parametrize("key", ["model_max_length", "seq_length", "n_ctx", "max_sequence_length"])
+@pytest.mark.parametrize("length", [2048, 16384])
+def test_a_key_of_another_length_is_named(key, length):
+    model = families.read(LLAMA | {key: length})
+    assert model.context == 4096
+    (note,) = model.notes
+    assert f"max_position_embeddings is 4,096, but {key} is {length:,}" in note
+    assert families.read(LLAMA | {key: 4096}).notes == ()
