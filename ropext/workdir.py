@@ -82,7 +82,6 @@ class Workdir:
     command: str  # eval, fit, finetune or run
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
-    is_temporary: bool = False  # the folder goes at the end, whatever is in it
 
     @property
     def folder(self) -> Path:
@@ -139,7 +138,7 @@ class Workdir:
     @property
     def _lists(self) -> bool:
         """Whether the manifest lists what was written. OUT.run is of use until OUT is there."""
-        return self.command not in BESIDE and not self.is_temporary
+        return self.command not in BESIDE
 
     def _edited(self) -> list[str]:
         """The files of ropext's names that are not as a run of this folder left them."""

@@ -174,13 +174,24 @@ def identity(
         "weights_sha256": weights_digest(snapshot, digests),
     }
     if code:
-        named["code_sha256"] = digest({name: digests.of(snapshot.path(name)) for name in code})
+        named["code_sha256"] = digest(sha256_of(snapshot, code, digests))
     return named
+
+
+def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> dict[str, Json]:
+    """Hash files of a checkpoint; refuse one that had another content when it was hashed before."""
+    found = dict[str, Json]()
+    for name in names:
+        content = digests.of(snapshot.path(name))
+        if snapshot.hashed.setdefault(name, content) != content:
+            raise snapshot.changed(name, "read")
+        found[name] = content
+    return found
 
 
 def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
     """The digest of the whole weight files, each by its name."""
-    return digest({name: digests.of(snapshot.path(name)) for name in snapshot.weight_files})
+    return digest(sha256_of(snapshot, snapshot.weight_files, digests))
 
 
 def to_json(record: Record) -> dict[str, Json]:

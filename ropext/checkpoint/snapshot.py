@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,6 +83,21 @@ class NoWeights(InputError):
     """A checkpoint without weights in any format."""
 
 
+# Device, inode, size, times of modification and of change: what a write or a replacement alters.
+State = tuple[int, ...]
+
+
+def state_of(status: os.stat_result) -> State:
+    """Return what differs as soon as a file is written or replaced."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
 @dataclass(frozen=True)
 class Inventory:
     """The files of one directory, by their names relative to it with `/` between the parts."""
@@ -89,6 +105,7 @@ class Inventory:
     files: dict[str, int] = field(default_factory=dict)  # carried: bytes
     left: dict[str, str] = field(default_factory=dict)  # left behind: reason
     refused: dict[str, str] = field(default_factory=dict)  # would be carried, but cannot: reason
+    states: dict[str, State] = field(default_factory=dict)  # of the files that are carried
 
 
 def reason_to_leave(name: str) -> str | None:
@@ -138,12 +155,13 @@ def take_inventory(directory: Path) -> Inventory:
             inventory.left[name] = reason
             continue
         try:
-            status = entry.stat()
+            status = os.stat(entry.path)  # the one of a directory entry has no inode on Windows
         except OSError as error:
             inventory.refused[name] = f"it cannot be read: {error.strerror}"
             continue
         if stat.S_ISREG(status.st_mode):
             inventory.files[name] = status.st_size
+            inventory.states[name] = state_of(status)
         else:
             inventory.refused[name] = "it is neither a regular file nor a link to one"
     return inventory
@@ -205,6 +223,10 @@ class Snapshot:
     carries: Callable[[Model], Carrier] = field(default=ConfigCarrier, compare=False)
     config_name: str = CONFIG
     kept_record: dict[str, Json] | None = None  # of a GGUF file: the record that it holds
+    # Of its files as they were before the first was read, and the SHA-256 of those that were hashed
+    # since: `unchanged` compares both.
+    states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
+    hashed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def weight_files(self) -> tuple[str, ...]:
@@ -315,6 +337,13 @@ class Snapshot:
                     yield f"{shard} holds {name[:80]}, but {INDEX} says {self.index[name]}"
                 places[name] = shard
 
+    def changed(self, file: str, during: str) -> InputError:
+        """Return the error of a checkpoint that was written while ropext used it."""
+        return InputError(
+            f"{self.name} was changed while it was {during} ({file} is not as it was); "
+            "run the command again when no other program writes to it"
+        )
+
     def stands_for(self, directory: "Snapshot") -> "Snapshot":
         """The directory that was made of this model, under its name."""
         return replace(
@@ -358,14 +387,21 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
         snapshot.require_weights()
         return snapshot
     whole = open_snapshot(snapshot.name, revision=snapshot.commit, weights=True)
-    return replace(whole, revision=snapshot.revision)
+    if whole.config != snapshot.config:
+        raise snapshot.changed(CONFIG, "fetched")
+    states = whole.states | snapshot.states
+    return replace(whole, revision=snapshot.revision, states=states, hashed=snapshot.hashed)
 
 
 def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
+    states = dict[str, State]()
+    with suppress(FileNotFoundError):  # which is said below
+        states[CONFIG] = state_of(os.stat(directory / CONFIG))
     config = _config(directory, model)
     stock.ask_about(config)
     inventory = take_inventory(directory)
+    inventory.states.update(states)  # from before it was read
     index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
     small = {name: directory / f"{name}.json" for name in LENGTH_FILES}
     snapshot = Snapshot(

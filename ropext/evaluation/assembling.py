@@ -8,7 +8,7 @@ from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import JsonObject
-from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import marked
 from ropext.results.perplexity import SHORT_WINDOW, OctaveLoss, by_position, verdicts
@@ -18,11 +18,12 @@ from ropext.results.retrieval import ItemScore, heat_map, not_measurable, ruler_
 def assembled(
     evaluation: Evaluation,
     done: Measurement,
-    stores: Mapping[str, Store],
+    stores: Mapping[str, str],
     lm_eval: Mapping[str, JsonObject] | None,
 ) -> Measurement:
     """Return the whole measurement: each model with where it came from and its numbers, which leave
-    out the answers of tasks that cannot be measured. They depend on the units' files alone."""
+    out the answers of tasks that cannot be measured. They depend on the units' files alone.
+    `stores` are the names of the stores, by label; empty if nothing is kept."""
     models = dict[str, MeasuredModel]()
     items = dict[str, tuple[ItemScore, ...]]()
     for label, model in done.models.items():
@@ -64,7 +65,7 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
     return RulerTasks(tuple(tasks), tuple(partly))
 
 
-def _source(reads: Reads, variant: Variant, store: Store, has_documents: bool) -> ModelSource:
+def _source(reads: Reads, variant: Variant, store: str, has_documents: bool) -> ModelSource:
     info = dict(variant.info)
     info.pop("target", None)  # stands by itself
     passes = dict[str, int]()
@@ -78,7 +79,7 @@ def _source(reads: Reads, variant: Variant, store: Store, has_documents: bool) -
         target=variant.target,
         adapter=variant.adapter,
         info=info,
-        store=store.file().name,
+        store=store,
         passes=passes,
         against=against,
     )

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropext import workdir
 from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.errors import RopextError, UsageError
+from ropext.errors import OutputExists, RopextError, UsageError
 from ropext.evaluation.lineup import Lineup, line_up_patched, line_up_snapshot
-from ropext.evaluation.live import HeldModel, HeldSnapshot, why_no_key
+from ropext.evaluation.live import HeldModel, HeldSnapshot
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
@@ -28,10 +29,17 @@ LOADING = ("dtype", "device", "device_map", "attn_implementation", "adapter")
 ADAPTER = "in memory"  # where the adapter of a variant lies
 
 
-def hold(
-    model: "PreTrainedModel", tokenizer: object, options: Evaluate, *, is_kept: bool
-) -> HeldModel:
-    """Check a model in memory, and how it is to be measured; `is_kept` where there is an output."""
+def check_output(output: Path, force: bool | None) -> None:
+    """Refuse a folder that holds results: whether they are of the same model is not known."""
+    if not force and workdir.read(output) is not None and workdir.has_work(output):
+        raise OutputExists(
+            f"{output} holds results, and results of a model in memory are never resumed; give "
+            "another output, force=True, or ropext.save the model and evaluate the directory"
+        )
+
+
+def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> HeldModel:
+    """Check a model in memory, and how it is to be measured."""
     live = base_model(model)
     for name in LOADING:
         if getattr(options, name) != Evaluate.model_fields[name].default:
@@ -51,10 +59,7 @@ def hold(
             f"the adapter {merged} is merged into this model's weights, which reading them without "
             "it would change; call unmerge_adapter() first, or give what merge_and_unload makes"
         )
-    reason = why_no_key(model) if is_kept else ""
-    if reason:
-        raise UsageError(f"this model has {reason}, which no key of a result tells; give no output")
-    return HeldModel(model, live, _tokenizer(live, tokenizer), is_kept)
+    return HeldModel(model, live, _tokenizer(live, tokenizer))
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:

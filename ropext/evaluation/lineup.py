@@ -20,7 +20,7 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.live import held_by, origin_of, record_of_weights
+from ropext.evaluation.live import HeldModel, held_by, origin_of, record_of_weights
 from ropext.evaluation.reach import ModelReach, reach_of
 from ropext.evaluation.variants import Variant, base_variant, trained_on
 from ropext.inspecting import plan_config
@@ -48,6 +48,11 @@ class Lineup:
     most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
     warnings: tuple[str, ...] = ()
     masked: bool = False  # they fill in masked tokens, where others predict the next
+
+    @property
+    def held(self) -> HeldModel | None:
+        """The model in memory that is measured; None if ropext loads the models itself."""
+        return held_by(self.variants[-1].snapshot)
 
     def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
         """What tells each variant from others, by its label; a model is hashed once."""

@@ -8,7 +8,6 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.digests import Digests
 from ropext.corpus import Corpus, DocumentEncoder
 from ropext.evaluation.lineup import Lineup
-from ropext.evaluation.live import VERSIONED
 from ropext.evaluation.reads import Reads
 from ropext.models.processes import is_main
 from ropext.narration import Say, Show, clean_command, unseen
@@ -19,8 +18,9 @@ from ropext.results.overlap import Overlap
 from ropext.results.perplexity import SHORT_WINDOW, Frame, Protocol
 from ropext.workdir import Workdir
 
+COMPUTING = ("torch", "transformers", "peft", "accelerate", "ropext")
 PREPARING = ("tokenizers", "numpy")  # what makes numbers of a text before a model reads it
-LIBRARIES = VERSIONED + PREPARING
+LIBRARIES = COMPUTING + PREPARING
 # What decides the losses and answers of a variant, besides the document or the question.
 OF_EVERY_UNIT = (
     "schema",

@@ -83,10 +83,12 @@ class EvaluationRequest:
         if not isinstance(model, str):
             if self.revision is not None:
                 raise UsageError("revision is of a hub id; this model is in memory")
-            from ropext.evaluation.holding import hold, opened  # late: no command needs it
+            from ropext.evaluation import holding  # late: no command needs it
 
-            held = hold(model, self.tokenizer, options, is_kept=output is not None)
-            with opened(held, options) as lineup:
+            if output is not None:
+                holding.check_output(output, call.force)
+            held = holding.hold(model, self.tokenizer, options)
+            with holding.opened(held, options) as lineup:
                 yield self._evaluation(lineup, call)
             return
         if self.tokenizer is not None:

@@ -1,8 +1,8 @@
 """One evaluation as a job: read what is not there yet, assemble, report."""
 
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
 from ropext.evaluation.costs import Costs, check_models, count_evaluation
 from ropext.evaluation.lineup import fetched
-from ropext.evaluation.live import held_by
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.models.load import device_of, load_model, loading_of, silenced
@@ -25,10 +24,11 @@ from ropext.narration import Call, Hooks, told_of_files, unseen
 from ropext.report.evaluation import write_report
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
-from ropext.results.measurement import Measurement
+from ropext.results.measurement import Measurement, Store
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
+LIVE_KEPT_NOTHING = "interrupted; nothing was kept (of a model in memory all results or none are)"
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,18 @@ class EvaluationJob:
         return count_evaluation(self.evaluation)
 
     def make(self, output: Path | None, call: Call) -> Measurement:
-        """Measure. With an output every finished piece is kept there, the same call goes on where
-        it stopped, and the report is written while nobody else may write into the folder."""
+        """Measure. With an output every finished piece is kept there, the same call resumes where
+        it stopped, and the report is written while nobody else may write into the folder. Without
+        one, no weight is hashed. Of a model in memory the output gets its results at the end."""
         hooks = call.hooks
         rank, world = rank_and_count()
         if output is None and world > 1:
             raise UsageError("several processes share their work through a directory; give -o RUN")
+        if world > 1 and self.evaluation.lineup.held is not None:
+            raise UsageError(
+                "several processes share their work through a directory, and a model in memory "
+                "writes none; ropext.save it and evaluate what that wrote"
+            )
         wait_for_everyone()  # so that one that is refused is noticed by the others
         _check_stop(hooks)
         evaluation = replace(self.evaluation, lineup=fetched(self.evaluation.lineup))
@@ -65,14 +71,12 @@ class EvaluationJob:
         read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
         guard.check(read, {"--output": output})
         with ExitStack() as stack:
-            room = output
-            if room is None:
-                room = Path(stack.enter_context(_temporary()), "run")
-            place = evaluation.workdir(room, call.command, told_of_files(hooks.say))
-            place = replace(place, is_temporary=output is None)
-            stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
+            place = None
+            if output is not None:
+                place = evaluation.workdir(output, call.command, told_of_files(hooks.say))
+                stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
             stack.enter_context(silenced())
-            done = _measure(evaluation, place, output, hooks)
+            done = _measure(evaluation, place, hooks)
             if rank == 0:
                 self._write(done)
         return done
@@ -87,70 +91,100 @@ class EvaluationJob:
             write_report(done, self.gates)
 
 
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for what is not kept. Windows does not delete what a virus scanner still
-    reads."""
-    return tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True)
-
-
 def _check_stop(hooks: Hooks) -> None:
     """End where that was asked for while documents were read or weights fetched."""
     if hooks.stop():
         raise NothingKept("interrupted before a model read anything")
 
 
-def _measure(
-    evaluation: Evaluation, place: Workdir, kept_in: Path | None, hooks: Hooks
-) -> Measurement:
-    """Read what is not there yet, and write the results beside it."""
-    rank, world = rank_and_count()
-    path = place.folder
+def _measure(evaluation: Evaluation, place: Workdir | None, hooks: Hooks) -> Measurement:
+    """Read what the stores have not, and put the results together; in a folder, keep them."""
     options = evaluation.options
     variants = evaluation.lineup.variants
-    names = evaluation.stores(place)
+    names = {variant.label: "" for variant in variants}
+    if place is not None:
+        names = evaluation.stores(place)
     if options.kl:
         evaluation = replace(evaluation, reads=replace(evaluation.reads, against=names[BASE]))
     reads = evaluation.reads
-    stores = {label: rundir.store(path, name) for label, name in names.items()}
-    wait_for_everyone()  # the first one has claimed the folder
+    resumable = None if evaluation.lineup.held else place
+    with _stores(names, resumable, on_disk=options.kl) as stores:
+        wait_for_everyone()  # the first one has claimed the folder
+        progress = _progress(evaluation, resumable, hooks)
+        models = _models(evaluation, progress)
+        done = Reader(models.computing, options).measure(variants, reads, stores, progress)
+        if progress.rank != 0:
+            return replace(done, path=progress.kept_in)
+        if place is not None:
+            units = [(v, unit) for v in variants for unit in reads.units(v)]
+            kept = {f"{names[v.label]}/{name}" for v, unit in units for name in unit.files}
+            rundir.keep_only(place.folder, kept)
+        lm_eval = None
+        if options.lm_eval:
+            tokenizer = evaluation.encoder.tokenizer
+            longest = reads.frame.longest
+            lm_eval = harness.run_tasks(
+                models.computing, tokenizer, options, longest, variants, stores
+            )
+        whole = assembled(evaluation, done, names, lm_eval)
+        if place is not None:
+            place.write_results()
+            if resumable is None:
+                rundir.write_stores(place.folder, {names[label]: stores[label] for label in names})
+            rundir.save_run(place.folder, whole)
+    measurable = replace(whole.without(whole.facts.not_measurable), resumed=progress.resumed)
+    if place is None:
+        return measurable
+    manifest = workdir.read(place.folder)
+    assert manifest is not None  # written by `write_results`
+    return replace(measurable, manifest=manifest, path=place.folder)
+
+
+@contextmanager
+def _stores(
+    names: Mapping[str, str], place: Workdir | None, *, on_disk: bool
+) -> Iterator[dict[str, Store]]:
+    """Yield the store of each variant, by its label: in the folder of a run that is resumed, else
+    in memory, or for a while `on_disk` (the base's states are large)."""
+    if place is not None:
+        yield {label: rundir.store(place.folder, name) for label, name in names.items()}
+    elif on_disk:
+        # Windows does not delete what a virus scanner still reads.
+        with tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True) as folder:
+            yield {label: Store(Path(folder, label)) for label in names}
+    else:
+        yield {label: Store() for label in names}
+
+
+def _progress(evaluation: Evaluation, place: Workdir | None, hooks: Hooks) -> Progress:
+    """Begin to count; `place` is the folder of a run that can be resumed."""
+    rank, world = rank_and_count()
+    held = evaluation.lineup.held
+    device = str(held.live.device) if held else device_of(evaluation.options)
+    log = None if place is None else place.folder / USED
+    return Progress(
+        hooks=hooks if rank == 0 else replace(hooks, show=unseen),
+        kept_in=None if place is None else place.output,
+        nothing_kept=LIVE_KEPT_NOTHING if held else NOTHING_KEPT,
+        rank=rank,
+        world=world,
+        used=partial(tell_used, log, hooks.say, device),
+        guard=lambda what: memory_errors(out_of_memory(what)),
+    )
+
+
+def _models(evaluation: Evaluation, progress: Progress) -> Models:
+    """Return what loads the models of an evaluation, one at a time."""
+    hooks = progress.hooks
+    lineup = evaluation.lineup
+    how = loading_of(evaluation.options, evaluation.trust_remote_code, lineup.masked)
 
     def load(snapshot: Snapshot) -> Any:
-        said = out_of_memory(f"the weights of {snapshot.name}")
-        with memory_errors(said):
+        with memory_errors(out_of_memory(f"the weights of {snapshot.name}")):
             hooks.say(f"loading {snapshot.name}")
-            how = loading_of(options, evaluation.trust_remote_code, evaluation.lineup.masked)
             model = load_model(snapshot, how)
         if hooks.stop():  # asked for meanwhile
             raise progress.stopped()
         return model
 
-    held = held_by(variants[-1].snapshot)
-    device = device_of(options) if held is None else str(held.live.device)
-    models = Models(load)
-    progress = Progress(
-        hooks=hooks if rank == 0 else replace(hooks, show=unseen),
-        kept_in=kept_in,
-        nothing_kept=NOTHING_KEPT,
-        rank=rank,
-        world=world,
-        used=partial(tell_used, path / USED, hooks.say, device),
-        guard=lambda what: memory_errors(out_of_memory(what)),
-    )
-    done = Reader(models.computing, options).measure(variants, reads, stores, progress)
-    if rank != 0:
-        return replace(done, path=kept_in)
-    units = ((variant, unit) for variant in variants for unit in reads.units(variant))
-    kept = [stores[variant.label].file(name) for variant, unit in units for name in unit.files]
-    rundir.keep_only(path, kept)
-    lm_eval = None
-    if options.lm_eval:
-        tokenizer = evaluation.encoder.tokenizer
-        longest = reads.frame.longest
-        lm_eval = harness.run_tasks(models.computing, tokenizer, options, longest, variants, stores)
-    place.write_results()
-    whole = assembled(evaluation, done, stores, lm_eval)
-    rundir.save_run(path, whole)
-    manifest = workdir.read(path)
-    assert manifest is not None  # written by `write_results`
-    measurable = whole.without(whole.facts.not_measurable)
-    return replace(measurable, manifest=manifest, path=kept_in, resumed=progress.resumed)
+    return Models(load)

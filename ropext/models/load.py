@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ropext.checkpoint import Snapshot
+from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError, UnsupportedModel, UsageError, first_line
 from ropext.models.masked import headless, is_masked
 
@@ -113,6 +114,7 @@ class Loading:
     trust_remote_code: bool = False
     masked: bool = False  # the model fills in masked tokens
     quantiser: "BitsAndBytesConfig | None" = None
+    purpose: str = "trained"  # what is done with it, for a message
 
 
 def loading_of(
@@ -123,11 +125,19 @@ def loading_of(
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     place = options.device_map or {"": device_of(options)}
-    return Loading(dtype, place, options.attn_implementation, trust_remote_code, masked)
+    return Loading(
+        dtype=dtype,
+        place=place,
+        attention=options.attn_implementation,
+        trust_remote_code=trust_remote_code,
+        masked=masked,
+        purpose="evaluated",
+    )
 
 
 def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
-    """The causal or masked language model, in evaluation mode."""
+    """Load the causal or masked language model, in evaluation mode. Its weights are in memory, and
+    a checkpoint that was changed since it was opened is refused."""
     keywords = dict[str, object]()
     if how.place is not None:
         keywords["device_map"] = how.place
@@ -148,9 +158,21 @@ def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
 
     with loading_errors(snapshot, how):
         model, report = with_attention(how.attention, build)
+        _copy_mapped(model)
+    check_unchanged(snapshot, how.purpose)
     if how.masked and report["missing_keys"]:
         raise headless(snapshot)
     return model
+
+
+def _copy_mapped(model: "PreTrainedModel") -> None:
+    """Copy weights on the CPU into memory. As safetensors loads them they are maps of their files:
+    who writes into a file changes the model, and who truncates it ends the process (SIGBUS)."""
+    import torch
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            tensor.data = tensor.data.clone()
 
 
 @contextmanager

@@ -76,7 +76,9 @@ def free_memory(device: "torch.device") -> int:
     return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seconds: float) -> None:
+def tell_used(
+    log: Path | None, say: Say, device: "torch.device | str", what: str, seconds: float
+) -> None:
     """Say what the first unit of a long piece of work took, and keep it in a log, which no
     comparison of runs reads."""
     import torch
@@ -84,6 +86,8 @@ def tell_used(log: Path, say: Say, device: "torch.device | str", what: str, seco
     on_gpu = torch.device(device).type == "cuda"
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory()
     say(f"{what} took {seconds:.2g} s, and {size(peak)} of memory at the peak")
+    if log is None:
+        return
     with run_errors(log), log.open("a", encoding="utf-8") as out:
         out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
 

@@ -256,16 +256,6 @@ def plan_in(live: object) -> ExtensionPlan | None:
     return made
 
 
-def hooks_of(live: object) -> set[int]:
-    """The numbers of the hooks that a patch put on a model."""
-    from ropext.patching.schemes import SLOPES
-    from ropext.patching.self_extend import FOLDED
-
-    hooks = list(vars(live).get(SLOPES, ()))
-    hooks += vars(live).get(FOLDED, ())
-    return {hook.id for hook in hooks}
-
-
 def config_of(live: "PreTrainedModel") -> dict[str, Json]:
     """The config of a model as it computes, with all spellings where a plan wrote it."""
     config: dict[str, Json] = json.loads(live.config.to_json_string())

@@ -7,7 +7,7 @@ from pathlib import Path
 from ropext import bundled
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.provenance import digest, sha256_of
 from ropext.options.fields import DOCUMENTS
 
 
@@ -24,7 +24,7 @@ class Hashes(Digests):
     def of_model(self, snapshot: Snapshot) -> str:
         """Identify a checkpoint by all files that are carried, wherever it lies: what a hub's cache
         names by a commit may have been edited there."""
-        return digest({name: self.of(snapshot.path(name)) for name in snapshot.files})
+        return digest(sha256_of(snapshot, snapshot.files, self))
 
     def of_data(self, source: str) -> str:
         """Identify documents: a hash of their files, or a dataset's name."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, rewrite
 from ropext.checkpoint.staging import recover, remove_output
+from ropext.checkpoint.unchanged import check_unchanged
+from ropext.errors import InputError
 from ropext.jsontext import JsonObject
 from ropext.narration import kept_after_interrupt
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
@@ -57,6 +59,11 @@ class Stage(Step):
         """Do it, and log how long it took."""
         begun = time.monotonic()
         self.do()
+        try:
+            check_unchanged(self.work.base, "read by this run")
+        except InputError:
+            self.clear()  # what was made of two models in part
+            raise
         self.work.note(f"{self.name}: took {time.monotonic() - begun:.1f} s")
 
     def section(self) -> Flat:

@@ -6,6 +6,7 @@ smaller than the difference of two unpaired numbers.
 """
 
 import json
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -457,7 +458,9 @@ class Store:
         return json.loads(self.file(name).read_text(encoding="utf-8"))
 
     def written(self, folder: Path) -> None:
-        """Write all that is held into a folder."""
+        """Write all that it has into a folder."""
+        if self.folder is not None:
+            shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         for name, result in self.held.items():
             Store(folder).put(name, result)
 

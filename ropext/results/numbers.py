@@ -93,7 +93,8 @@ class ModelSource:
             "adapter": self.adapter,
         }
         written |= self.info
-        written["store"] = self.store
+        if self.store:
+            written["store"] = self.store
         written["passes"] = dict(self.passes)
         if self.against:
             written["against"] = self.against

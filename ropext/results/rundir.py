@@ -110,9 +110,16 @@ def store(path: Path, name: str) -> Store:
     return Store(path / STORES / name)
 
 
-def keep_only(path: Path, units: Collection[Path]) -> None:
-    """Delete what a run before this one read and this one does not."""
-    names = {unit.relative_to(path).as_posix() for unit in units}
+def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
+    """Keep in a run's folder what was read elsewhere, by the names of the stores."""
+    for name, held in stores.items():
+        held.written(path / STORES / name)
+
+
+def keep_only(path: Path, units: Collection[str]) -> None:
+    """Delete what a run before this one read and this one does not; `units` are files below
+    variants/."""
+    names = {STORES + unit for unit in units}
 
     def stays(name: str) -> bool:
         return name in names or not name.startswith(STORES) or "/lm-eval/" in name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 from ropext import guard
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import digest, versions, weights_digest
+from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError, OutputExists, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
@@ -261,6 +262,7 @@ class Objective(ABC, Generic[Done]):
                 with pausing(self.say, self.show) as pause:
                     result = self.choose(pause)
             if result is not None and processes.is_main():
+                check_unchanged(self.snapshot, "trained")  # its files become a part of OUT
                 with self._guarded(output):
                     self.say("writing, and proving what stock transformers builds from it")
                     self.write(result, told_of_files(self.say))

@@ -13,9 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropext
 from ropext import patching
-from ropext.errors import RopextError, UsageError
-from ropext.evaluation import live, plan
-from ropext.evaluation.live import HeldModel
+from ropext.errors import NothingKept, OutputExists, UsageError
+
+NEVER = (
+    r"results of a model in memory are never resumed; give another output, force=True, or "
+    r"ropext\.save the model and evaluate the directory"
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +80,9 @@ def test_a_plain_model_has_the_values_of_its_directory_and_stays_as_it_is(place,
     there = ropext.evaluate(place / "model", **asked(place))
     assert numbers(here) == numbers(there)
     assert list(here.models) == ["base", "untouched"]
-    again = ropext.evaluate(model, tmp_path / "run", tokenizer=tokenizer, **asked(place))
-    assert again.resumed > 0
-    with torch.no_grad():
-        model.model.norm.weight[0] += 1
-    with pytest.raises(RopextError, match="differs in variants"):
-        ropext.evaluate(model, tmp_path / "run", tokenizer=tokenizer, **asked(place))
+    assert ropext.open(tmp_path / "run") == here
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["decides"]["variants"]["base"]["model"]["in_memory"] is True
 
 
 def test_a_patched_model_has_the_values_of_what_save_writes(place, tmp_path):
@@ -107,17 +107,6 @@ def test_a_folded_model_is_read_by_self_extend(place):
     rows = numbers(memory)
     assert numbers(here)["extended"]["metrics"] == rows[next(reversed(rows))]["metrics"]
     assert numbers(here)["base"] == rows["base"]
-
-
-class Gate:
-    """Something that decides, as a user may hang it on a module."""
-
-
-def closure(factor):
-    def scale(value):
-        return factor * value
-
-    return scale
 
 
 def test_an_adapter_is_read_without_and_with(place):
@@ -160,48 +149,102 @@ def test_a_merged_adapter_is_refused_and_no_weight_changes(place):
     assert state(model) == before
 
 
-def layer(model):
-    return model.base_model.model.model.layers[1]
+def rotated_by_mine(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    stock = modeling_llama.apply_rotary_pos_emb
+
+    def mine(q, k, cos, sin, *rest, **more):
+        return stock(q, k, cos * 0.5, sin, *rest, **more)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", mine)
 
 
-def attention(model):
-    return layer(model).self_attn
+def attended_by_mine(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def mine(module, query, *rest, **more):
+        return stock(module, query * 0.5, *rest, **more)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", mine)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.set_adapter("other"),
-        lambda model: attention(model).q_proj.scaling.update(default=1.0),
-        lambda model: attention(model).q_proj.enable_adapters(False),
-        lambda model: setattr(attention(model), "scaling", 1.0),
-        lambda model: setattr(attention(model), "scaling", torch.ones(1)),
-        lambda model: setattr(model.base_model.model.model.rotary_emb, "attention_scaling", 1.5),
-        lambda model: setattr(layer(model).mlp.act_fn, "__class__", torch.nn.Identity),
-    ],
-)
-def test_a_key_tells_what_computes_beside_the_tensors(place, change):
-    model = with_adapters(place)
-    held = HeldModel(model, model.get_base_model(), None, has_key=True)
-    before = held.identity()
-    twin = with_adapters(place)
-    assert HeldModel(twin, twin.get_base_model(), None, has_key=True).identity() == before
-    change(model)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    assert held.identity() != before
+def hooked_everywhere(monkeypatch):
+    from torch.nn.modules import module
+
+    def halve(kind, args, output):
+        return output * 0.5 if isinstance(kind, torch.nn.Linear) else output
+
+    monkeypatch.setitem(module._global_forward_hooks, 77, halve)
 
 
-def test_a_key_tells_the_fold_of_a_patched_model(place):
-    identities = []
-    for group in (8, 16):
-        model = ropext.patch(loaded(place), method="self-extend", factor=4, window=16, group=group)
-        identities.append(HeldModel(model, model, None, has_key=True).identity())
-    assert identities[0] != identities[1]
+@pytest.mark.parametrize("change", [rotated_by_mine, attended_by_mine, hooked_everywhere])
+def test_results_of_a_model_in_memory_are_never_resumed(place, tmp_path, monkeypatch, change):
+    """No look at the model shows these changes; each alters what it computes."""
+    model = loaded(place)
+    run = tmp_path / "run"
+    before = numbers(ropext.evaluate(model, run, **asked(place)))
+    with monkeypatch.context() as patch:
+        change(patch)
+        with pytest.raises(OutputExists, match=NEVER):
+            ropext.evaluate(model, run, **asked(place))
+        alone = numbers(ropext.evaluate(model, **asked(place)))
+        again = ropext.evaluate(model, run, force=True, **asked(place))
+        assert (numbers(again), again.resumed) == (alone, 0)
+    assert alone != before
 
 
-def test_every_library_that_is_known_by_its_version_is_in_the_key():
-    assert set(live.VERSIONED) <= set(plan.LIBRARIES)
+def test_autocast_is_no_reason_to_resume(place, tmp_path):
+    model = loaded(place)
+    run = tmp_path / "run"
+    before = numbers(ropext.evaluate(model, run, **asked(place)))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OutputExists, match=NEVER):
+        ropext.evaluate(model, run, **asked(place))
+    with torch.autocast("cpu", torch.bfloat16):
+        again = ropext.evaluate(model, run, force=True, **asked(place))
+    assert numbers(again) != before
+
+
+def test_the_output_of_a_directory_takes_no_model_in_memory(place, tmp_path):
+    run = tmp_path / "run"
+    ropext.evaluate(place / "model", run, **asked(place))
+    with pytest.raises(OutputExists, match=NEVER):
+        ropext.evaluate(loaded(place), run, **asked(place))
+    other = tmp_path / "other"
+    ropext.evaluate(loaded(place), other, **asked(place))
+    with pytest.raises(OutputExists, match="differs in variants"):
+        ropext.evaluate(place / "model", other, **asked(place))
+
+
+@pytest.mark.parametrize("kl", [False, True])
+def test_an_interrupted_call_keeps_nothing_that_a_later_one_takes(place, tmp_path, kl):
+    model = loaded(place)
+    run = tmp_path / "run"
+    read = []
+
+    def stop():
+        return len(read) > 5
+
+    def show(done, total, what):
+        read.append(what)
+
+    with pytest.raises(NothingKept, match="of a model in memory"):
+        ropext.evaluate(model, run, show=show, stop=stop, kl=kl, **asked(place))
+    assert not run.exists()
+    done = ropext.evaluate(model, run, kl=kl, **asked(place))
+    assert done.resumed == 0
+    assert ropext.open(run) == done
+
+
+def test_two_models_in_memory_have_no_base_in_common(place, tmp_path):
+    """Whether their bases compute the same is not known."""
+    for name in ("one", "two"):
+        model = ropext.patch(loaded(place), method="yarn", factor=4)
+        ropext.evaluate(model, tmp_path / name, **asked(place))
+    compared = ropext.compare(tmp_path / "one", tmp_path / "two")
+    assert sum("base" in row["model"] for row in compared.table()) >= 2
 
 
 def test_what_was_trained_and_its_base_are_those_of_the_directory(place, tmp_path):
@@ -267,26 +310,6 @@ def test_an_error_leaves_the_model_as_it_is(place):
     with pytest.raises(RuntimeError, match="in the middle"):
         ropext.evaluate(model, show=stop, **asked(place))
     assert state(model) == before
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda model: model.lm_head.register_forward_hook(print), "a hook of its user's on lm_h"),
-        (lambda model: setattr(model.lm_head, "forward", print), "another forward on lm_head"),
-        (lambda model: setattr(model.lm_head, "gate", Gate()), r"an object of its user's \(Gate\)"),
-        (
-            lambda model: setattr(model.lm_head, "gates", {"a": [closure(2)]}),
-            r"a function of its user's \(closure.<locals>.scale\) in lm_head.gates",
-        ),
-    ],
-)
-def test_what_no_key_tells_is_kept_in_no_output(place, tmp_path, spoil, reason):
-    model = loaded(place)
-    spoil(model)
-    with pytest.raises(UsageError, match=f"^this model has {reason}.* give no output"):
-        ropext.evaluate(model, tmp_path / "run", **asked(place))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Whether a checkpoint still has the content that was planned with, hashed or loaded.
+
+A checkpoint is hashed first and loaded later, by its path. Each file is compared by its state, and
+hashed again if that differs: only another content is a change.
+"""
+
+from ropext.checkpoint.digests import Digests
+from ropext.checkpoint.snapshot import INDEX, Snapshot, take_inventory
+from ropext.jsontext import read_object
+from ropext.rope import CONFIG
+
+
+def check_unchanged(snapshot: Snapshot, during: str) -> None:
+    """Refuse a checkpoint whose content changed since it was opened. If nothing of it was hashed,
+    any file that was written or replaced is a change."""
+    if not snapshot.directory.is_dir():
+        raise snapshot.changed(CONFIG, during)
+    before = snapshot.states
+    now = take_inventory(snapshot.directory).states
+    for name in before | now:
+        if before.get(name) == now.get(name):
+            continue
+        if name not in now or not _has_same_content(snapshot, name):
+            raise snapshot.changed(name, during)
+    before.update(now)
+
+
+def _has_same_content(snapshot: Snapshot, name: str) -> bool:
+    """Whether a file has the content that decided; one that decides no number may have another."""
+    if not snapshot.hashed:
+        return False
+    if name in snapshot.hashed:
+        return Digests().of(snapshot.path(name)) == snapshot.hashed[name]
+    if name == CONFIG:
+        return read_object(snapshot.path(name)) == snapshot.config
+    return name != INDEX and not name.endswith(".safetensors")
