@@ -201,7 +201,7 @@ def test_a_server_of_the_base_is_held_against_a_saved_plan(
     with serving("vllm", right) as url:
         code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
         assert code == 2
-        assert "plan.json: the config of base is not the one it was planned from" in told.err
+        assert "plan.json was planned from another config than the one of base now" in told.err
         Path("plan.json").write_text("{}", encoding="utf-8")
         code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
         assert (code, "plan.json is not a plan" in told.err) == (2, True)
@@ -572,7 +572,7 @@ def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:
         ("yarn", "yarn", 0, "after 16 prompts its log-probabilities differ from transformers' on"),
         ("yarn", "base", 3, "8 prompts beyond the old context of 256 tokens the server's top"),
         ("base", "base", 0, "after 8 prompts its log-probabilities differ"),
-        ("near", "near", 3, "too little to tell the two apart on this model"),
+        ("near", "near", 3, "too little to decide on this model"),
     ],
 )
 def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, served, code, says):

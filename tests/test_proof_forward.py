@@ -130,7 +130,7 @@ WRONG = {
     "the length that queries read": (
         *RUN["ministral pi"][:2],
         other_original,
-        "differs by .* something else too",
+        "differs by .* something else, too",
     ),
     "the softmax scale": (
         SMALL | {"model_type": "granite", "attention_multiplier": 0.1},
@@ -206,7 +206,7 @@ def compare(entry) -> str:
 @pytest.mark.parametrize("name", RUN)
 def test_equals_the_base_with_the_planned_numbers(built, name: str) -> None:
     said = compare(built[name])
-    assert "equals the base's with the planned numbers" in said
+    assert "matches the base with the planned frequencies" in said
     layers = RUN[name][2]
     assert f"({layers} of " in said
     found = built[name][0]["forward"]
@@ -270,7 +270,7 @@ def theta(read, value: float):
 
 @pytest.mark.parametrize("name", RUN)
 def test_stock_builds_the_base_that_was_read(built, name: str) -> None:
-    assert "modules are as its config was read" in base_of(built[name])
+    assert "attention modules match" in base_of(built[name])
 
 
 # name -> the base, how it is misread, what is said of that
@@ -278,27 +278,27 @@ MISREAD = {
     "theta": (
         "composite",
         lambda read: theta(read, 2e4),
-        rf"rope_theta was read as 20000\.0, stock has {tiny.THETA}; .*frequency of pair",
+        rf"ropext read rope_theta as 20000\.0, transformers as {tiny.THETA}; .*frequency of pair",
     ),
     "two labels changed over": (
         "Gemma 3",
         lambda read: theta(read, tiny.LOCAL_THETA if read.scaled else tiny.THETA),
-        "rope_theta was read as",
+        "ropext read rope_theta as",
     ),
     "temperature": (
         "gpt-oss",
         lambda read: with_numbers(read, attention_factor=1.5),
-        r"attention factor is 1\.5 by what was read, 1\.346573",
+        r"attention factor is 1\.5 by ropext's reading, 1\.346573",
     ),
     "softmax": (
         "MLA, experts",
         lambda read: with_numbers(read, softmax_factor=1.0),
-        r"softmax factor is 1 by what was read, 1\.87",
+        r"softmax factor is 1 by ropext's reading, 1\.87",
     ),
     "share": (
         "wide and deep",
         lambda read: with_numbers(read, inv_freq=read.wanted.inv_freq[::2]),
-        "number of pairs is 32 by what was read, 64 by stock",
+        "number of pairs is 32 by ropext's reading, 64 in transformers",
     ),
 }
 
@@ -307,7 +307,7 @@ MISREAD = {
 def test_a_base_that_was_misread_fails(built, name: str) -> None:
     base, change, said = MISREAD[name]
     with pytest.raises(
-        ProofFailed, match=f"builds the base otherwise .*{said}.*report this"
+        ProofFailed, match=f"reads the base's config otherwise .*{said}.*report this"
     ) as caught:
         base_of(built[base], change)
     assert "\n" not in str(caught.value)
@@ -316,14 +316,16 @@ def test_a_base_that_was_misread_fails(built, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("DBRX", "rope_theta was read as 500000.0, stock has 10000.0"),
+        ("DBRX", "ropext read rope_theta as 500000.0, transformers as 10000.0"),
         ("PhiMoE", "short-input frequency of pair"),
     ],
 )
 def test_a_known_departure_of_stock_stays_a_note(built, name: str, said: str) -> None:
     assert any("differs from the authors" in note for note in built[name][2].notes)
-    assert re.search(f"is another, as is known: .*{re.escape(said)}", base_of(built[name]))
-    with pytest.raises(ProofFailed, match="builds the base otherwise"):
+    assert re.search(
+        f"builds another base, a known difference: .*{re.escape(said)}", base_of(built[name])
+    )
+    with pytest.raises(ProofFailed, match="reads the base's config otherwise"):
         base_of(built[name], known=False)
 
 
@@ -347,7 +349,7 @@ BESIDE = {
 @pytest.mark.parametrize("said", BESIDE)
 def test_beside_a_known_departure_another_one_is_refused(built, name: str, said: str) -> None:
     with pytest.raises(
-        ProofFailed, match=f"builds the base otherwise .*{said}.*report this"
+        ProofFailed, match=f"reads the base's config otherwise .*{said}.*report this"
     ) as caught:
         base_of(built[name], BESIDE[said])
     assert caught.value.exit_code == 3
@@ -362,7 +364,9 @@ def test_a_spelling_that_the_table_lacks_is_not_proved(tmp_path: Path, monkeypat
     transformers.AutoModelForCausalLM.from_config(stock).save_pretrained(directory)
     (directory / "config.json").write_text(json.dumps(config))
     monkeypatch.setitem(table.FAMILIES, "gpt_neox", table.FLAT)
-    with pytest.raises(ProofFailed, match=f"rope_theta was read as .*, stock has {tiny.THETA}"):
+    with pytest.raises(
+        ProofFailed, match=f"ropext read rope_theta as .*, transformers as {tiny.THETA}"
+    ):
         extend(directory, out, method="yarn", factor=4)
     assert not out.exists()
 
@@ -382,8 +386,8 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     (found,) = proof.build([request], tensors=False)
     made = proof.compare(found, sites, tensors=False, read=proof.promised(asked.read))
     assert made.attention_modules == 61
-    assert "modules are as its config was read" in made.base
-    assert "equals the base's with the planned numbers" in made.forward
+    assert "attention modules match" in made.base
+    assert "matches the base with the planned frequencies" in made.forward
     assert made.forward_agrees
     assert made.to_json()["forward_agrees"]
     assert made.base_was_built

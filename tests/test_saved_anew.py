@@ -24,10 +24,10 @@ def test_an_untouched_base_is_a_note(theta):
     assert "note: rope_theta stands in rope_parameters alone" in check.sentence
     assert "--fix writes it" in check.sentence
     # MLX-LM 0.32.2, TGI 3.3.6 and ExLlamaV2 0.3.2 were measured to read it otherwise.
-    assert check.sentence.endswith("of the newest that were measured: mlx, tgi and exllamav2")
+    assert check.sentence.endswith("among the newest engines measured: mlx, tgi and exllamav2")
     fixed = families.respell(base)
     assert [(c.passed, c.sentence) for c in checks(fixed)] == [
-        (True, "every spelling says the same")
+        (True, "all keys that engines read for RoPE agree")
     ]
 
 

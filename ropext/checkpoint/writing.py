@@ -317,7 +317,9 @@ class Copying:
 def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
     """Refuse a copy with other bytes; a hole at its end is not there yet."""
     if read_at(target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
-        raise ProofFailed(f"proof: the copy of {path} differs from byte {at:,} on; check the disk")
+        raise ProofFailed(
+            f"verification: the copy of {path} differs from byte {at:,} on; check the disk"
+        )
 
 
 def _copy_range(

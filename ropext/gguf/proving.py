@@ -89,7 +89,7 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     spectra = spectra_in(model)
     stated = model.geometry.context
     if stated != target:
-        raise ProofFailed(f"proof: context_length is {stated}, the target is {target}")
+        raise ProofFailed(f"verification: context_length is {stated}, the target is {target}")
     errors = list[float]()
     for spectrum in spectra:
         # No key says what the softmax is scaled by.
@@ -98,8 +98,8 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
     error = max(errors)
     if not error <= STORED:
         raise ProofFailed(
-            f"proof: ggml's formula on the keys of {model.name} is off the planned spectrum by "
-            f"{error:.1e} (bound {STORED:.0e})"
+            f"verification: ggml's formula on the keys of {model.name} is off the planned spectrum "
+            f"by {error:.1e} (bound {STORED:.0e})"
         )
     tensors = 0
     size = 0
@@ -117,15 +117,15 @@ def prove_file(
     try:
         written = open_gguf(str(target))
     except InputError as error:
-        raise ProofFailed(f"proof: what was written cannot be read back: {error}") from None
+        raise ProofFailed(f"verification: what was written cannot be read back: {error}") from None
     done = compare(written, wanted, length)
     if weigh_parts(written) != weigh_parts(base):
-        raise ProofFailed(f"proof: {target} has other tensors than {base.name}")
+        raise ProofFailed(f"verification: {target} has other tensors than {base.name}")
     for name in base.head.entries:
         if name in changed or name in (FILLER, PARTS):
             continue
         if _entry(base.head, name) != _entry(written.head, name):
-            raise ProofFailed(f"proof: {target} has another {name} than {base.name}")
+            raise ProofFailed(f"verification: {target} has another {name} than {base.name}")
     return {"ggml": architecture(base.architecture).name} | asdict(done)
 
 

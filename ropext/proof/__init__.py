@@ -39,7 +39,7 @@ __all__ = ["Promise", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for any; a small model takes some
-TASK = stock.ChildTask("the proof", "; --no-verify skips it")
+TASK = stock.ChildTask("the verification", "; --no-verify skips it")
 EXPERTS_A_SECOND = 20  # built at least, of all layers together, three times over
 
 
@@ -229,14 +229,16 @@ def prove_table(
     last = built["last"]
     if last["failed"] is not None:
         raise ProofFailed(
-            f"proof: {built['model_class']} in transformers {built['transformers']} cannot read"
-            f" {target} tokens: {last['failed']}"
+            f"verification: {built['model_class']} in transformers {built['transformers']} cannot "
+            f"read {target} tokens: {last['failed']}"
         )
     proved = dict[str, Json]()
     if base is not None:
         proved["changed"] = built["base"]["changed"]
         if built["base"]["error"]:
-            proved["base"] = f"not checked: stock cannot read the base ({built['base']['error']})"
+            proved["base"] = (
+                f"not checked: transformers cannot build the base ({built['base']['error']})"
+            )
     proved["transformers"] = built["transformers"]
     proved["model_class"] = built["model_class"]
     proved["tensors_compared"] = compared
@@ -272,7 +274,7 @@ def prove_plan(
     others = families.changed_beside(families.as_read(dict(base)), proved.changed or ())
     if others:
         raise ProofFailed(
-            f"proof: transformers {proved.transformers} reads {listed(others[:LISTED])} otherwise"
-            " than the base's, which no extension changes"
+            f"verification: transformers {proved.transformers} reads {listed(others[:LISTED])} "
+            "otherwise than in the base, and no extension changes that"
         )
     return proved.to_json()

@@ -70,8 +70,8 @@ class Difference:
         if self.pair >= 0:
             where += f" of pair {self.pair}"
         return (
-            f"{where}: the plan says {self.wanted:.9g}, stock computes {self.found:.9g} "
-            f"(off by {self.error:.1e}, bound {self.bound:.0e})"
+            f"{where} is {self.found:.9g} in transformers, {self.wanted:.9g} in the plan "
+            f"(relative error {self.error:.1e}, limit {self.bound:.0e})"
         )
 
 
@@ -137,19 +137,21 @@ def _compare_rotary(built: "Built", promise: Promise) -> list[Difference]:
         candidates = [site for site in sites if module["label"] in ("", site.label)]
         if not candidates:
             raise ProofFailed(
-                f"proof: {module['module']} has an embedding for {module['label']!r}; the plan "
-                f"has only {', '.join(site.label or 'one' for site in sites)}"
+                f"verification: {module['module']} has an embedding for {module['label']!r}; the "
+                f"plan has only {', '.join(site.label or 'one' for site in sites)}"
             )
         nearest = _nearest(module, promise.only(candidates))
         seen.add(nearest.site.label)
         worst.append(nearest.difference)
     if not worst:
         raise ProofFailed(
-            f"proof: {built['model_class']} as stock builds it has no rotary embedding"
+            f"verification: transformers builds {built['model_class']} without a rotary embedding"
         )
     unseen = [site.label for site in sites if site.scaled and site.label not in seen]
     if unseen and not any(map(_bad, worst)):
-        raise ProofFailed(f"proof: no module of {built['model_class']} uses {', '.join(unseen)}")
+        raise ProofFailed(
+            f"verification: no module of {built['model_class']} uses {', '.join(unseen)}"
+        )
     return worst
 
 
@@ -160,7 +162,7 @@ def _bad(difference: Difference) -> bool:
 def _compare_softmax(built: "Built", promise: Promise) -> list[Difference]:
     worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
-        raise ProofFailed("proof: no attention module shows a softmax scale to compare")
+        raise ProofFailed("verification: no attention module has a softmax scale to compare")
     return worst
 
 
@@ -169,21 +171,23 @@ def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
     wants it."""
     tensors = built["tensors"]
     if tensors is None:
-        raise ProofFailed(f"proof: {directory} holds no safetensors weights")
+        raise ProofFailed(f"verification: {directory} has no safetensors weights")
     misshapen = list[str]()
     for name, stored, wanted in tensors["misshapen"]:
         misshapen.append(f"{name} ({stored}, not {wanted})")
     for what, names in (
-        ("holds too few or too many tensors to make up", tensors["unconverted"]),
+        ("has too few or too many tensors to build", tensors["unconverted"]),
         ("lacks tensors that the model has", tensors["missing"]),
-        ("holds tensors that the model does not have", tensors["unexpected"]),
-        ("holds tensors of another shape than the model's", misshapen),
+        ("has tensors that the model lacks", tensors["unexpected"]),
+        ("has tensors whose shape is not the model's", misshapen),
     ):
         if names:
             more = ""
             if len(names) > LISTED:
                 more = f" and {len(names) - LISTED} more"
-            raise ProofFailed(f"proof: {directory} {what}: {', '.join(names[:LISTED])}{more}")
+            raise ProofFailed(
+                f"verification: {directory} {what}: {', '.join(names[:LISTED])}{more}"
+            )
     if tensors["twice"]:
         parameter, names = tensors["twice"]
         shown = listed([name[:80] for name in names[:LISTED]])
@@ -207,19 +211,19 @@ def _compare_forward(built: "Built") -> tuple[str, bool]:
         f"one forward pass of a small model ({run['layers']} of {run['of']} layers, random "
         f"weights) up to position {run['last']}"
     )
-    blame = f"proof: with transformers {built['transformers']}, {small}"
+    blame = f"verification: with transformers {built['transformers']}, {small}"
     if run["failed"] is not None:
         raise ProofFailed(f"{blame} fails: {run['failed']}; the base's does not")
     if run["difference"] is None:
         return f"{small}: {run['note']}", False
     if not run["difference"] <= FORWARD_BOUND:
         raise ProofFailed(
-            f"{blame} differs by {run['difference']:.1e} from the base's with the planned "
-            f"frequencies and factors (bound {FORWARD_BOUND:.0e}): the written config changes "
-            "something else too"
+            f"{blame} differs by {run['difference']:.1e} from the base with the planned "
+            f"frequencies and factors (limit {FORWARD_BOUND:.0e}): the written config changes "
+            "something else, too"
         )
-    off = f"{run['difference']:.1e} off"
-    return f"{small} equals the base's with the planned numbers ({off})", True
+    off = f"largest difference {run['difference']:.1e}"
+    return f"{small} matches the base with the planned frequencies ({off})", True
 
 
 @dataclass(frozen=True)
@@ -234,9 +238,12 @@ class _Match:
         params = self.site.params
         far = self.difference
         keys = [k for k in params if self.params.get(k) is not None and self.params[k] != params[k]]
-        said = [f"{key} was read as {params[key]}, stock has {self.params[key]}" for key in keys]
+        said = [
+            f"ropext read {key} as {params[key]}, transformers as {self.params[key]}"
+            for key in keys
+        ]
         where = f"{far.module} {far.what}" + (f" of pair {far.pair}" if far.pair >= 0 else "")
-        numbers = f"{far.wanted:.9g} by what was read, {far.found:.9g} by stock"
+        numbers = f"{far.wanted:.9g} by ropext's reading, {far.found:.9g} in transformers"
         return "; ".join([*said, f"{where} is {numbers}"])
 
 
@@ -296,17 +303,18 @@ def _compare_base(
     depart from the authors' code, that stays a note."""
     base = built["base"]
     if base["error"]:
-        return f"not checked: stock cannot build the base ({base['error']})"
+        return f"not checked: transformers cannot build the base ({base['error']})"
     worst = worst_of_base(built, promise, read)
     if not _bad(worst.difference):
         modules = f"{len(base['rotary'])} rotary and {len(base['attention'])} attention modules"
-        return f"the base's {modules} are as its config was read ({worst.difference.error:.1e} off)"
+        error = f"largest relative error {worst.difference.error:.1e}"
+        return f"ropext reads the base's config as transformers does: {modules} match ({error})"
     beside = worst_of_base(built, promise, known)
     if not _bad(beside.difference):
-        return f"the base as stock builds it is another, as is known: {worst}"
+        return f"transformers builds another base, a known difference: {worst}"
     raise ProofFailed(
-        f"proof: transformers {built['transformers']} builds the base otherwise than ropext reads"
-        f" its config: {beside}. No plan for it can be right; please report this config.json"
+        f"verification: transformers {built['transformers']} reads the base's config otherwise than"
+        f" ropext: {beside}. No plan for it can be right; please report this config.json"
     )
 
 
@@ -314,7 +322,7 @@ def check_built(built: "Built") -> None:
     """Raise where stock could not build a directory at all."""
     if built["error"]:
         raise ProofFailed(
-            f"proof: transformers {built['transformers']} cannot build {built['directory']}:"
+            f"verification: transformers {built['transformers']} cannot build {built['directory']}:"
             f" {built['error']}"
         )
 
@@ -338,7 +346,7 @@ def compare(
     differences = _compare_rotary(built, promise) + _compare_softmax(built, promise)
     worst = max(differences, key=lambda d: d.excess)
     if _bad(worst):
-        raise ProofFailed(f"proof: with transformers {version}, {worst}")
+        raise ProofFailed(f"verification: with transformers {version}, {worst}")
     compared, not_compared = compare_tensors(built, directory) if tensors else (0, 0)
     forward, agrees = _compare_forward(built)
     changed = built["base"].get("changed")
@@ -368,12 +376,12 @@ def compare_told(last: "ReadAnswer", positions: Positions) -> str:
         pairs = [list(zip(steps, f, strict=True)) for f in wanted if len(f) == len(steps)]
         if not any(all(abs(a - b) <= 1 for a, b in pair) for pair in pairs):
             raise ProofFailed(
-                f"proof: {name} tells tokens apart up to a distance of {steps[-1]}, which is not"
-                f" what {positions.key} {positions.context} gives"
+                f"verification: {name} tells tokens apart up to a distance of {steps[-1]}, which "
+                f"is not what {positions.key} {positions.context} gives"
             )
     if not last["told"]:
-        raise ProofFailed(f"proof: no attention receives distances; {last['said']}")
+        raise ProofFailed(f"verification: no attention receives distances; {last['said']}")
     if last["read"] < positions.context:
-        return f"; distances up to {last['read'] - 2} are told apart as planned"
+        return f"; it distinguishes distances up to {last['read'] - 2}, as planned"
     ends = sorted({steps[-1] for steps in last["told"].values()})
     return f"; tokens {' and '.join(map(str, ends))} or more apart look alike, as planned"

@@ -209,10 +209,10 @@ def compare_tables(
         new = read_header(directory / file)
         stored = {name for name, tensor in old.tensors.items() if not _is_stale(name, tensor)}
         if odd := sorted(stored ^ set(new.tensors)):
-            raise ProofFailed(f"proof: {file} and the base's differ in the tensor {odd[0]}")
+            raise ProofFailed(f"verification: {file} and the base's differ in the tensor {odd[0]}")
         for name in sorted(stored - longer):
             if _digest(old, name) != _digest(new, name):
-                raise ProofFailed(f"proof: the bytes of {name} in {file} are not the base's")
+                raise ProofFailed(f"verification: the bytes of {name} in {file} are not the base's")
             others += 1
     for table in tables:
         before, after = (
@@ -220,16 +220,18 @@ def compare_tables(
         )
         offset = growth.positions.offset
         if len(after) != growth.rows or before[:offset] != after[:offset]:
-            raise ProofFailed(f"proof: {table.name} has other rows than the plan says")
+            raise ProofFailed(f"verification: {table.name} has other rows than the plan says")
         for row, same in growth.kept.items():
             if after[offset + row] != before[offset + same]:
-                raise ProofFailed(f"proof: row {row} of {table.name} is not the old row {same}")
+                raise ProofFailed(
+                    f"verification: row {row} of {table.name} is not the old row {same}"
+                )
         made = grown(b"".join(before), table.dtype, growth)
         if not trained and made != b"".join(after):
             step = len(after[0])
             row = next(i for i, it in enumerate(after) if it != made[i * step : (i + 1) * step])
             said = f"row {row - offset} of {table.name} is not what the old rows give"
-            raise ProofFailed(f"proof: {said}")
+            raise ProofFailed(f"verification: {said}")
     return {
         "tensors_unchanged": others,
         "rows_bit_exact": len(growth.kept) + growth.positions.offset,

@@ -40,12 +40,19 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """What came of it, in one line."""
+        """Return the outcome in one line."""
         states = [check.passed for check in self.checks]
         wrong = states.count(False)
         unknown = states.count(None)
-        counts = [f"{wrong} wrong"] * bool(wrong) + [f"{unknown} not known"] * bool(unknown)
-        return f"{self.directory}: {', '.join(counts) or 'all right'} ({len(states)} checks)"
+        total = f"{len(states)} checks"
+        counts = list[str]()
+        if wrong:
+            counts.append(f"{wrong} of {total} failed")
+        if unknown:
+            counts.append(f"{unknown} of {total} not known")
+        if counts:
+            return f"{self.directory}: {', '.join(counts)}"
+        return f"{self.directory}: verified ({total} passed)"
 
     def to_json(self) -> dict[str, Json]:
         checks = [values_json(check) for check in self.checks]

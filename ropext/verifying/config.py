@@ -40,8 +40,8 @@ def check_config(
     shown = list(beside)[:LISTED]
     if len(beside) > LISTED:
         shown.append(f"{len(beside) - LISTED} more")
-    others = f", but for {listed(shown)}, by which stock builds the same" if beside else ""
-    yield Check("config", True, f"every key beside the edits is the base's{others}")
+    others = f", except {listed(shown)}, with which transformers builds the same" if beside else ""
+    yield Check("config", True, f"all other keys equal the base's{others}")
 
 
 def check_limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Check]:
@@ -50,10 +50,12 @@ def check_limits(snapshot: Snapshot, context: int, target: int) -> Iterable[Chec
         length = edit.before
         if edit.after is None:  # a stored truncation, of which the length counts
             length = f"{edit.before.get('max_length')} tokens"
-        said = f"{edit.file}: {edit.key} of {length} caps the target of {target}"
+        said = f"{edit.file}: {edit.key} of {length} limits the model below its target of {target}"
         yield Check("limits", False, said)
     if not edits:
-        yield Check("limits", True, "no tokenizer or generation limit caps it")
+        yield Check(
+            "limits", True, "no limit of the tokenizer or generation config is below the target"
+        )
 
 
 def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
@@ -61,6 +63,6 @@ def check_tied(pairs: Iterable[str]) -> Iterable[Check]:
         yield Check(
             "tied weights",
             False,
-            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), and both"
-            " are stored and differ: loaders disagree on which they read",
+            f"config.json ties {pair} (tie_word_embeddings, stated or the class default), but the"
+            " two stored tensors differ: engines disagree on which one they load",
         )

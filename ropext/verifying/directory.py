@@ -35,18 +35,18 @@ def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> It
     notes = [p for p in problems if p.dropped and not (extended and readers)]
     wrong = [problem for problem in problems if problem not in notes]
     for problem in wrong:
-        fix = "; --fix writes it anew" if problem.fixable else ""
+        fix = "; --fix repairs it" if problem.fixable else ""
         if problem.disputed:
-            way = "as ropext.json has it" if recorded else "from the one that --trust names"
+            way = "from ropext.json" if recorded else "from the key that --trust names"
             fix += f", {way}"
         yield Check("spellings", False, problem.sentence + fix)
     if wrong:
         return
-    said = "every spelling says the same"
+    said = "all keys that engines read for RoPE agree"
     for problem in notes:
-        said += f"; note: {problem.sentence} (--fix writes it for them)"
+        said += f"; note: {problem.sentence} (--fix writes it for those engines)"
     if notes and readers:
-        said += f"; of the newest that were measured: {listed(readers)}"
+        said += f"; among the newest engines measured: {listed(readers)}"
     yield Check("spellings", True, said)
 
 
@@ -83,7 +83,7 @@ def check_lengths(subject: Subject) -> Iterable[Check]:
         said = f"max_position_embeddings is {stated}, the target is {target}"
         yield Check("length", False, said)
     else:
-        yield Check("length", True, f"max_position_embeddings is the target of {target}")
+        yield Check("length", True, f"max_position_embeddings equals the target, {target}")
     yield from check_limits(subject.snapshot, claim.context, target)
 
 
@@ -112,7 +112,7 @@ def check_spectrum(subject: Subject) -> Iterator[Check]:
         True,
         f"transformers {proved.transformers} builds {proved.rotary_modules} rotary and "
         f"{proved.attention_modules} attention modules and {proved.tensors_compared} tensors "
-        f"as expected (worst relative error {proved.worst.error:.1e})"
+        f"as planned (largest relative error {proved.worst.error:.1e})"
         + (f"; {packed} packed tensors not compared" if packed else ""),
     )
     yield Check("forward", True, proved.forward)

@@ -55,7 +55,7 @@ class AskedServer:
         model = subject.model
         claim = subject.claim
         if model.vocab_size is None:
-            raise InputError("--endpoint: the config does not say the size of its vocabulary")
+            raise InputError("--endpoint: config.json states no vocab_size")
         leaves_short = any(site.wanted.short_inv_freq for site in claim.sites)
         at = prompt_lengths(claim.context, model.context, beyond=leaves_short)
         plain = beside.answers(Prompts(at, model.vocab_size))
@@ -89,7 +89,7 @@ class AskedServer:
         claim = subject.claim
         vocab_size = subject.model.vocab_size
         if vocab_size is None:
-            raise InputError(f"--endpoint: {snapshot.name} does not say the size of its vocabulary")
+            raise InputError(f"--endpoint: {snapshot.name} states no vocabulary size")
         before = claim.base
         if before is None and snapshot.config.get("rope_scaling"):
             unscaled = {k: value for k, value in snapshot.config.items() if k != "rope_scaling"}
@@ -118,7 +118,7 @@ class AskedServer:
 
 
 def _served(probed: "server.Probe") -> str:
-    """What the server says of itself."""
+    """Return the name and the limit that the server states."""
     limit = "no stated limit"
     if probed.limit is not None:
         limit = f"a limit of {probed.limit}"
@@ -131,15 +131,15 @@ def _judged(probed: "server.Probe", sentence: str) -> tuple[bool | None, str]:
 
     if probed.lost is None:
         return True, sentence
-    sentence += f", where a reading without the extension would differ by {probed.lost:.1e}"
+    sentence += f"; without the extension they would differ by {probed.lost:.1e}"
     if probed.drawn and probed.lost < ORDER * probed.tolerance:
         sentence += (
-            f" at most (of up to {probed.drawn} prompts of each length; {ORDER} times the "
-            "tolerance was sought)"
+            f" at most (up to {probed.drawn} prompts per length; ropext sought {ORDER}× the "
+            "tolerance)"
         )
     if probed.lost >= 2 * probed.tolerance:
         return True, sentence
-    return None, f"{sentence}: too little to tell the two apart on this model"
+    return None, f"{sentence}: too little to decide on this model"
 
 
 def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:
@@ -149,7 +149,7 @@ def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:
     snapshot = open_snapshot(str(plan.get("model")), weights=True)
     if snapshot.config != claim.base:
         raise InputError(
-            f"{path}: the config of {snapshot.name} is not the one it was planned from"
+            f"{path} was planned from another config than the one of {snapshot.name} now"
         )
     model = families.as_read(plan["config"])
     if not depth.trust_remote_code:

@@ -26,8 +26,11 @@ def check_spectrum(subject: Subject) -> Iterable[Check]:
     except ProofFailed as failed:
         yield Check("spectrum", False, str(failed))
         return
-    sentence = f"{done.pairs} pairs, within {done.error:.1e} of what is expected"
-    yield Check("spectrum", True, f"ggml's formula on its keys gives {sentence}")
+    sentence = (
+        f"the RoPE frequencies of {done.pairs} pairs, by ggml's formula, match the plan (largest "
+        f"relative error {done.error:.1e})"
+    )
+    yield Check("spectrum", True, sentence)
 
 
 def check_tensors(subject: Subject) -> Iterable[Check]:
@@ -43,11 +46,11 @@ def check_tensors(subject: Subject) -> Iterable[Check]:
     if wrong is not None:
         return [wrong]
     count = sum(len(part.tensors) for part in file.parts)
-    against = "whole; there is no record to compare with"
+    against = "complete; there is no record to compare with"
     if deep:
-        against = "the base's in every byte"
+        against = "equal to the base's, byte for byte"
     elif known:
-        against = "the base's in name, type, shape and size"
+        against = "equal to the base's in name, type, shape and size"
     return [Check("tensors", True, f"{count} tensors, {against}")]
 
 
@@ -68,13 +71,15 @@ def _difference(
     for name, file in weights.items():
         wish = known.get(name)
         if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):
-            return Check("tensors", False, "names, types, shapes or sizes are not the base's")
+            return Check("tensors", False, "names, types, shapes or sizes differ from the base's")
         if deep and wish.sha256 is None:
             return Check(
-                "tensors", None, "their bytes were not recorded: --against BASE, or --hash"
+                "tensors",
+                None,
+                "their bytes were not recorded; give --against BASE (or --hash to extend)",
             )
         if deep and wish.sha256 != file.sha256:
-            return Check("tensors", False, "their bytes are not the base's")
+            return Check("tensors", False, "their bytes differ from the base's")
     return None
 
 

@@ -72,7 +72,7 @@ def _check_length(subject: TableSubject) -> Check:
     sentence = f"{positions.key} gives {positions.context} tokens"
     right = positions.context == subject.target
     if not right:
-        sentence += f", the record says {subject.target}"
+        sentence += f", but ropext.json states {subject.target}"
     return Check("length", right, sentence)
 
 
@@ -87,7 +87,7 @@ def _check_rows(subject: TableSubject) -> Check | None:
     if not position_tables:
         return None
     names = ", ".join(f"{table.name} {table.shape[0]}" for table in position_tables)
-    front = f"{subject.positions.offset} of them in front of the first position"
+    front = f"{subject.positions.offset} of them before the first position"
     return Check("rows", True, f"{names}, {front}")
 
 
@@ -113,11 +113,11 @@ def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
         yield Check("base", False, str(failed))
         return
     if old:
-        sentence = f"{same['rows_bit_exact']} old rows in every bit"
+        sentence = f"{same['rows_bit_exact']} old rows are unchanged, bit for bit"
         if not trained:
-            sentence += f", the others of {how.rows} as they were made"
-        beside = f"{same['tensors_unchanged']} tensors beside them"
-        yield Check("base", True, f"{sentence}, {beside}")
+            sentence += f"; the others of {how.rows} are as extend made them"
+        others = f"{same['tensors_unchanged']} other tensors are unchanged"
+        yield Check("base", True, f"{sentence}; {others}")
     grown = {table.file for table in old}
     for finding in compare_weights(
         base, directory, deep=subject.depth.deep, show=subject.depth.show

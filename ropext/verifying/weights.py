@@ -16,10 +16,10 @@ from ropext.verifying.config import LISTED
 
 CONSOLIDATED = re.compile(r"consolidated[\w.-]*\.safetensors")
 EQUAL = {
-    "same file": "the base's own",
-    "bytes": "equal to the base's in every byte",
+    "same file": "of the base (the same file)",
+    "bytes": "equal to the base's, byte for byte",
     "sha256": "with the recorded SHA-256",
-    "header and size": "with the right header and size (their bytes: --deep)",
+    "header and size": "with the right header and size (--deep compares the bytes)",
 }
 
 
@@ -30,13 +30,13 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
     notes = []
     for name, reason in snapshot.left.items():
         if reason == OTHER_SET:
-            said = "loaders disagree on which they read; move the files of one of them away"
+            said = "engines disagree on which set they load; move one of the two sets away"
             yield Check("weights", False, f"{name} is {reason}: {said}")
         elif reason == VARIANT or name == "original/" or CONSOLIDATED.fullmatch(name):
             notes.append(name)
     if notes:
         more = f" and {len(notes) - LISTED} more" if len(notes) > LISTED else ""
-        said = "other forms of the weights, for programs that ask for them, and not looked at"
+        said = "other copies of the weights, for programs that use them; not checked"
         yield Check("weights", True, f"{', '.join(notes[:LISTED])}{more}: {said}")
 
 
@@ -72,11 +72,11 @@ def check_weights(
     for how, words in EQUAL.items():
         count = sum(finding.same is True and finding.how == how for finding in findings)
         if count:
-            yield Check("weights", True, f"{count} weight files {words}")
+            yield Check("weights", True, f"{_files(count)} {words}")
     unknown = [finding for finding in findings if finding.same is None]
     if depth.keep and not bad:
         names = _record_bytes(snapshot, show)
-        yield Check("weights", True, f"SHA-256 recorded of {len(names)} weight files as they are")
+        yield Check("weights", True, f"recorded the SHA-256 of {_files(len(names))}")
     elif unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         advice = "--against BASE compares them with the base's"
@@ -85,8 +85,13 @@ def check_weights(
                 f"; `ropext verify {snapshot.name} --record` records them as they are now, and"
                 " `extend --hash` does so at once"
             )
-        said = f"so --deep has nothing to compare them with: {advice}"
+        said = f"so --deep has nothing to compare with: {advice}"
         yield Check("weights", None, f"{unknown[0].sentence}{more}, {said}")
+
+
+def _files(count: int) -> str:
+    """Return "1 weight file", "2 weight files"."""
+    return f"{count} weight file" if count == 1 else f"{count} weight files"
 
 
 def _record_bytes(snapshot: Snapshot, show: Show) -> list[str]:

@@ -109,7 +109,7 @@ def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, c
     monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)
     done, shown = run("verify", extended, "--for", names, capsys=capsys)
     assert done == code
-    assert "all right (1 checks)" in shown.out
+    assert "verified (1 checks passed)" in shown.out
     assert (f"--for {names}: read as its config means" in shown.out) is (code == 0)
     _, shown = run("verify", extended, "--for", names, "--json", capsys=capsys)
     told = json.loads(shown.out)

@@ -212,7 +212,7 @@ def test_a_name_that_is_no_directory_here_is_verified_and_not_repaired(ropext):
 def test_the_bundled_checkpoint_is_verified_by_its_name(ropext):
     code, out, _ = ropext("verify", "ropext://demo")
     assert code == 0
-    assert out.startswith("ropext://demo: all right (5 checks)\n")
+    assert out.startswith("ropext://demo: verified (5 checks passed)\n")
 
 
 def test_what_is_repaired_is_as_ropext_wrote_it(llama, tmp_path):

@@ -39,9 +39,9 @@ def test_deep_does_not_call_right_what_was_never_recorded(ropext, extended, llam
     flip(weights)
     code, out, _ = ropext("verify", extended)
     assert code == 0
-    assert "1 weight files with the right header and size (their bytes: --deep)" in out
+    assert "1 weight file with the right header and size (--deep compares the bytes)" in out
     code, out, err = ropext("verify", extended, "--deep")
-    assert (code, err) == (3, f"error: {extended}: 1 not known (7 checks)\n")
+    assert (code, err) == (3, f"error: {extended}: 1 of 7 checks not known\n")
     assert "NOT KNOWN" in out
     assert "WRONG" not in out
     assert "never recorded" in out
@@ -61,11 +61,11 @@ def test_what_record_wrote_deep_compares(ropext, extended, llama):
     before = json.loads(record.read_text())
     code, out, err = ropext("verify", extended, "--record", "--against", llama)
     assert code == 0, err
-    assert "SHA-256 recorded of 1 weight files" in out
+    assert "recorded the SHA-256 of 1 weight file" in out
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     before["weights"]["model.safetensors"]["sha256"] = digest
     assert json.loads(record.read_text()) == before
-    assert "1 weight files with the recorded SHA-256" in ropext("verify", extended, "--deep")[1]
+    assert "1 weight file with the recorded SHA-256" in ropext("verify", extended, "--deep")[1]
     flip(weights)
     for words in ((), ("--record",)):  # damage does not become the record
         code, out, _ = ropext("verify", extended, "--deep", *words)
@@ -106,7 +106,7 @@ def test_a_directory_without_a_record_has_nothing_to_be_compared_with(ropext, ex
 
 def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extended):
     code, out, _ = ropext("verify", extended)
-    assert out.splitlines()[0] == f"{extended}: all right (7 checks)"
+    assert out.splitlines()[0] == f"{extended}: verified (7 checks passed)"
     assert "vllm" not in out  # that is what plan DIR says
     assert "vllm serve" in ropext("plan", extended)[1]
     config = json.loads((extended / "config.json").read_text())
@@ -116,9 +116,13 @@ def test_of_a_broken_directory_every_error_is_told_and_no_loader(ropext, extende
     code, out, err = ropext("verify", extended)
     assert code == 3
     verdict = out.splitlines()[0]
-    assert verdict.startswith(f"{extended}: 3 wrong (")
+    assert verdict.startswith(f"{extended}: 3 of ")
     assert err == f"error: {verdict}\n"
-    for error in ("rope_scaling.factor is 2.0", "yarn with factor 2 of 128", "caps the target"):
+    for error in (
+        "rope_scaling.factor is 2.0",
+        "yarn with factor 2 of 128",
+        "limits the model below",
+    ):
         assert out.count(error) == 1
     assert "vllm" not in out.replace("and vLLM go by", "")
     assert "loaders" not in json.loads(ropext("verify", extended, "--json")[1])
@@ -173,9 +177,9 @@ def test_what_a_save_by_stock_writes_out_is_no_difference(ropext, windowed):
     checks = json.loads(ropext("verify", out, "--json")[1])["checks"]
     (config,) = [own for own in checks if own["what"] == "config"]
     assert config["passed"]
-    assert "by which stock builds the same" in config["sentence"]
+    assert "with which transformers builds the same" in config["sentence"]
     (read,) = [own["sentence"] for own in checks if own["what"] == "base"]
-    assert "as its config was read" in read
+    assert "reads the base's config as transformers does" in read
 
 
 def test_a_base_that_stock_cannot_build_is_not_called_right(ropext, windowed):
@@ -187,5 +191,5 @@ def test_a_base_that_stock_cannot_build_is_not_called_right(ropext, windowed):
     code, said, err = ropext("verify", out, "--json")
     (base,) = [own for own in json.loads(said)["checks"] if own["what"] == "base"]
     assert base["passed"] is None
-    assert re.match("not checked: stock cannot build the base .*float7", base["sentence"])
-    assert (code, err) == (3, f"error: {out}: 1 not known (7 checks)\n")
+    assert re.match("not checked: transformers cannot build the base .*float7", base["sentence"])
+    assert (code, err) == (3, f"error: {out}: 1 of 7 checks not known\n")

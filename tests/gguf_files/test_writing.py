@@ -152,7 +152,7 @@ def test_far_out_a_file_is_told_what_it_can_take(base, tmp_path):
     """It takes no gradients, and llama.cpp has no Self-Extend that is right."""
     warnings = inspecting.plan(str(base), factor=64.0, method="yarn").warnings
     (far,) = [warning for warning in warnings if warning.startswith("[far]")]
-    assert "train the Hugging Face checkpoint that it was converted from, or a smaller" in far
+    assert "train the Hugging Face checkpoint that it was converted from, or take a smaller" in far
     assert "--finetune" not in far
     assert "Self-Extend" not in far
     with pytest.raises(UsageError, match=r"train the Hugging Face checkpoint .*, take a smaller"):
@@ -556,7 +556,9 @@ def test_a_wrong_file_gets_no_name(base, tmp_path, monkeypatch, where):
             target.write_bytes(content.replace(token, token[:-1] + b"8"))
 
     monkeypatch.setattr(writing, "_write", spoiled)
-    with pytest.raises(ProofFailed, match="proof: .*tokens" if where == "token" else "proof: "):
+    with pytest.raises(
+        ProofFailed, match="verification: .*tokens" if where == "token" else "verification: "
+    ):
         extend(base, tmp_path / "long.gguf")
     assert not (tmp_path / "long.gguf").exists()
 

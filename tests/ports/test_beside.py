@@ -115,5 +115,5 @@ def test_how_far_the_drawn_prompts_reach_is_told(directory, capsys, monkeypatch)
         _, far, err = verified(capsys, directory, url, "--tolerance", "4")
     assert near["passed"] is True
     assert far["passed"] is True, err
-    assert "was sought" not in near["sentence"]
-    assert "of up to 2 prompts of each length; 10 times the tolerance was sought" in far["sentence"]
+    assert "sought" not in near["sentence"]
+    assert "up to 2 prompts per length; ropext sought 10× the tolerance" in far["sentence"]

@@ -225,7 +225,7 @@ def test_more_than_is_read_is_not_claimed(tmp_path):
     done = ropext.extend(tmp_path / "base", tmp_path / "out", factor=4)
     said = done.written.proof["forward"]
     assert "reads 2048 tokens" in said
-    assert said.endswith("; distances up to 2046 are told apart as planned")
+    assert said.endswith("; it distinguishes distances up to 2046, as planned")
 
 
 def test_a_key_that_stock_does_not_read_gets_no_name(made, tmp_path, monkeypatch):
@@ -245,7 +245,7 @@ def test_verify_finds_another_key_and_another_weight(made, tmp_path):
     config = json.loads((bad / "config.json").read_text()) | {"clamp_len": 60}
     (bad / "config.json").write_text(json.dumps(config))
     said = [check.sentence for check in ropext.verify(bad).failures()]
-    assert any("clamp_len gives 60 tokens, the record says 80" in own for own in said)
+    assert any("clamp_len gives 60 tokens, but ropext.json states 80" in own for own in said)
     shutil.copy(extended.output / "config.json", bad)
     data = bytearray((bad / "model.safetensors").read_bytes())
     data[-1] ^= 1

@@ -138,7 +138,7 @@ def test_verify_passes_and_finds_a_row_or_a_tensor_that_was_changed(base, grown,
     (bad / "config.json").write_text(json.dumps(config))
     other = "config.json: hidden_act is 'relu', the base's 'gelu'"
     found = ropext.verify(bad, against=str(base), deep=True)
-    said = f"proof: row 5 of {TABLE} is not what the old rows give"
+    said = f"verification: row 5 of {TABLE} is not what the old rows give"
     assert {check.sentence for check in found.failures()} >= {said, other}
     assert other in [check.sentence for check in ropext.verify(bad).failures()]
     config = json.loads((bad / "config.json").read_text()) | {"max_position_embeddings": 131}
