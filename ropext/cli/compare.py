@@ -51,7 +51,11 @@ def command(
     wanted = [gates.parse_gate(text) for text in fail_if or ()]
     others = [gates.split_spec(gate.run)[0] for gate in wanted if gate.run]
     guard.check({"--fail-if": others}, {"--output": output})
+    beside = [rundir.read_run(other) for other in others if other.is_dir()]  # else a variant
     opened, compared = compare_runs(_matching(runs), output)
+    for path in dict.fromkeys(run.path for run in (*opened, *beside) if run.path is not None):
+        for remark in rundir.unlisted(path):
+            out.say(f"warning: {remark}")
     if compared.text is not None:
         for label, count in compared.text.left_out.items():
             if count:

@@ -38,10 +38,12 @@ def push(
     from ropext.pipeline import outcome
     from ropext.results.gates import split_spec
     from ropext.results.model_index import figures
+    from ropext.results.rundir import unlisted
 
     directory = model_name(directory)
+    runs = [split_spec(str(run))[0] for run in results]
     guard.check(
-        {"--results": [split_spec(str(run))[0] for run in results]},
+        {"--results": runs},
         {"its model card": Path(directory) / README},
     )
     pushing.check_name(repository)
@@ -49,6 +51,9 @@ def push(
     served = read_again(there).serving if positions_of(there) is None else ()
     lines = [(line.loader, line.command) for line in served if line.command]
     shown = figures(directory, [str(run) for run in results])
+    for run in runs:
+        for remark in unlisted(run):
+            say(f"warning: {remark}")
     head = pushing.Head(shown, lines, license, base_model)
     note = outcome.owner(Path(directory))
     done = pushing.push(

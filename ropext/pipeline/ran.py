@@ -125,11 +125,11 @@ def opened_run(folder: Path) -> Ran:
     report = step_record(folder, REPORT)
     results = folder / EVALUATION / rundir.RESULTS
     is_measured = results.is_file()
+    measured = rundir.read_run(folder / EVALUATION) if is_measured else None
     evaluated = Hashes().of(results) if is_measured else None
     if report is None or report.outputs is None or report.inputs["results"] != evaluated:
         raise InputError(f"{folder} is not finished; run the same command again to complete it")
     kept = read_object(folder / OUTCOME)
-    measured = rundir.read_run(folder / EVALUATION) if is_measured else None
     try:
         evidence = Evidence.from_json(kept, measured)
         stages = dict.fromkeys(kept["stages"], DONE)

@@ -137,7 +137,7 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
             reasons |= FirstWords(plan, row, counts, asking).cuts()
         items[label] = _scored(row, reasons)
     _write(plan, kept, rows, items, remarks)
-    return replace(rundir.read_run(kept.folder), resumed=resumed)
+    return replace(rundir.read_back(kept.folder), resumed=resumed)
 
 
 def _questions(

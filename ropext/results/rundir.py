@@ -42,6 +42,7 @@ from ropext.workdir import STORES
 DOCUMENTS = "documents.json"
 ITEMS = "items.jsonl"
 RESULTS = "results.json"
+READ = (DOCUMENTS, ITEMS, RESULTS, "documents/", STORES)  # what is read; a report is not
 Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
 
 
@@ -128,7 +129,47 @@ def keep_only(path: Path, units: Collection[str]) -> None:
 
 
 def read_run(path: Path) -> Measurement:
-    """Read a run directory; what is missing or torn is said by name."""
+    """Read a finished run directory. Refuse it by name if a file is missing, torn, or not as
+    ropext wrote it."""
+    measured = read_back(path)
+    remarks = tuple(unlisted(path))
+    if not remarks:
+        _check_content(path)
+    facts = replace(measured.facts, warnings=(*measured.facts.warnings, *remarks))
+    return replace(measured, facts=facts)
+
+
+def _listed(path: Path) -> JsonObject:
+    """Return the digests that the run.json of a run lists, by file name."""
+    files: JsonObject = (workdir.sealed(path) or {}).get(guard.FILES, {})
+    return files
+
+
+def unlisted(path: Path) -> Iterator[str]:
+    """Warn if the run.json of a run lists no digest of its results."""
+    if RESULTS not in _listed(path):
+        yield (
+            f"[no-digest] {path}: {workdir.MANIFEST} lists no digest of {RESULTS}, so ropext "
+            "cannot notice an edit; the same ropext eval with --force writes one"
+        )
+
+
+def _check_content(path: Path) -> None:
+    """Refuse a run in which a file is not as its run.json lists it."""
+    listed = _listed(path)
+    there = {name for name in (DOCUMENTS, ITEMS) if (path / name).exists()}
+    names = [name for name in sorted({*listed, *there}) if name.startswith(READ)]
+    edited = [name for name in names if not guard.is_in_state(path / name, listed.get(name))]
+    if edited:
+        raise InputError(
+            f"{path} holds files that were edited, added or deleted since ropext wrote it: "
+            f"{guard.shown(edited)}; restore them, or run the same ropext eval with --force"
+        )
+
+
+def read_back(path: Path) -> Measurement:
+    """Read what this process has just written, or what `read_run` checks; say by name what is
+    missing or torn."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(f"{path} holds no run of ropext eval")
@@ -403,6 +444,7 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
     if reason is not None:
         return gate.unanswered(label, reason)
     compared = [(label, run.models[label])]
+    opponent = None
     if gate.run is None:
         values = run.values(label)
     else:
@@ -415,6 +457,8 @@ def _judged(run: Measurement, gate: Gate, label: str) -> Outcome:
             return gate.not_measured(label, reason)
     outcome = check_gate(gate, label, values)
     marks = list[str]()
+    if opponent is not None and opponent.path is not None and opponent.path != run.path:
+        marks += unlisted(opponent.path)
     for name, model in compared:
         mark = model.mark_at(gate.task)
         if mark:

@@ -36,6 +36,7 @@ from ropext.narration import (
 )
 from ropext.options.fields import FILES, NUMBERS
 from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.rope import CONFIG
 from ropext.tasks import Item
 from ropext.training import loss
 from ropext.training.counting import Moving, Needs, count_needs
@@ -135,9 +136,13 @@ class Objective(ABC, Generic[Done]):
         return self
 
     def decides(self, show: Show = unseen) -> dict[str, Json]:
-        """Return all that decides what is written, the number of files too."""
+        """Return all that decides what is written: also the number of files, and the files that the
+        output takes from its base."""
         files = self.training.options.deciding(FILES)
-        return self.manifest(show) | {"files": files}
+        digests = Digests(show)
+        taken = self.snapshot.files.keys() - {CONFIG, *self.snapshot.weight_files}
+        base = {name: digests.of(self.snapshot.path(name)) for name in sorted(taken)}
+        return self.manifest(show) | {"files": files, "base": base}
 
     def done_before(self, output: Path, call: Call) -> Done | None:
         """Return the result that this very training left, where all files are as it wrote them;

@@ -2,11 +2,14 @@
 
 import json
 import math
+import shutil
 
+import command_line
 import numpy as np
 import pytest
 
 import ropext
+from ropext import guard
 from ropext.bundled import DATA
 from ropext.errors import InputError, UsageError
 
@@ -194,8 +197,6 @@ def test_a_run_that_changed_is_not_compared_again(work):
     place, _, _ = work
     manifest = place / FOLDER / "run.json"
     kept = manifest.read_bytes()
-    from ropext import guard
-
     data = json.loads(kept)
     data["decides"]["seed"] = 7
     manifest.write_text(json.dumps(guard.seal({k: v for k, v in data.items() if k != guard.MARK})))
@@ -204,3 +205,78 @@ def test_a_run_that_changed_is_not_compared_again(work):
             ropext.open(place / "compared")
     finally:
         manifest.write_bytes(kept)
+
+
+@pytest.fixture
+def ropext_line(capsys):
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*words):
+        code, said = command_line.run(*words, capsys=capsys)
+        return code, said.out, said.err
+
+    return run
+
+
+def halved(text):
+    """Results in which the perplexity of `extended` is better than it was."""
+    results = json.loads(text)
+    results["variants"]["extended"]["metrics"]["tail@512"]["value"] /= 2
+    return json.dumps(results)
+
+
+EDITS = {
+    "results.json": halved,
+    "items.jsonl": lambda text: text.replace('"recall": 0.', '"recall": 1.').replace("0.0", "1.0"),
+    "documents.json": lambda text: text.replace("texts:1", "texts:9"),
+}
+
+
+@pytest.mark.parametrize("name", [*EDITS, "variants"])
+def test_a_file_that_was_edited_is_refused_by_name_wherever_a_run_is_read(
+    work, name, tmp_path, ropext_line
+):
+    place, measured, _ = work
+    folder = shutil.copytree(place / FOLDER, tmp_path / "edited")
+    whole = shutil.copytree(place / FOLDER, tmp_path / "whole")
+    assert ropext.open(whole) == measured
+    if name in EDITS:
+        before = (folder / name).read_text("utf-8")
+        (folder / name).write_text(EDITS[name](before), "utf-8")
+        assert (folder / name).read_text("utf-8") != before
+    else:
+        file = next((folder / "variants").glob("extended-*/pass-*/*.npy"))
+        np.save(file, np.load(file) / 2)
+        name = file.relative_to(folder).as_posix()
+    for words in (
+        ("compare", f"{folder}:untouched", f"{folder}:extended"),
+        ("compare", f"{whole}:untouched", f"{folder}:extended"),
+        ("compare", whole, "--fail-if", f"tail_nll@512.value > 9 vs {folder}"),
+        ("push", place / "longer", "me/x", "--dry-run", "--results", f"{folder}:extended"),
+    ):
+        code, out, err = ropext_line(*words)
+        assert (code, out) == (2, ""), words
+        assert f"{folder} holds files that were edited" in err, words
+        assert name in err, words
+    with pytest.raises(InputError, match=name):
+        ropext.open(folder)
+
+
+def test_a_run_whose_manifest_lists_no_digest_is_read_with_a_warning(work, tmp_path, ropext_line):
+    place, measured, _ = work
+    folder = shutil.copytree(place / FOLDER, tmp_path / "old")
+    data = json.loads((folder / "run.json").read_text("utf-8"))
+    rest = {key: value for key, value in data.items() if key not in (guard.MARK, guard.FILES)}
+    (folder / "run.json").write_text(json.dumps(guard.seal(rest)))
+    said = f"[no-digest] {folder}: run.json lists no digest of results.json"
+    *others, warning = ropext.open(folder).to_json()["warnings"]
+    assert warning.startswith(said)
+    assert others == measured.to_json()["warnings"]
+    push = ("push", place / "longer", "me/x", "--dry-run", "--results", f"{folder}:extended")
+    for words in (("compare", f"{folder}:untouched", f"{folder}:extended"), push):
+        code, _, err = ropext_line(*words)
+        assert (code, err.count(f"warning: {said}")) == (0, 1), words
+    gate = ("compare", place / FOLDER, "--fail-if", f"tail_nll@512.value > 9 vs {folder}")
+    code, out, err = ropext_line(*gate)
+    assert code == 0
+    assert said in out + err

@@ -343,10 +343,10 @@ def test_the_same_training_into_its_output_was_done_before(
 ):
     output = shutil.copytree(tuned[1], tmp_path / "out", symlinks=True)
 
-    def asked(force=False, **options):
+    def asked(force=False, model=extended, **options):
         call = Call(force=force)
         request = FinetuneRequest(
-            str(extended), str(stories), Finetune(**RUN | {"control": True} | options)
+            str(model), str(stories), Finetune(**RUN | {"control": True} | options)
         )
         with request.prepared(output, call) as job:
             show_counted(Out(as_json=True), job, output, call)
@@ -374,6 +374,13 @@ def test_the_same_training_into_its_output_was_done_before(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert asked(force=True) is None
     assert differs(learning_rate=0.5) == "options.learning_rate"
+    mended = shutil.copytree(extended, tmp_path / "mended")
+    assert asked(model=mended).is_from_before  # the same files at another place
+    (mended / "chat_template.jinja").write_text("{{ messages }}")
+    (mended / "generation_config.json").write_text('{"temperature": 0.5}')
+    changed = "base.chat_template.jinja, base.generation_config.json"
+    assert differs(model=mended) == changed
+    assert asked(force=True, model=mended) is None
     assert differs(control=False) == "files.control"
     (output / "training/losses.json").write_text("{}")
     with pytest.raises(OutputExists, match="exists; --force replaces"):
