@@ -194,6 +194,12 @@ def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
     return digest(sha256_of(snapshot, snapshot.weight_files, digests))
 
 
+def taken_digests(snapshot: Snapshot, digests: "Digests") -> dict[str, Json]:
+    """Return the digest of each file that an output takes from a base as it is, without weights."""
+    names = snapshot.files.keys() - {CONFIG, *snapshot.weight_files}
+    return {name: digests.of(snapshot.path(name)) for name in sorted(names)}
+
+
 def to_json(record: Record) -> dict[str, Json]:
     """The record as one JSON object, in a fixed order."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}

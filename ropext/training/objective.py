@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, versions, weights_digest
+from ropext.checkpoint.provenance import digest, taken_digests, versions, weights_digest
 from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError, OutputExists, Stopped
 from ropext.evaluation.reader import Progress, Reader
@@ -36,7 +36,6 @@ from ropext.narration import (
 )
 from ropext.options.fields import FILES, NUMBERS
 from ropext.results.measurement import MeasuredModel, Measurement, Store
-from ropext.rope import CONFIG
 from ropext.tasks import Item
 from ropext.training import loss
 from ropext.training.counting import Moving, Needs, count_needs
@@ -139,9 +138,7 @@ class Objective(ABC, Generic[Done]):
         """Return all that decides what is written: also the number of files, and the files that the
         output takes from its base."""
         files = self.training.options.deciding(FILES)
-        digests = Digests(show)
-        taken = self.snapshot.files.keys() - {CONFIG, *self.snapshot.weight_files}
-        base = {name: digests.of(self.snapshot.path(name)) for name in sorted(taken)}
+        base = taken_digests(self.snapshot, Digests(show))
         return self.manifest(show) | {"files": files, "base": base}
 
     def done_before(self, output: Path, call: Call) -> Done | None:
