@@ -126,6 +126,7 @@ def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Des
         row=facts.get("row", {}),
         rotates=tuple(facts.get("rotates", ())),
         unseen=facts.get("unseen", ""),
+        widths=tuple(facts.get("widths", ())),
         asked=digest(config),
         numbers=tuple(numbers),
     )

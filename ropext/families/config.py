@@ -172,6 +172,8 @@ REFUSALS = {
     "transformer-xl": "uses Transformer-XL's relative positions; plan and extend set clamp_len",
     "recurrent": "keeps its state recurrently and has no positions to scale",
     "none": "rotates nothing, so there is no rotary embedding to scale",
+    "not computed": "has no rotary embedding that transformers computes from its config (it may"
+    " have positions of another kind)",
     "two towers": "is made of two models with positions of their own; extend the one that reads the"
     " long input as a model by itself",
     "other": "is not a text model with a rotary context window",

@@ -35,7 +35,7 @@ class Described:
     """What stock transformers shows of one model type."""
 
     transformers: str  # the version that was asked
-    scheme: str  # "rotary", "composite" or "none"
+    scheme: str  # "rotary", "composite" or a key of config.REFUSALS
     path: tuple[str, ...]  # composite: where its text part stands
     text: str  # composite: the type of that part
     auto_class: str  # the class by which it is loaded; "" where none does
@@ -44,6 +44,7 @@ class Described:
     row: JsonObject  # how its keys are read, as the fields of a family's row
     rotates: tuple[bool | None, ...]  # of a small copy, whether each of its first layers turns
     unseen: str  # why there is no small copy of it
+    widths: tuple[int | None, ...]  # numbers that each layer's projections make keys and values of
     asked: str  # the digest of the config that was asked about ...
     numbers: tuple[Numbers, ...]  # ... and what stock computes of it
 

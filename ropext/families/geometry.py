@@ -327,7 +327,7 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
         borrows = sources is not None and sources[index : index + 1] != [index]
         if borrows or index >= storing or not attends(kind):
             continue
-        each = _values(text, kind)
+        each = _width(text, index) or _values(text, kind)
         if each is None:
             return None
         rate = _compression(text, kind)
@@ -335,6 +335,12 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
         window = sizes.window if windowed else None
         out.append(CacheLayer(each, window, rate, _latent_values(text, kind) is not None))
     return tuple(out) * _passes(text) or None
+
+
+def _width(text: TextConfig, layer: int) -> int | None:
+    """Numbers that a layer keeps per token, as transformers built it; None if it was not asked."""
+    about = text.facts.get(text.type)
+    return about.widths[layer] if about and layer < len(about.widths) else None
 
 
 def _label_of(text: TextConfig, kind: str) -> Label | None:

@@ -1,7 +1,7 @@
 """A config dict in, its rotary embeddings out."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from ropext import forms
 from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config
 from ropext.families.config import Dict, added_by, facts_of, locate, text_part
-from ropext.families.described import Facts, Numbers
+from ropext.families.described import Described, Facts, Numbers
 from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
 from ropext.families.lengths import (
     LENGTH_KEYS,
@@ -211,8 +211,15 @@ def _described(
     return [
         f"[described] {kind} is not among the model types that this ropext knows: transformers"
         f" {about.transformers} was asked how it reads them. No loader was measured on it, and its"
-        f" KV cache is reckoned by the usual keys{layers}"
+        f" KV cache is counted by {_counted(about)}{layers}"
     ]
+
+
+def _counted(about: Described) -> str:
+    """By what the KV cache of a described type is counted."""
+    if about.widths and None not in about.widths:
+        return "the sizes of its projections"
+    return "the usual keys, which may be others here"
 
 
 def _computes(site: RopeSite, module: Numbers) -> bool:
@@ -220,13 +227,15 @@ def _computes(site: RopeSite, module: Numbers) -> bool:
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
         return False
-    close = [
-        math.isclose(one, other, rel_tol=STOCK_BOUND)
-        for one, other in zip(module.inv_freq, spectrum.inv_freq, strict=True)
-    ]
-    return all(close) and math.isclose(
-        module.attention_factor, spectrum.attention_factor, rel_tol=STOCK_BOUND
-    )
+    # Of a longrope of two sets stock shows the one for the length that the config states.
+    same = _close(module.inv_freq, spectrum.inv_freq)
+    same = same or _close(module.inv_freq, spectrum.short_inv_freq or spectrum.inv_freq)
+    return same and _close((module.attention_factor,), (spectrum.attention_factor,))
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:

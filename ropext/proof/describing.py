@@ -239,8 +239,8 @@ class Embedding:
         for _, module in modules:
             if any(name.endswith("inv_freq") for name in module._buffers) and child.turns(module):
                 self.modules[type(module).__name__] = type(module)
-        built = child.rotary(modules)
-        self.labels = sorted({one["label"] for one in built}, key=_windows_first)
+        self.built = child.rotary(modules)
+        self.labels = sorted({one["label"] for one in self.built}, key=_windows_first)
         self.rope = attribute(text, "rope_parameters") or {}
 
     def of(self, values: JsonObject) -> dict[str, list[float]]:
@@ -274,13 +274,15 @@ def _windows_first(label: str) -> tuple[bool, str]:
 def sized_by(embedding: Embedding) -> dict[str, str]:
     """By label, the key that sizes the rotation: doubled, it alters the number of pairs."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
-    usual = embedding.pairs(embedding.given)
+    # Plain: a dict of one number for each pair allows no other size.
+    plain = embedding.with_rope({}, embedding.labels)
+    usual = embedding.pairs(plain)
     sizes = dict.fromkeys((key for key in VALUES if HEAD_KEY.search(key)), 64)
     sizes |= embedding.text.to_dict()
     for key, value in sizes.items():
         if not HEAD_KEY.search(key) or type(value) is not int:
             continue
-        doubled = embedding.pairs(embedding.given | {key: 2 * value})
+        doubled = embedding.pairs(plain | {key: 2 * value})
         for label, pairs in doubled.items():
             derived = key == "head_dim" and keys[label] != key  # from the key that is named
             if pairs != usual.get(label, pairs) and not derived:
@@ -322,19 +324,23 @@ def theta_names(embedding: Embedding) -> dict[str, list[str]]:
     return names
 
 
-def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
-    """The rope types that the class takes and that change what it computes."""
-    plain = embedding.of(embedding.with_rope({}, labels))
-    pairs = len(plain.get(labels[0], ())) if labels else 0
+def scaled_dicts(pairs: int) -> dict[str, dict[str, Json]]:
+    """One rope dict of each scaled type."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
-    wished: dict[str, dict[str, Json]] = {
+    return {
         "linear": {"factor": 4.0},
         "yarn": original,
         "llama3": original | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
         "longrope": original | {"short_factor": [2.0] * pairs, "long_factor": [2.0] * pairs},
     }
+
+
+def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
+    """The rope types that the class takes and that change what it computes."""
+    plain = embedding.of(embedding.with_rope({}, labels))
+    pairs = len(plain.get(labels[0], ())) if labels else 0
     taken = ["default"]
-    for kind, keys in wished.items():
+    for kind, keys in scaled_dicts(pairs).items():
         built = embedding.of(embedding.with_rope({"rope_type": kind} | keys, labels))
         if built and all(built.get(label) != plain.get(label) for label in labels):
             taken.append(kind)
@@ -343,6 +349,48 @@ def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
     if any(entry.get("rope_type") == "proportional" for entry in dicts):
         return ["default", "proportional"]  # its partial factor counts otherwise in other types
     return taken
+
+
+def has_unscaled_twin(
+    child: ModuleType, config: PreTrainedConfig, cls: type[PreTrainedModel], embedding: Embedding
+) -> bool:
+    """Tell whether a second module of the same label keeps its frequencies in a scaled config."""
+    before = embedding.built
+    flat = embedding.labels == [""]
+    if not flat or len(before) < 2:
+        return False
+    pairs = len(before[0]["inv_freq"])
+    for kind, keys in scaled_dicts(pairs).items():
+        scaled = copy.deepcopy(config)
+        text = scaled.get_text_config()
+        plain: dict[str, Json] = {"rope_theta": 10000.0}
+        text.rope_parameters = plain | embedding.rope | {"rope_type": kind} | keys
+        try:
+            after = child.rotary(child.text_modules(child.skeleton(cls, scaled), text))
+        except Exception:  # the class takes another of the types
+            continue
+        same = [one["inv_freq"] == two["inv_freq"] for one, two in zip(before, after, strict=True)]
+        if not all(same):
+            return any(same)
+    return False
+
+
+def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) -> list[int | None]:
+    """By layer, how many numbers of keys and values its projections make of a token; None if it has
+    no projection of each."""
+    found: dict[int, int | None] = {}
+    for name, module in child.text_modules(model, text):
+        keys = getattr(module, "k_proj", None)
+        values = getattr(module, "v_proj", keys) or keys  # keys are values where there is none
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        if not numbers or keys is None:
+            continue
+        layer = numbers[0]
+        made = [getattr(one, "out_features", None) for one in (keys, values)]
+        one_attention = layer not in found and None not in made
+        found[layer] = sum(made) if one_attention else None
+    count = attribute(text, "num_hidden_layers") or 0
+    return [found.get(layer) for layer in range(count)]
 
 
 def is_interleaved(code: ModuleType) -> bool:
@@ -438,7 +486,7 @@ def describe(
     embedding = Embedding(child, model, text, values)
     forward = child.beside("forward")
     seen: Turning = child.beside("turning").turning(child, forward, model, text)
-    facts: dict[str, Json] = {"scheme": "none", "auto_class": auto_class(text)}
+    facts: dict[str, Json] = {"scheme": "not computed", "auto_class": auto_class(text)}
     if embedding.modules:
         owners = [m for m in model.modules() if type(getattr(m, "config", None)) is type(text)]
         owner = cls
@@ -448,7 +496,9 @@ def describe(
         if seen["cancelled"]:
             row["temperature"] = "cancelled"
         row["rotates_only_windows"] = rotates_only_windows(text, seen["rotates"])
-        facts |= {"scheme": "rotary", "row": row}
+        twin = has_unscaled_twin(child, config, cls, embedding)
+        facts |= {"scheme": "twin" if twin else "rotary", "row": row}
+        facts["widths"] = widths(child, model, text)
         facts |= {"unseen": seen["unseen"], "rotates": seen["rotates"]}
         facts["defaults"] = defaults_of(type(text))
     types = {text.model_type: facts}

@@ -482,3 +482,89 @@ def test_a_type_of_tomorrow_is_inspected_planned_extended_and_proved(tmp_path):
             same.pop(key, None)  # transformers 4 reads them, which knows no such type
         assert {key: written.get(key) for key in same} == same
     shutil.rmtree(tmp_path / "newer")
+
+
+MOLMO = {
+    "model_type": "molmo2_text",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "additional_vocab_size": 8,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+}
+MINICPM3 = {
+    "model_type": "minicpm3",
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 32768,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "type": "longrope",
+        "long_factor": [1.0 + pair / 4 for pair in range(16)],
+        "short_factor": [1.0 + pair / 8 for pair in range(16)],
+        "original_max_position_embeddings": 32768,
+    },
+}
+# Gemma 4 31B by its layers, heads and windows; what no cache depends on is narrow.
+GEMMA4_31B = {
+    "model_type": "gemma4_text",
+    "hidden_size": 64,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "vocab_size_per_layer_input": 128,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262144,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
+}
+
+
+@pytest.mark.parametrize("layers", [{}, {"rope_scaling_layers": [0, 2]}])
+def test_a_second_embedding_that_no_scaling_reaches_is_found(layers):
+    with hidden("molmo2_text"), pytest.raises(UnsupportedModel, match="keeps an unscaled rotary"):
+        read(MOLMO | layers)
+
+
+def test_a_longrope_of_latent_attention_is_sized_by_its_own_key():
+    with hidden("minicpm3"):
+        model = read(MINICPM3)
+    (site,) = model.sites
+    plain = [10000.0 ** (-2 * pair / 32) for pair in range(16)]
+    wanted = [one / (1.0 + pair / 4) for pair, one in enumerate(plain)]
+    assert site.rope.spectrum.inv_freq == pytest.approx(wanted, rel=1e-12)
+
+
+def test_the_cache_of_a_described_type_is_counted_by_what_transformers_builds():
+    with hidden("gemma4_text"):
+        model = read(GEMMA4_31B)
+    full = 10 * 2 * 4 * 512 * 524_288  # layers, keys and values, heads, channels, tokens
+    windowed = 50 * 2 * 16 * 256 * 1024
+    assert model.kv_bytes(524_288) == 2 * (full + windowed)
+    assert any("KV cache is counted by the sizes of its projections" in one for one in model.notes)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "bloom"])
+def test_positions_that_transformers_does_not_compute_from_a_config_are_not_called_none(kind):
+    sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "hidden_size": 64, "vocab_size": 128}
+    with hidden(kind), pytest.raises(UnsupportedModel, match="may have positions of another kind"):
+        read({"model_type": kind, **sizes})
