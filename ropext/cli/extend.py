@@ -60,7 +60,7 @@ def command(
     words: Words = None,
     fit: Fit = None,
     evaluate: Evaluate = None,
-    output: options.Output = None,
+    output: options.OutputOrFile = None,
     force: Force = False,
     dry_run: DryRun = False,
     details: plan.Details = False,
@@ -70,7 +70,8 @@ def command(
     push_to_hub: PushToHub = None,
     public: Public = False,
 ) -> None:
-    """Write an extended checkpoint or GGUF and prove it. No weight changes; config.json does."""
+    """Write an extended checkpoint or GGUF and verify it. No weight changes; config.json, or the
+    keys of the GGUF, do."""
     if output is None and not dry_run:
         raise UsageError(
             "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"

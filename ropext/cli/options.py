@@ -81,17 +81,21 @@ Data = Annotated[
         rich_help_panel=BASIC_DATA,
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option(
+
+
+def _output(what: str) -> Any:
+    return typer.Option(
         "--output",
         "-o",
         callback=at_home,
         metavar="OUT",
-        help="directory to write",
+        help=f"{what} to write",
         rich_help_panel=BASIC_OUTPUT,
-    ),
-]
+    )
+
+
+Output = Annotated[Path | None, _output("directory")]
+OutputOrFile = Annotated[Path | None, _output("directory or .gguf file")]
 BeginAnew = Annotated[
     bool,
     typer.Option(

@@ -1,4 +1,4 @@
-"""`ropext recipes ls | cat NAME`."""
+"""`ropext recipes [ls] | cat NAME`."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from ropext.errors import UsageError
 from ropext.table import folded
 
 Action = Annotated[
-    str, typer.Argument(metavar="ls|cat", help="ls lists them, cat NAME prints one to be edited")
+    str, typer.Argument(metavar="[ls|cat]", help="ls lists them, cat NAME prints one to be edited")
 ]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recipe, for cat")]
 
@@ -35,7 +35,7 @@ def header(path: Path) -> dict[str, str]:
 
 def command(
     out: Out,
-    action: Action,
+    action: Action = "ls",
     name: Name = None,
 ) -> None:
     """List the recipes that come with ropext, or print one. `ropext run NAME` runs it."""

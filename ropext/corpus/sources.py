@@ -20,6 +20,7 @@ DEFAULT_COLUMNS = ("text", "messages")
 NO_SPLIT = ""
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
 LARGEST = 64  # MiB of one document, which take some twenty times as much memory
+MOST_KINDS = 8  # that a warning names
 PER_FILE = 1024  # times the largest document: what one file may unpack to
 
 
@@ -139,6 +140,8 @@ SPLITS = {
     "test": "test|testing|eval|evaluation",
 }
 SHARD = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+# A name that is a split's word, numbered or not: `eval.txt`, `books-test-2.txt`, not a title.
+WHOLE_NAME = re.compile(rf"(^|.*[-._ /])({'|'.join(SPLITS.values())})[-._ 0-9]*\.\w+")
 FOLDER, FILE = (rf"(^|[-._ 0-9/])({{}}){end}" for end in ("([-._ 0-9][^/]*)?/", "[-._ 0-9][^/]*$"))
 
 
@@ -169,15 +172,19 @@ def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
 
 def _files_in(folder: Path) -> list[str]:
     """The files of a folder that can be read; never its card, nor what is hidden."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in READERS and file.is_file())
-    places = [file.relative_to(folder) for file in files if file.name != "README.md"]
+    return _visible(folder, [file for file in folder.rglob("*") if file.suffix in READERS])
+
+
+def _visible(folder: Path, files: Sequence[Path]) -> list[str]:
+    """The files among these by their places in the folder, without its card and hidden ones."""
+    files = sorted(file for file in files if file.is_file() and file.name != "README.md")
+    places = [file.relative_to(folder) for file in files]
     hidden = (".", "__")
     return [at.as_posix() for at in places if not any(p.startswith(hidden) for p in at.parts)]
 
 
 def unread_files(source: Source) -> list[str]:
-    """Warn of the files of a folder that no split holds which is read, and of names that might have
-    been splits."""
+    """Warn of the files of a folder that are not read, and of names that might have been splits."""
     folder = source.place
     if isinstance(source.data, Texts) or not folder.is_dir():
         return []
@@ -186,6 +193,24 @@ def unread_files(source: Source) -> list[str]:
     names = _files_in(folder)
     if not names:
         return []
+    return _other_kinds(source, folder) + _other_splits(source, names)
+
+
+def _other_kinds(source: Source, folder: Path) -> list[str]:
+    """Warn of the files of a folder that no reader takes."""
+    others = _visible(folder, [file for file in folder.rglob("*") if file.suffix not in READERS])
+    if not others:
+        return []
+    kinds = ", ".join(sorted({Path(name).suffix or name for name in others})[:MOST_KINDS])
+    return [
+        f"[left-out] {source.flag} {source.data}: {len(others)} files are not read ({kinds}), only"
+        f" {', '.join(READERS)}"
+    ]
+
+
+def _other_splits(source: Source, names: Sequence[str]) -> list[str]:
+    """Warn of the files that no split holds which is read, and of names that might have been
+    splits."""
     by_split = splits_of(names, partly=source.split is not None)
     read = source.part(by_split)
     if NO_SPLIT not in by_split:
@@ -202,14 +227,15 @@ def unread_files(source: Source) -> list[str]:
             f"[left-out] {source.flag} {source.data}: the split {split} is read, {len(read)} of "
             f"{len(names)} files ({', '.join(counts)})"
         ]
-    by_file = _by_split(names, FILE)
+    by_file = _by_split([name for name in names if WHOLE_NAME.fullmatch(name)], FILE)
     if not by_file:
         return []
-    split, part = next(iter(by_file.items()))
+    split, (named, *_) = next(iter(by_file.items()))
+    count = len(_by_split(names, FILE)[split])  # as --split divides them
     return [
         f"[no-split] {source.flag} {source.data}: all {len(names)} files are read, though "
-        f"{part[0]} is named as a split; file names divide a folder only where each of them names "
-        f"a split (--split {split} reads {len(part)} of them)"
+        f"{named} is named as a split; file names divide a folder only where each of them names "
+        f"a split (--split {split} reads {count} of them)"
     ]
 
 

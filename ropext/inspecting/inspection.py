@@ -130,7 +130,7 @@ def inspect(
     A model in memory, or a config, is seen by its config, as it computes now.
     """
     if factor is None and target is None:
-        factor = 4.0
+        factor = 2.0  # from 4 on an untrained plan gets a warning
     request = Extend(
         factor=factor, target=target, context=context, original_context=original_context
     )

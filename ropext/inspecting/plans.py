@@ -16,7 +16,7 @@ from ropext.inspecting.inspection import open_given, positions_of, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
-from ropext.planning.plan import LENGTH_ONLY
+from ropext.planning.plan import ASKED_UNTRAINED, LENGTH_ONLY, Recommendation
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
@@ -55,11 +55,17 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
 
 
 def told_far(made: Plan) -> Plan:
-    """The plan of an extension that no training follows, with what that costs far out."""
+    """The plan of an extension that no training follows, with what that costs far out; nothing is
+    recommended if `extend` refuses it."""
     warning = far(made)
     if not warning:
         return made
-    return replace(made, warnings=(*made.warnings, warning))
+    made = replace(made, warnings=(*made.warnings, warning))
+    factor = made.untrained_factor
+    if factor < ASKED_UNTRAINED or made.recipe.untrained:
+        return made
+    why = f"extend refuses {factor:g}× the context without training (--untrained writes it anyway)"
+    return replace(made, recommendation=Recommendation("none", False, why))
 
 
 def plan_config(

@@ -386,8 +386,8 @@ def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) ->
         if not numbers or keys is None:
             continue
         layer = numbers[0]
-        made = [getattr(one, "out_features", None) for one in (keys, values)]
-        one_attention = layer not in found and None not in made
+        made = [getattr(one, "out_features", 0) for one in (keys, values)]
+        one_attention = layer not in found and all(made)
         found[layer] = sum(made) if one_attention else None
     count = attribute(text, "num_hidden_layers") or 0
     return [found.get(layer) for layer in range(count)]

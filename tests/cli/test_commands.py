@@ -44,7 +44,7 @@ def test_inspect_says_what_the_model_has(ropext, llama):
     assert "wavelength" not in out
     data = json.loads(ropext("inspect", llama, "--json")[1])
     assert data["context"] == 128
-    assert data["target"] == 512
+    assert data["target"] == 256
     assert data["limits"]["tokenizer"] == 128
     # 2 layers, one key/value head of 16 channels, keys and values, 2 bytes each.
     assert data["kv_bytes_per_token"] == 2 * 2 * 16 * 2
@@ -349,3 +349,35 @@ def test_fix_writes_the_spellings_that_a_resave_dropped(ropext, llama):
     fixed = json.loads(path.read_text())
     assert fixed["rope_theta"] == 50000.0
     assert fixed["rope_scaling"]["type"] == "yarn"
+
+
+def test_nothing_is_recommended_that_extend_refuses(ropext, tmp_path):
+    """By what extend itself does with each factor."""
+    for factor, refused in ((8, False), (64, True)):
+        words = ("ropext://demo", "--factor", str(factor))
+        out = str(tmp_path / str(factor))
+        code, _, err = ropext("extend", *words, "-o", out, "--method", "yarn", "--no-verify")
+        assert (code == 2) is refused, err
+        made = json.loads(ropext("plan", *words, "--json")[1])
+        assert (made["recommendation"]["method"] == "none") is refused
+        assert ("--untrained" in made["recommendation"]["reason"]) is refused
+    words = ("ropext://demo", "--factor", "64", "--untrained", "--json")
+    assert json.loads(ropext("plan", *words)[1])["recommendation"]["method"] == "yarn"
+
+
+def test_what_inspect_suggests_gets_no_warning_of_its_length(ropext):
+    _, out, _ = ropext("inspect", "ropext://demo")
+    words = out.rstrip().rpartition("next: ropext ")[2].split()
+    code, out, err = ropext(*words)
+    assert code == 0, err
+    assert "[far]" not in out
+
+
+def test_recipes_are_listed_without_a_word(ropext):
+    assert ropext("recipes") == ropext("recipes", "ls")
+
+
+def test_the_help_of_extend_speaks_of_gguf_files_too(ropext):
+    text = " ".join(ropext("extend", "--help")[1].split())
+    assert "directory or .gguf file to write" in text
+    assert "config.json, or the keys of the GGUF, do" in text

@@ -77,7 +77,6 @@ def test_the_help_names_the_stages(ropext):
             ["run", "r.yaml", "-o", "out", "evaluate.attn_implementation=evil/kernel"],
             "'evil/kernel' names a kernel on the hub, which transformers would fetch and run",
         ),
-        (["recipes"], "missing argument 'ls|cat'; see ropext recipes --help"),
         (["recipes", "list"], "recipes takes ls, or cat NAME, and not 'list'"),
         (["recipes", "ls", "demo"], "recipes ls takes no name"),
         (["recipes", "cat"], "recipes cat wants a NAME"),

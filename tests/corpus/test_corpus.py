@@ -300,7 +300,17 @@ def test_a_title_is_no_split_and_what_is_not_read_is_counted(tmp_path):
         (tmp_path / name).rename(tmp_path / f"train-{name}")
     (line,) = unread_files(whole)
     assert "the split test is read, 1 of 13 files (12 in train)" in line
-    (tmp_path / "eval.txt").rename(tmp_path / "book 12.txt")
+    (tmp_path / "eval.txt").rename(tmp_path / "evaluation-in-detail.txt")
+    for name in names[:-1]:
+        (tmp_path / f"train-{name}").rename(tmp_path / name)
+    assert unread_files(whole) == []
+    for name in ("LICENSE.docx", "a.pdf", "b.pdf", ".hidden.pdf"):
+        (tmp_path / name).write_text("not read")
+    (line,) = unread_files(whole)
+    assert line.startswith(
+        f"[left-out] --data {data}: 3 files are not read (.docx, .pdf), only .txt"
+    )
+    (tmp_path / "evaluation-in-detail.txt").rename(tmp_path / "book 12.txt")
     assert unread_files(Source(str(tmp_path / "book 12.txt"))) == []
 
 
