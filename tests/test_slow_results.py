@@ -45,7 +45,7 @@ def parts(root):
             "ropext.patch(model, factor=2, method",
             ["readme"],
         ),
-        ("README.md", "These lines run as they stand,", "These lines run,", []),
+        ("README.md", "These lines run on a bundled model", "They run on a bundled model", []),
         ("pyproject.toml", '"typer>=', '"typer>=9', ["floors"]),
         ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),
         ("pyproject.toml", "line-length = 100", "line-length = 90", []),

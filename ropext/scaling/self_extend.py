@@ -13,15 +13,14 @@ NAME = "self-extend"
 SUMMARY = "near keys keep their distances, far ones share positions"
 # Ours alone; README.md and docs/methods.md say the same.
 EXCEPTION = (
-    "queries inside the trained context see all keys where they are, so that its short tax is 0 by "
-    "construction"
+    "attention inside the trained context is unchanged, so its short tax is 0 by construction"
 )
 SPARE = 1.5  # of the smallest group: what measured best
 UNCARRIED = (
-    "no stock checkpoint can hold self-extend. Talk to the model in memory: ropext serve MODEL "
+    "no checkpoint can store self-extend. Use the model in memory: ropext serve MODEL "
     "--method self-extend --factor N; ropext.patch(model, method='self-extend', factor=N) does it "
-    "in Python, ropext eval MODEL --method self-extend --factor N --data TEXTS measures it. Not "
-    "-gan and -gaw of llama.cpp (0c1e57098): they turn keys the wrong way"
+    "in Python, ropext eval MODEL --method self-extend --factor N --data TEXTS measures it. Do "
+    "not use -gan and -gaw of llama.cpp (0c1e57098): they rotate keys the wrong way"
 )
 Positions = TypeVar("Positions", int, "Tensor")
 

@@ -36,6 +36,9 @@ def lines(page):
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
     blocks = [block for language, block in fenced if language in ("", "sh")]
+    for language, block in fenced:
+        if language == "console":  # commands after a prompt, and what they print
+            blocks.append("\n".join(re.findall(r"^\$ (.*)", block, re.M)))
     indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     return "\n".join(blocks).splitlines() + indented
 
