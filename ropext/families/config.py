@@ -151,8 +151,9 @@ class Dict:
 
 # What it would take to extend a type that is not rotary, or whose rotation no config reaches.
 REFUSALS = {
-    "hard-coded": "rotates with a base that is fixed in its code (or in a table among its weights),"
-    " so no config can scale it; only its code or that table could be changed",
+    "hard-coded": "rotates with a base that is fixed in its code, or with frequencies among its"
+    " weights that replace the config's (ESM), so no config can scale it; only its code or those"
+    " weights could be changed",
     "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
     " scaled rope type; only its code could be changed",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"

@@ -235,10 +235,13 @@ class Embedding:
             self.given = dict(values) | {"head_dim": head[0] // head[1]}
         self.values = {key: self.given[key] for key in self.given if key not in ROPE_KEYS}
         self.modules: dict[str, type[nn.Module]] = {}
+        self.is_stored = False  # whether a checkpoint holds the frequencies, and loading takes them
         modules = child.text_modules(model, text)
         for _, module in modules:
-            if any(name.endswith("inv_freq") for name in module._buffers) and child.turns(module):
+            names = {name for name in module._buffers if name.endswith("inv_freq")}
+            if names and child.turns(module):
                 self.modules[type(module).__name__] = type(module)
+                self.is_stored |= not names <= module._non_persistent_buffers_set
         self.built = child.rotary(modules)
         self.labels = sorted({one["label"] for one in self.built}, key=_windows_first)
         self.rope = attribute(text, "rope_parameters") or {}
@@ -496,8 +499,11 @@ def describe(
         if seen["cancelled"]:
             row["temperature"] = "cancelled"
         row["rotates_only_windows"] = rotates_only_windows(text, seen["rotates"])
-        twin = has_unscaled_twin(child, config, cls, embedding)
-        facts |= {"scheme": "twin" if twin else "rotary", "row": row}
+        facts |= {"scheme": "rotary", "row": row}
+        if embedding.is_stored:
+            facts["scheme"] = "hard-coded"
+        elif has_unscaled_twin(child, config, cls, embedding):
+            facts["scheme"] = "twin"
         facts["widths"] = widths(child, model, text)
         facts |= {"unseen": seen["unseen"], "rotates": seen["rotates"]}
         facts["defaults"] = defaults_of(type(text))

@@ -382,7 +382,7 @@ def test_a_description_that_takes_too_long_is_no_proof(asked, monkeypatch):
     monkeypatch.setattr(stock, "ask_child", proving.apart)
     with pytest.raises(InputError, match=r"the description of config\.json took .* stopped$"):
         read(NOVA)
-    with pytest.raises(ProofFailed, match=r"the proof of .* stopped; --no-verify skips it"):
+    with pytest.raises(ProofFailed, match=r"the verification of .* stopped; --no-verify skips it"):
         proof.build([proof.BuildRequest(ROOT)])
 
 
@@ -568,3 +568,21 @@ def test_positions_that_transformers_does_not_compute_from_a_config_are_not_call
     sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "hidden_size": 64, "vocab_size": 128}
     with hidden(kind), pytest.raises(UnsupportedModel, match="may have positions of another kind"):
         read({"model_type": kind, **sizes})
+
+
+def test_frequencies_among_the_weights_are_not_scaled_by_a_config(tmp_path):
+    """ESM's class computes them from rope_theta, and loading replaces them by the checkpoint's."""
+    import transformers
+
+    sizes = {"vocab_size": 33, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64}
+    tokens = {"pad_token_id": 1, "mask_token_id": 32, "num_attention_heads": 4}
+    config = transformers.EsmConfig(position_embedding_type="rotary", **sizes, **tokens)
+    transformers.EsmForMaskedLM(config).save_pretrained(tmp_path)
+    place = tmp_path / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"rope_theta": 43872.0}))
+    loaded = transformers.EsmForMaskedLM.from_pretrained(tmp_path)
+    plain = [10000.0 ** (-2 * pair / 16) for pair in range(8)]
+    assert loaded.esm.rotary_embeddings.inv_freq.tolist() == pytest.approx(plain, rel=1e-6)
+    for kinds in ((), ("esm",)):  # by the census, and by what transformers shows
+        with hidden(*kinds), pytest.raises(UnsupportedModel, match="frequencies among its weights"):
+            read(json.loads(place.read_text()))
