@@ -17,6 +17,7 @@ from ropext.rope import Rope, Spectrum, plain_inv_freq
 Offer = TypeVar("Offer")  # what may say a spectrum: a rope dict, the keys of a GGUF
 
 NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # the last is longrope's old name
 # Keys without which stock transformers cannot build the form.
 REQUIRED = {
     "linear": ("factor",),

@@ -17,7 +17,15 @@ from ropext.evaluation.variants import Variant
 from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
-from ropext.patching import base_model, config_of, name_of, original_of, plan_in
+from ropext.patching import (
+    base_model,
+    changed_since_patch,
+    check_rotation,
+    config_of,
+    name_of,
+    original_of,
+    plan_in,
+)
 from ropext.results import EXTENDED, SHORT
 from ropext.rope import CONFIG
 
@@ -58,6 +66,15 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> Held
         raise UsageError(
             f"the adapter {merged} is merged into this model's weights, which reading them without "
             "it would change; call unmerge_adapter() first, or give what merge_and_unload makes"
+        )
+    check_rotation(live)
+    changed = "" if options.base else changed_since_patch(live)
+    if changed:
+        name = name_of(live)
+        given = f"base={name!r}, from which it was loaded" if name else "the checkpoint by base="
+        raise UsageError(
+            f"the weights of this model changed since ropext.patch ({changed}), so that without "
+            f"its scaling it is not the model before its extension; give {given}"
         )
     return HeldModel(model, live, _tokenizer(live, tokenizer))
 

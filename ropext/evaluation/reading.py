@@ -219,7 +219,6 @@ def read_pass(scorer: TokenScorer, ids: Ids, length: int, watch: Watch | None = 
 if TYPE_CHECKING:
     import torch
 
-LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # rope types; the last is longrope's old name
 PINNED = "ropext_pinned"  # a rope_type that transformers' update function does not know
 
 

@@ -12,7 +12,7 @@ from ropext import families
 from ropext.checkpoint import Snapshot
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.live import record_of_weights
-from ropext.evaluation.reading import LENGTH_DEPENDENT
+from ropext.forms import LENGTH_DEPENDENT
 from ropext.jsontext import Json, JsonObject, read_object
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT

@@ -38,6 +38,7 @@ Model = TypeVar("Model")
 RUNTIME = {"architectures", "dtype", "quantization_config", "transformers_version", "use_cache"}
 PLAIN = (bool, int, float, str, tuple, list, dict, type(None), types.FunctionType)
 PLANNED = "_ropext_plan"  # attribute of a patched model: the plan it computes by
+SUMS = "_ropext_sums"  # attribute of a patched model: its weights at the first patch, as sums
 
 
 def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
@@ -113,6 +114,9 @@ def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
     """A rotary embedding keeps state of its own (longrope's cached long set, dynamic's length) and
     may have been cast with the model; all of it is taken from a fresh one.
     """
+    from ropext.patching.intact import forget_exact
+
+    forget_exact(live)
     device = _device_of(live)
     stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
     stale += [name for name in live._buffers if name.endswith("inv_freq")]
@@ -222,10 +226,27 @@ def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
 
 def unpatch(model: Model) -> Model:
     """Back to what the model computed before the first patch."""
-    original = getattr(base_model(model, "unpatch"), ORIGINAL, None)
+    live = base_model(model, "unpatch")
+    original = getattr(live, ORIGINAL, None)
     if original is not None:
         _apply(model, original, CONFIG_ALONE)
+        vars(live).pop(SUMS, None)
     return model
+
+
+def check_rotation(live: "PreTrainedModel") -> None:
+    """Refuse a model whose rotary frequencies were changed by hand."""
+    from ropext.patching.intact import check_frequencies
+
+    if any(name.endswith("inv_freq") for name, _ in live.named_buffers()):
+        check_frequencies(live, _skeleton(live, live.config))
+
+
+def changed_since_patch(live: "PreTrainedModel") -> str:
+    """Say which weight changed since the model was patched first; "" if none did."""
+    from ropext.patching.intact import changed_weight
+
+    return changed_weight(live, getattr(live, SUMS, {}))
 
 
 def name_of(live: "PreTrainedModel") -> str:
@@ -286,8 +307,20 @@ def patch(
     paper's rule, by which queries inside the trained context see groups too).
     A second call replaces the first; `ropext.patching.unpatch` takes it back.
     """
+    from ropext.patching.intact import keep_exact, sums_of
+
+    live = base_model(model)
     made = plan_of(model, window=window, group=group, literal=literal, **options)
     made.require_help()
+    check_rotation(live)
+    is_first = plan_in(live) is None
     apply_plan(model, made)
-    setattr(base_model(model), PLANNED, made)
+    keep_exact(live)
+    setattr(live, PLANNED, made)
+    if is_first:
+        tables = tables_of(live, None)  # whose rows of before are kept as they are
+        sums = sums_of(live)
+        setattr(
+            live, SUMS, {k: v for k, v in sums.items() if k.removesuffix(".weight") not in tables}
+        )
     return model
