@@ -38,6 +38,8 @@ State = str | int | None  # of a file, as a record lists it
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 RECORD = "ropext.json"
+USED = "used.log"  # what first steps took: the one file that differs from run to run
+LOG = "log"  # the state of a log that ends with its own digest
 FILES = "files"
 MARK = "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
@@ -163,22 +165,24 @@ def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
 
 
 def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
-    """`state` of every file below a directory but its record; what is `known` is not read, but a
-    log, which was copied with the rest, is a log all the same."""
+    """Return the `state` of every file below a directory but its record. What is `known` is not
+    read, except ropext's log: its digest would differ from run to run."""
     found = dict[str, State]()
     for name in listing(directory):
         if name == RECORD:
             continue
-        is_known = name in known and not name.endswith(".log")
+        is_known = name in known and Path(name).name != USED
         found[name] = known[name] if is_known else state(directory / name)
     return found
 
 
 def state(path: Path) -> State:
-    """What an edit of a file changes: its SHA-256; of a link where it leads. A large hard link is
-    not read, for its bytes have another name: it is known by its size. A log, which differs from
-    run to run, is known as such alone; what cannot be read is not known."""
-    if not path.is_symlink() and path.suffix != ".log":
+    """Return what an edit of a file changes: its SHA-256; of a link where it leads. A large hard
+    link is not read, because its bytes have another name: it is known by its size. ropext's log is
+    known by the digest at its end. What cannot be read is not known."""
+    if path.name == USED and is_signed_log(path):
+        return LOG
+    if not path.is_symlink():
         with suppress(OSError):
             status = os.lstat(path)
             if status.st_nlink > 1 and status.st_size > LINKED:
@@ -189,6 +193,8 @@ def state(path: Path) -> State:
 def is_in_state(path: Path, listed: Any) -> bool:
     """Whether a file is in a state that was listed. Of a hard link that is known by its size the
     bytes must have another name still."""
+    if listed == LOG:
+        return is_signed_log(path)
     if isinstance(listed, int):
         with suppress(OSError):
             status = os.lstat(path)
@@ -202,8 +208,6 @@ def _content(path: Path) -> str | None:
     if path.is_symlink():
         leads = hashlib.sha256(os.fsencode(os.readlink(path)))
         return f"link to {leads.hexdigest()}"
-    if path.suffix == ".log":
-        return "log"
     with suppress(InputError, OSError):
         return remembered(path, _sha256)
     return None
@@ -321,6 +325,22 @@ def is_signed(path: Path) -> bool:
         return False
     text = read_text(str(path))
     return signed(text) == text
+
+
+def signed_log(lines: bytes) -> bytes:
+    """Return the lines of a log, and a last one with their digest."""
+    last = json.dumps({"sha256": hashlib.sha256(lines).hexdigest()})
+    return lines + last.encode() + b"\n"
+
+
+def is_signed_log(path: Path) -> bool:
+    """Return whether a log is as ropext wrote it."""
+    if path.is_symlink():
+        return False
+    with suppress(InputError, OSError), open(open_regular(path), "rb") as stream:
+        content = stream.read()
+        return signed_log(b"".join(content.splitlines(keepends=True)[:-1])) == content
+    return False
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ from ropext.locks import lock_of, locked
 from ropext.narration import Say, silent
 
 MANIFEST = "run.json"
-USED = "used.log"  # what first steps took
+USED = guard.USED
 STORES = "variants/"  # of an evaluation: what each model read
 UNITS = (STORES, "readings/", "steps/")
 STEPS = "stages"  # of a run: the folders of its steps

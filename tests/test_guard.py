@@ -1,5 +1,6 @@
 """One guard: what is one place, what is ropext's own, and that it hears of every path."""
 
+import hashlib
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ from marked import checkpoint, mark
 
 import ropext
 from ropext import guard
+from ropext.bundled import MODELS
 from ropext.cli.app import COMMANDS, command_of
 from ropext.errors import OutputExists, RopextError, UsageError
 from ropext.results import rundir
@@ -233,15 +235,43 @@ def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
     assert any(given in path for path in seen), seen
 
 
-def test_a_log_is_known_by_its_name_alone(tmp_path):
-    """It differs from run to run; whoever else names a file so keeps it."""
-    (tmp_path / "used.log").write_text("one")
+def log(lines):
+    """A log of ropext's, as documented: its last line has the digest of the others."""
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    return lines + json.dumps({"sha256": digest}) + "\n"
+
+
+def test_a_log_of_ropexts_is_known_by_the_digest_at_its_end(tmp_path):
+    """Its content differs from run to run, and the record does not."""
+    used = tmp_path / "used.log"
+    used.write_text(log('{"seconds": 1}\n'))
     before = guard.states(tmp_path)
-    (tmp_path / "used.log").write_text("two")
+    used.write_text(log('{"seconds": 2}\n'))
     assert guard.states(tmp_path) == before == {"used.log": "log"}
-    (tmp_path / "ropext.json").write_text(json.dumps({"files": before}))
-    (tmp_path / "mine.log").write_text("mine")
+    (tmp_path / "ropext.json").write_text(json.dumps({"files": before | {"train.log": "log"}}))
+    (tmp_path / "train.log").write_text("mine")  # an older ropext listed every log so
     assert guard.recorded(tmp_path) == {"ropext.json", "used.log"}
+    for edited in (log("") + "notes\n", "notes\n" + log(""), '{"seconds": 2}\n', "notes", ""):
+        used.write_text(edited)
+        assert guard.recorded(tmp_path) == {"ropext.json"}, edited
+
+
+def test_force_keeps_a_log_that_was_edited(tmp_path, capsys):
+    base = shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
+    (base / "train.log").write_text("epoch 1\n")
+    (base / "used.log").write_text("mine\n")
+    words = ("extend", base, "--no-verify", "-o", tmp_path / "out", "--factor")
+    assert command_line.run(*words, 2, capsys=capsys)[0] == 0
+    assert command_line.run(*words, 4, "--force", capsys=capsys)[0] == 0
+    for name in ("train.log", "used.log"):
+        file = tmp_path / "out" / name
+        before = file.read_text()
+        file.write_text(f"{before}MY NOTES\n")
+        code, said = command_line.run(*words, 2, "--force", capsys=capsys)
+        assert code == 2
+        assert f"added or edited since ropext wrote it: {name}; move" in said.err
+        assert file.read_text() == f"{before}MY NOTES\n"
+        file.write_text(before)
 
 
 def rewritten(file):
@@ -302,8 +332,8 @@ def test_a_tilde_is_the_home_folder_in_an_output_too(tmp_path, monkeypatch, caps
     assert sorted(os.listdir(tmp_path / "home")) == ["out", "out-2"]
 
 
-def test_a_log_that_was_copied_is_a_log(tmp_path):
-    (tmp_path / "used.log").write_text("one")
-    (tmp_path / "config.json").write_text("{}")
-    known = {"used.log": "0" * 64, "config.json": "1" * 64}
-    assert guard.states(tmp_path, known) == {"used.log": "log", "config.json": "1" * 64}
+def test_a_log_of_ropexts_that_was_copied_is_a_log(tmp_path):
+    (tmp_path / "used.log").write_text(log("one\n"))
+    (tmp_path / "train.log").write_text("one")
+    known = {"used.log": "0" * 64, "train.log": "1" * 64}
+    assert guard.states(tmp_path, known) == {"used.log": "log", "train.log": "1" * 64}

@@ -9,10 +9,11 @@ from ropext.narration import scrub
 from ropext.options.recipe import REPORT
 from ropext.pipeline.work import USED, Work
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
-from ropext.results.gates import Outcome
+from ropext.results.gates import Outcome, split_spec
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
 from ropext.stepdir import StepRecord, step_record
+from ropext.workdir import Flat
 
 SECTION = "run"  # of ropext.json
 # What a record repeats of an evaluation, and of each model there.
@@ -81,6 +82,19 @@ def evidence_of(work: Work) -> Evidence:
         control_lines = tuned_report.verdict(numbers, target)
     gates = tuple(rundir.judge(run, work.gates))
     return Evidence(run, gates, reached, tuple(control_lines))
+
+
+def against(work: Work) -> Flat:
+    """Return the results of the other runs that gates name, for the key of the report: if one
+    changed, the gates are judged again. One that was edited is refused."""
+    found = list[str]()
+    for gate in work.gates:
+        if gate.run is not None and gate.run not in work.labels:
+            path, _ = split_spec(gate.run)
+            if path.is_dir():  # else the gate says that it is not there
+                rundir.read_run(path)
+                found.append(work.hashes.of(path / rundir.RESULTS))
+    return {"against": found} if found else {}
 
 
 def _is_fit_kept(work: Work) -> bool:

@@ -17,7 +17,7 @@ from ropext.errors import InputError, OutputExists
 from ropext.jsontext import JsonObject, read_json, write_json
 from ropext.narration import clean_command
 from ropext.options.recipe import REPORT
-from ropext.pipeline.evidence import SECTION, Evidence, evidence_of, section_of
+from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, section_of
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, keep
@@ -54,6 +54,7 @@ class ReportStage(Stage):
             "output": work.output.name,
             **work.contents_key(),
             "results": work.hashes.of(results) if results.is_file() else None,
+            **against(work),
         }
 
     def look(self) -> Flat | None:

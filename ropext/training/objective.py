@@ -325,7 +325,7 @@ class Objective(ABC, Generic[Done]):
     def first_steps(self) -> dict[str, bytes]:
         """The log of what first steps took, as a file of the result."""
         log = self.folder / USED
-        return {USED: log.read_bytes()} if log.is_file() else {}
+        return {USED: guard.signed_log(log.read_bytes())} if log.is_file() else {}
 
 
 @contextmanager

@@ -186,6 +186,39 @@ def test_a_run_is_opened_by_its_output(tmp_path):
         ropext.open(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_a_gate_is_judged_again_if_the_run_that_it_names_changed(work, tmp_path):
+    place, _, _ = work
+    with DATA["ropext://held-out"].open(encoding="utf-8") as stream:
+        (tmp_path / "texts.jsonl").write_text(next(stream) + next(stream), "utf-8")
+    other = tmp_path / "other"
+    shutil.copytree(place / FOLDER, other)
+    measuring = {"data": str(tmp_path / "texts.jsonl"), "lengths": "256,512"}
+    gate = f"tail_nll@512.value > 0.01 vs {other}"
+    recipe = {
+        "model": "ropext://demo",
+        "extend": {"method": "pi", "factor": 2, "no_verify": True},
+        "evaluate": measuring | {"fail_if": [gate]},
+    }
+    output = tmp_path / "whole"
+    assert ropext.run(recipe, output).output == output
+    assert ropext.open(output).to_json()["gates"][0]["passed"] is True
+    shutil.rmtree(other)
+    ropext.extend("ropext://demo", tmp_path / "yarn", factor=2, method="yarn", no_verify=True)
+    ropext.evaluate(tmp_path / "yarn", other, **measuring)
+    assert ropext.run(recipe, output).output is None
+    opened = ropext.open(output)
+    (judged,) = opened.to_json()["gates"]
+    assert (opened.output, judged["passed"]) == (None, False)
+    kept = json.loads((tmp_path / "whole.run/outcome.json").read_text())
+    assert [gate["passed"] for gate in kept["gates"]] == [False]
+    assert "failed" in (tmp_path / "whole.run/report.html").read_text("utf-8")
+    results = other / "results.json"
+    results.write_text(results.read_text("utf-8").replace("0.", "1.", 1), "utf-8")
+    with pytest.raises(InputError, match=r"edited, added or deleted .* results\.json"):
+        ropext.run(recipe, output)
+
+
 def test_what_is_no_result_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("no result")
     for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):

@@ -1,5 +1,6 @@
 """A whole run on a tiny model: what it leaves, that it loads, that it learned, that it goes on."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -435,7 +436,10 @@ def test_base_and_curve_lie_beside_it_and_the_run_directory_is_gone(tuned, exten
     assert len(losses["tuned"]) == len(losses["control"]) == 8
     assert not output.with_name("out.run").exists()
     # What each training's first step took: as much is said.
-    used = [json.loads(own) for own in (output / "training/used.log").read_text().splitlines()]
+    lines = (output / "training/used.log").read_text().splitlines(keepends=True)
+    *used, sign = map(json.loads, lines)
+    assert sign == {"sha256": hashlib.sha256("".join(lines[:-1]).encode()).hexdigest()}
+    assert json.loads((output / "ropext.json").read_text())["files"]["training/used.log"] == "log"
     labels = ["the first step (tuned)", "the first step (control)"]
     assert [own["what"] for own in used] == labels
     assert all(own["seconds"] > 0 and own["peak_bytes"] > 2**20 for own in used)
