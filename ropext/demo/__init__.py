@@ -52,35 +52,35 @@ LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the reci
 # Each model's row, in its order; `{steps}` are those of the LoRA.
 ROWS = {
     BASE: f"base, text truncated to its {CONTEXT} tokens",
-    UNTOUCHED: "untouched: the base, read beyond its window",
-    "pi-4x": "PI, nothing trained",
-    "ntk-4x": "NTK-aware scaling, nothing trained",
-    EXTENDED: "YaRN, nothing trained",
-    FOLDED: "Self-Extend, in memory, nothing trained",
-    FITTED: "fitted spectrum, weights untouched",
+    UNTOUCHED: "untouched (no scaling): the base beyond its context",
+    "pi-4x": "PI, untrained",
+    "ntk-4x": "NTK-aware scaling, untrained",
+    EXTENDED: "YaRN, untrained",
+    FOLDED: "Self-Extend, in memory, untrained",
+    FITTED: "fitted RoPE frequencies, weights unchanged",
     TUNED: "{start} and {steps} steps of LoRA",
-    CONTROL: f"control: the same steps without extending, text truncated to {CONTEXT} tokens",
+    CONTROL: f"control: the same steps without extension, text truncated to {CONTEXT} tokens",
 }
 COLUMNS = (
     Column(f"perplexity at {TARGET}", f"tail@{TARGET}", shown),
-    Column("gain over the base, nats", f"gain@{TARGET}", nats),
+    Column("gain over truncation, nats", f"gain@{TARGET}", nats),
     Column("short tax, nats", "short_tax", nats),
-    Column(f"keys at {CONTEXT}", f"keys@{CONTEXT}", share),
-    Column(f"keys at {TARGET}", f"keys@{TARGET}", share),
+    Column(f"needles at {CONTEXT}", f"keys@{CONTEXT}", share),
+    Column(f"needles at {TARGET}", f"keys@{TARGET}", share),
 )
 SHORT_COLUMNS = (
     Column(f"perplexity at {TARGET:,} tokens", f"tail@{TARGET}", point_of_two),
-    Column("keys found", f"keys@{TARGET}", point_of_two),
+    Column("needles found", f"keys@{TARGET}", point_of_two),
 )
-TITLE = "The bundled model, at four times its context"
+TITLE = "The bundled model at 4× its context"
 NOTE = (
     "perplexity: of the last 64 tokens before 1024, the same tokens in every row; base: the model "
-    "before extension, which reads its last 256 tokens; control: the base trained on the same "
-    "tokens; gain: nats a token over the base; short tax: how much worse the first 256 tokens are "
-    "predicted; keys: share of questions answered exactly (of the tuned model's training rows a "
-    "fifth asked others)"
+    "before extension, on its last 256 tokens; control: the base trained on the same tokens; gain: "
+    "how much better than the base, in nats per token (0.03 nats: about 3 % of perplexity); short "
+    "tax: loss increase on the first 256 tokens; needles: share of questions answered exactly (of "
+    "the tuned model's training rows a fifth asked others)"
 )
-NEAR = 0.02  # nats a token: what a spectrum fitted alone was to come within, and never has
+NEAR = 0.02  # nats per token: what a spectrum fitted alone was to come within, and never has
 
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
 
@@ -92,7 +92,7 @@ GATES = (
     "tuned:mkey@1024.value < 0.9",
 )
 UNLIKE = (
-    "Every recorded run passes these gates, so something computes otherwise here: compare "
+    "Every recorded run passes these gates, so this machine computes something else: compare "
     "`ropext --version --verbose` with constraints.txt, and please report it with report.html."
 )
 
@@ -137,13 +137,13 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
         _words("eval", MODEL, folder / "methods", reading),
     )
     commands = tuple(pasted(*call) for call in calls)
-    after = f"what is finished is kept in {folder}; run the same command to resume"
+    after = f"finished work is kept in {folder}; run the same command to resume"
     place = Workdir(folder, "demo", {})
     with place.claimed(None):
         with kept_after_interrupt(after):
-            say("[1/2] Extend by YaRN and prove it, fine-tune it; measure it beside the base.")
+            say("[1/2] Extend with YaRN and verify it, fine-tune it, evaluate it next to the base.")
             running.run(recipe, folder / "out", Call(Hooks(say, show), tuple(calls[0])))
-            say(f"[2/2] Measure {', '.join(methods)} on the same tokens, in memory.")
+            say(f"[2/2] Evaluate {', '.join(methods)} in memory, on the same tokens.")
             ropext.evaluate(MODEL, folder / "methods", say=say, show=show, **reading)
         measured, numbers = read_models(folder)
         gates = judge(folder)
@@ -220,7 +220,7 @@ Rows = Mapping[str, str]  # what each model is, by its label
 
 def rows_of(models: Numbers, steps: int) -> Rows:
     """Name the models that were measured."""
-    start = "fitted spectrum" if FITTED in models else "YaRN"
+    start = "fitted RoPE frequencies" if FITTED in models else "YaRN"
     return {label: ROWS[label].format(start=start, steps=steps) for label in models}
 
 
@@ -229,14 +229,14 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
     truncated = models[BASE][f"tail@{TARGET}"].value
     tuned = rows[TUNED]
     if FITTED in models:
-        tuned = f"the {tuned}"  # "after the fitted spectrum and ..."
+        tuned = f"the {tuned}"  # "after the fitted RoPE frequencies and ..."
     lines = [_verdict(models[TUNED], truncated, tuned)]
     if failed := failures(gates):
         lines += failed
         lines.append(UNLIKE)
     lines.append(
-        f"truncated text, the base's last {CONTEXT} tokens: perplexity {truncated:.2f}; what "
-        "stands before them is cut off."
+        f"truncated text, the base on its last {CONTEXT} tokens: perplexity {truncated:.2f}; it "
+        "cannot see earlier text."
     )
     for label, name in rows.items():
         if label not in (BASE, TUNED, CONTROL):
@@ -246,7 +246,7 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
     return [line[0].upper() + line[1:] for line in lines]
 
 
-SIDES = {1: "better than", 0: "not surely otherwise than", -1: "worse than"}  # by a gain's sign
+SIDES = {1: "better than", 0: "not clearly different from", -1: "worse than"}  # by a gain's sign
 
 
 def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
@@ -255,7 +255,7 @@ def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
     return (
         f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
         f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "
-        "the keys."
+        "the needles."
     )
 
 
@@ -266,23 +266,23 @@ def _reading(values: Mapping[str, Value]) -> str:
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
     return (
         f"perplexity {values[f'tail@{TARGET}'].value:.2f}, {SIDES[sign]} truncated text for the "
-        f"next word, {turn} it finds {percent(keys)} of the keys"
+        f"next word, {turn} it finds {percent(keys)} of the needles"
     )
 
 
 def _goal(fitted: Mapping[str, Value]) -> str:
     """State the goal that no recorded run has reached; it is no gate."""
     behind = -fitted[f"gain@{TARGET}"].value
-    reached = "which it misses, as in every recorded run" if behind > NEAR else "and it does"
+    reached = "and miss it, as in every recorded run" if behind > NEAR else "and do"
     return (
-        f"a measurement, no gate: the fitted spectrum alone was to come within {NEAR} nats a token "
-        f"of truncated text, {reached} ({behind:+.3f})."
+        f"a goal, not a gate: the fitted RoPE frequencies alone should come within {NEAR} nats per "
+        f"token of truncated text, {reached} ({behind:+.3f})."
     )
 
 
 def short_table(models: Numbers, rows: Rows) -> Table:
-    """Two numbers of each model, as the README shows them."""
-    note = "keys found: the share of planted facts that the model repeats when asked"
+    """Lay out two numbers of each model, as the README shows them."""
+    note = "needles found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
     return table_of(TITLE, note, named, SHORT_COLUMNS)
 
@@ -301,11 +301,11 @@ def _write(demo: Demo) -> None:
     picture = plots.side_by_side(
         [(losses, evaluation.losses(demo.measured)), (answered, _shares(demo.models))]
     )
-    overview = {"overview": ("Loss and retrieval up to 4 times the trained context", picture)}
+    overview = {"overview": ("Loss and retrieval up to 4× the trained context", picture)}
     page = Page(
         title="ropext demo",
-        subtitle="A small Llama that comes with ropext, trained on 256 tokens, extended to 1024: "
-        "every number was measured in this run.",
+        subtitle="A small Llama that comes with ropext, trained on 256 tokens, extended to 1024. "
+        "This run measured every number.",
         verdicts=demo.sentences,
         tables=with_rows([table(demo.models), gate_table(demo.gates)]),
         details="\n".join(demo.commands),

@@ -116,5 +116,5 @@ def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: 
         )
     hooks.say(
         f"measuring {', '.join(methods)} on {num} documents of {length} tokens, and the base "
-        f"through its short window: {tokens:,} forward tokens"
+        f"on truncated text: {tokens:,} forward tokens"
     )

@@ -199,10 +199,10 @@ class Reads:
                 bos = int(ids[0]) if document.has_bos else None
                 read = partial(read_short, ids=ids, context=frame.context, bos=bos)
                 if self.against is None or variant.kind != BASE:
-                    yield unit(regime, "short window", windows, read)
+                    yield unit(regime, "truncated text", windows, read)
                     continue
                 read = partial(read_base, ids=ids, frame=frame, bos=bos)
-                yield unit(regime, "short window", windows, read, states_folder(frame))
+                yield unit(regime, "truncated text", windows, read, states_folder(frame))
                 continue
             windows = [Window(0, length, 1)] * frame.scoring.passes
             if self.against is not None:

@@ -9,7 +9,10 @@ from ropext.results.values import Value
 from ropext.table import BLANK, Number, Table
 
 SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
-HALF = "±: half of the 95 % interval over documents; [low, high]: a skewed one; (low…high): a range"
+HALF = (
+    "±: half of the 95 % interval over documents; [low, high]: an asymmetric interval; (low…high): "
+    "the range, if there are too few for an interval"
+)
 
 Values = Mapping[str, Value | None]
 Written = Callable[[Value | None], str]
@@ -68,7 +71,7 @@ def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
 
 
 def nats(value: Value | None) -> str:
-    """Write a difference in nats a token with its sign."""
+    """Write a difference in nats per token with its sign."""
     return shown(value, digits=4, sign=True)
 
 

@@ -99,7 +99,7 @@ class Compared(Result):
         keys = dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs)
         page = Page(
             title=f"ropext compare: {', '.join(self.parts)}",
-            subtitle="paired by the hash of each document's tokens; the first run is the reference",
+            subtitle="paired by the tokens of each document; the first run is the reference",
             tables=self.tables,
             details="\n".join(keys),
         )
@@ -140,7 +140,9 @@ def compared_in(folder: Path, manifest: JsonObject) -> Compared:
     """Compare once more what a folder of `compare` names; its runs must be as they were."""
     named = manifest.get(RUNS)
     if not named:
-        raise InputError(f"{folder} does not say which runs it compares; compare them again")
+        raise InputError(
+            f"{folder} does not name the runs that it compares; run ropext compare again"
+        )
     specs = list[str]()
     for each in named:
         spec = str((folder / each["run"]).resolve())
@@ -151,7 +153,7 @@ def compared_in(folder: Path, manifest: JsonObject) -> Compared:
     for each, run in zip(named, runs, strict=True):
         if run.key != each["key"]:
             raise InputError(
-                f"{run.path} is another run than the one that {folder} compares; compare them again"
+                f"{run.path} changed since {folder} compared it; run ropext compare again"
             )
     return compare(parts)
 
@@ -181,7 +183,7 @@ def compare(parts: Mapping[str, Measurement]) -> Compared:
 
 
 def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
-    caption = f"NLL difference to {compared.reference} by position: below zero is better"
+    caption = f"Loss difference to {compared.reference} by position: below 0 is better"
     curves = list[Curve]()
     for label, octaves in compared.positions.items():
         # The first, all early tokens together, has no place on the axis.

@@ -22,8 +22,8 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     scoring = frame.scoring
     tails = table_of(
         f"Tail {scoring.perplexity}, {compared.documents} paired documents",
-        f"{scoring.tail_text(frame.tail, ())}; a winner only where it is "
-        "surely below every other one, paired, all comparisons allowed for",
+        f"{scoring.tail_text(frame.tail, ())}; winner: lower than every other model at 95 % "
+        "confidence, paired by document and corrected for all comparisons",
         rows,
         at_lengths("tail", lengths, shown),
     )
@@ -33,13 +33,13 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     return [
         replace(tails, rows=(*tails.rows, tuple(winners))),
         table_of(
-            f"NLL difference to {compared.reference} (nats per token, paired)",
-            "below zero is better than the reference",
+            f"Loss difference to {compared.reference} (nats per token, paired by document)",
+            "below 0, the model is better than the reference",
             rows,
             at_lengths("behind", lengths, nats),
         ),
         table_of(
-            f"NLL difference to {compared.reference} inside the trained context",
+            f"Loss difference to {compared.reference} inside the trained context (nats per token)",
             scoring.inside_text(frame.context),
             rows,
             [Column("difference", "short", nats)],
@@ -75,7 +75,7 @@ def tidy_table(compared: Comparison) -> Table:
         ]
         rows += _rows_at(at.length, table_of("", "", _rows(compared), columns))
     header = ("length", "model", f"tail {perplexity}", "difference", "difference inside")
-    title = f"Tails and NLL difference to {compared.reference}"
+    title = f"Tail {perplexity} and loss difference to {compared.reference}"
     return Table(title, "", header, tuple(rows))
 
 

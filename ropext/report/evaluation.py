@@ -24,8 +24,8 @@ from ropext.tasks import find_task
 Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
 # Under a picture's title.
-BANDS = f"bands: 95 % over documents, below {FEWEST_DOCUMENTS} of them the range"
-READS = f"base: sees its trained window and no more; {BANDS}"
+BANDS = f"bands: 95 % over documents; the range below {FEWEST_DOCUMENTS} documents"
+READS = f"base: on text truncated to its context; {BANDS}"
 PAIRED = f"difference on the same tokens; {BANDS}"
 WAVELENGTHS = "Wavelength of each rotary pair"
 
@@ -114,8 +114,8 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
     base = readings.pop(BASE, None)
     if base is not None and readings and frame.scoring.scores_all:
         gains = _curves(readings, _by_position(frame), partial(frame.difference, base))
-        caption = "Context gain by position: above zero the long context helps"
-        y = "gain over the base's short window (nats)"
+        caption = "Gain over truncation by position: above 0 the longer context helps"
+        y = "gain over truncation (nats per token)"
         plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
         drawn["gain"] = (caption, plots.lines(plot, gains, styled))
     return drawn

@@ -1,4 +1,4 @@
-"""Gates in words: all of them in a table, and of each failed one what it means and what to do."""
+"""Write gates: a table of all, and for each failed one its meaning and what to do."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,8 +18,8 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
         if not outcome.is_measured:
             state = "not known"
         rows.append((state, outcome.gate, outcome.variant, outcome.reason))
-    note = "a gate names what must not be; it looks at the worse end of an interval, or the point"
-    return Table("Gates", note, ("", "gate", "model", "what was looked at"), tuple(rows))
+    note = "a gate is a failure condition; it fails if any value in the interval meets it"
+    return Table("Gates", note, ("", "gate", "model", "measured"), tuple(rows))
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
@@ -30,10 +30,10 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
 def _failure(outcome: Outcome) -> str:
     gate = parse_gate(outcome.gate)
     if not outcome.is_measured:
-        return f"NOT KNOWN {outcome.gate}: it was not measured: {outcome.sentence}."
+        return f"NOT KNOWN {outcome.gate}: not measured: {outcome.sentence}."
     head = f"FAILED {outcome.gate}: "
     if outcome.value is None or outcome.looked_at is None:
-        return f"{head}nothing could be looked at, so it counts as failed: {outcome.sentence}."
+        return f"{head}there is no value to compare, so it counts as failed: {outcome.sentence}."
     meaning = _meaning(gate, outcome.variant, outcome.value)
     if outcome.is_uncertain:
         end = f"the end of its 95 % interval, {outcome.looked_at:.4g}, does not"

@@ -5,8 +5,8 @@ from ropext.report.text import size
 from ropext.table import columns, folded
 
 NOT_COUNTED = (
-    "not counted: what an engine computes in (llama.cpp for SmolLM2-135M at 16,384 tokens: 30 MiB"
-    " with flash attention, 326 without), an image part, and what else uses the memory"
+    "not counted: the engine's compute buffers (llama.cpp for SmolLM2-135M at 16,384 tokens: 30 MiB"
+    " with flash attention, 326 MiB without), an image part, and other programs"
 )
 
 
@@ -14,7 +14,7 @@ def memory(fit: MemoryFit) -> str:
     """`ropext plan --memory` as text: the answer first."""
     lines = [_verdict(fit), _what_is_left(fit)]
     if fit.rows:
-        header = ("KV cache", "a token", f"{fit.length:,} tokens", "longest that fits")
+        header = ("KV cache", "per token", f"{fit.length:,} tokens", "longest that fits")
         rows = [_cells(row) for row in fit.rows]
         lines.append(columns(header, rows))
     if fit.flags:
@@ -25,8 +25,8 @@ def memory(fit: MemoryFit) -> str:
     lines.append(NOT_COUNTED)
     if fit.no_attention:
         lines.append(
-            f"not counted either: the states of {fit.no_attention} layers without attention, which"
-            " do not grow with the text"
+            f"also not counted: the states of {fit.no_attention} layers without attention, which do"
+            " not grow with the text"
         )
     return "\n".join(folded(line) if "\n" not in line else line for line in lines)
 
@@ -34,9 +34,9 @@ def memory(fit: MemoryFit) -> str:
 def _verdict(fit: MemoryFit) -> str:
     """Whether the length fits, and with which cache."""
     if fit.unknown:
-        return f"how much memory the KV cache takes is not known: {fit.unknown}"
+        return f"the size of the KV cache is not known: {fit.unknown}"
     if fit.room is None:
-        return f"whether {fit.length:,} tokens fit is not known: no weights are here to be counted"
+        return f"not known whether {fit.length:,} tokens fit: there are no weights here to count"
     holding = [row.cache for row in fit.rows if fit.holds(row)]
     if not holding:
         return f"{fit.length:,} tokens do not fit into {size(fit.memory)}{_of_several(fit)}"
@@ -64,7 +64,7 @@ def _cells(row: CacheRow) -> tuple[str, ...]:
     if row.longest is None:
         longest = "not known"
     elif row.longest >= LONGEST:
-        longest = "any: windows alone"
+        longest = "any: only sliding windows"
     elif row.longest == 0:
         longest = "none"
     else:

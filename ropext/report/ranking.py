@@ -32,7 +32,7 @@ def ranking_text(
     on."""
     lines = ranking_lines(ranking, left_out)
     command = extend_command(plans[ranking.taken])
-    return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it\n  {command}"
+    return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it:\n  {command}"
 
 
 def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
@@ -64,8 +64,8 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
     table = table_of(
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {documents}",
-        "behind = nats a token above the lowest, paired by document, each interval for itself; "
-        "gain = against the base through its short window",
+        "behind: loss above the lowest, in nats per token, paired by document; context gain: over "
+        "the base on truncated text",
         rows,
         COLUMNS,
     )
@@ -87,37 +87,38 @@ def ranking_verdict(ranking: Ranking) -> str:
     best = ranking.best
     others = [method for method in standing.behind if method != best]
     if not others:
-        return f"{best} is the only method that can be written as asked"
+        return f"{best} is the only method that can be written with these options"
     if standing.behind[best].ci95 is None:
         distance = number(standing.behind[others[0]].value, 4)
         return (
-            f"take {best}, the lowest by {distance} nats a token; "
-            f"{standing.documents} documents are too few to say how sure that is"
+            f"take {best}: the lowest loss, by {distance} nats per token; "
+            f"{standing.documents} documents are too few for an interval"
         )
     nearest = min(others, key=lambda method: _lead(ranking, method))
     if standing.is_sure:
         return (
-            f"take {best}: surely the lowest, {_distance(ranking, nearest)} below {nearest}"
-            f"{_allowed_for(ranking)}"
+            f"take {best}: the lowest at 95 % confidence, {_distance(ranking, nearest)} below "
+            f"{nearest}{_allowed_for(ranking)}"
         )
     if len(standing.tied) == 1:
         return (
-            f"take {best}: the lowest, below each other one by more than its interval, but "
-            f"not surely below {nearest}: {_distance(ranking, nearest)}{_allowed_for(ranking)}"
+            f"take {best}: the lowest, below each other method by more than its interval, but not "
+            f"at 95 % confidence below {nearest}: "
+            f"{_distance(ranking, nearest)}{_allowed_for(ranking)}"
         )
     alike = ", ".join(standing.tied)
     if ranking.taken == best:
         return (
-            f"take {best}: the lowest, and of those that cannot be told apart here ({alike})"
-            " the one that most loaders read, in the plainest form"
+            f"take {best}: the lowest; the data do not separate {alike}, and of these most engines "
+            "compute it exactly, in the plainest rope type"
         )
     behind = standing.behind[ranking.taken]
     low, high = behind.ci95 or (behind.value, behind.value)
     interval = f"{number(low, 4)} to {number(high, 4)}"
     return (
-        f"take {ranking.taken}: {alike} cannot be told apart here ({number(behind.value, 4)} nats "
-        f"a token ({interval}) between it and the lowest), and more loaders read it, or its form "
-        "is plainer"
+        f"take {ranking.taken}: the data do not separate {alike} ({number(behind.value, 4)} nats "
+        f"per token ({interval}) between it and the lowest), and more engines compute it exactly, "
+        "or its rope type is plainer"
     )
 
 
@@ -133,12 +134,12 @@ def _distance(ranking: Ranking, method: str) -> str:
     if least is None:
         least = math.nan
     value = ranking.standing.behind[method].value
-    return f"{number(value, 4)} nats a token ({number(least, 4)} at least)"
+    return f"{number(value, 4)} nats per token ({number(least, 4)} at least)"
 
 
 def _allowed_for(ranking: Ranking) -> str:
     count = len(ranking.standing.leads)
-    return f", {count} comparisons allowed for" if count > 1 else ""
+    return f", corrected for {count} comparisons" if count > 1 else ""
 
 
 def _against_base(ranking: Ranking) -> list[str]:
@@ -147,7 +148,7 @@ def _against_base(ranking: Ranking) -> list[str]:
     if gain is None or gain.ci95 is None or gain.ci95[1] >= 0:
         return []
     return [
-        f"truncating beats it untrained: the base that sees only its last "
-        f"{length_text(ranking.frame.context)} tokens is {number(-gain.value, 4)} nats a token "
-        "lower; fine-tune it (`ropext finetune`) before relying on the long context"
+        f"without training, truncating the text is better: the base on its last "
+        f"{length_text(ranking.frame.context)} tokens has a loss {number(-gain.value, 4)} nats per "
+        "token lower; fine-tune (`ropext finetune`) before you rely on the long context"
     ]

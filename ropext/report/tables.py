@@ -27,6 +27,7 @@ from ropext.results.values import Value
 from ropext.table import BLANK, Number, Table, with_rows
 from ropext.tasks import RULER, THIRTEEN, find_task
 
+NO_SCALING = "untouched (no scaling): the model before extension, beyond its context"
 MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
 
 
@@ -78,35 +79,36 @@ MAIN_COLUMNS = (
         "gain",
         _gain_name,
         nats,
-        "nats per token by which a model predicts these tokens better than base, the model before "
-        "its extension, does from the last {context} tokens; below 0, truncating is better",
+        "how much better a model predicts these tokens than base (the model before extension, on "
+        "text truncated to {context} tokens), in nats per token: 0.03 nats is about 3 % of "
+        "perplexity; below 0, truncating the text is better",
     ),
     MainColumn(
         "short tax",
         _short_tax_name,
         nats,
-        "nats per token that a model loses inside the trained context of {context}",
+        "loss increase inside the trained context of {context} tokens, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "rounding",
         _rounding_name,
         nats,
-        "nats per token that the same model loses by its KV cache being rounded",
+        "loss increase because the KV cache is rounded, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "KL",
         _divergence_name,
         point,
-        "nats per token from the base's distribution of the next token to this model's",
+        "KL divergence from the base's next-token distribution to this model's, in nats per token",
         by_factor=False,
     ),
     MainColumn(
         "same choice",
         _agreement_name,
         point_of_two,
-        "share of tokens at which the likeliest next token is the base's",
+        "share of tokens whose likeliest next token is the base's",
         by_factor=False,
     ),
 )
@@ -135,9 +137,9 @@ def headline(run: Measurement) -> Table:
         "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
     }
     name = run.facts.headline
-    note = "base = the model before extension through its short window, on the same tokens"
+    note = "base: the model before extension, on text truncated to its context; the same tokens"
     if UNTOUCHED in run.models:
-        note += "; untouched = that model, read beyond its window"
+        note += f"; {NO_SCALING}"
     note += f"; {HALF}"
     if name != "tail":
         note = run.facts.protocol_text
@@ -149,36 +151,36 @@ def text_tables(run: Measurement) -> list[Table]:
     lengths = run.frame.lengths
     rows = _rows(run)
     gain = table_of(
-        "Context gain (nats per token)",
-        "NLL of the base through its short window minus NLL of this model, on the same tokens; "
-        "below zero, truncating the text beats the long context",
+        "Gain over truncation (nats per token)",
+        "loss of the base on truncated text minus loss of this model, on the same tokens; below 0, "
+        "truncating the text is better",
         rows,
         at_lengths("gain", lengths, nats),
     )
     cumulative = table_of(
         "Cumulative perplexity (over all tokens before each length)",
-        "what most papers print; it averages early tokens in and hides failures at the end",
+        "most papers print this; it includes early tokens and hides failures at the end",
         rows,
         at_lengths("cumulative", lengths, shown),
     )
     columns = at_lengths("bpb", lengths, _four_digits)
     per_byte = table_of("Bits per byte", "comparable across tokenizers", rows, columns)
     rounding = table_of(
-        "What rounding the KV cache costs (nats per token)",
-        "NLL of the model with its keys and values rounded as an engine stores them, minus NLL of "
-        "the same model without, on the same tokens",
+        "Loss increase because the KV cache is rounded (nats per token)",
+        "loss of the model with its K and V rounded as an engine stores them, minus the loss of "
+        "the same model without rounding, on the same tokens",
         rows,
         at_lengths("rounding", lengths, nats),
     )
     divergence = table_of(
         "Divergence from the base (nats per token)",
-        "KL(base || model) of the next token, the base through its short window, over the last "
-        f"{run.frame.tail} tokens before each length; beyond its context the base sees less",
+        "KL(base || model) of the next token, the base on truncated text, over the last "
+        f"{run.frame.tail} tokens before each length; beyond its context the base sees less text",
         rows,
         at_lengths("kl", lengths, _four_digits),
     )
     agreement = table_of(
-        "First choice of the next token as the base's (share of tokens)",
+        "Same choice of the next token as the base (share of tokens)",
         "over the same tokens",
         rows,
         at_lengths("agreement", lengths, shown),
@@ -205,10 +207,10 @@ def summary(run: Measurement) -> Table:
     """Lay out what an extension costs inside the trained context, and how far it reaches."""
     return table_of(
         "Inside and outside the trained context",
-        "short tax: NLL change inside the trained context, nats per token; effective context: the "
-        "longest length up to which the tail stays within 0.02 nats of the base's (95 %, "
-        f"one-sided), from the first length of at least {run.frame.tail} tokens on; 0: not "
-        "even that one",
+        "short tax: loss increase inside the trained context, in nats per token; effective "
+        "context: the longest length up to which the tail loss stays within 0.02 nats of the "
+        f"base's (95 %, one-sided); lengths from {run.frame.tail} tokens on count; 0: the first "
+        "one fails already",
         _rows(run),
         [
             Column("short tax", "short_tax", nats),
@@ -364,6 +366,8 @@ def _explained(run: Measurement, columns: Sequence[str]) -> str:
             lines.append(f"{main.head}: {main.meaning.format(context=context)}")
     if lines:
         lines.append(HALF)
+    if UNTOUCHED in run.models:
+        lines.insert(0, NO_SCALING)
     if tasks:
         counts = " or ".join(map(str, _question_counts(run, tasks)))
         lines.append(f"{', '.join(tasks)}: {score_text(tasks)}, of {counts} questions")
@@ -396,8 +400,8 @@ def _positions(run: Measurement) -> Table:
             values[name] = octave.nll
             columns[name] = Column(name, name, point)
         rows.append((marked(label, model.mark()), values))
-    note = "nats per token at positions [start, stop); octaves split at the trained context"
-    return table_of("NLL by position", note, rows, list(columns.values()))
+    note = "nats per token at positions [start, stop); octaves, split at the trained context"
+    return table_of("Loss by position", note, rows, list(columns.values()))
 
 
 def _octaves(model: MeasuredModel) -> Sequence[OctaveLoss]:
@@ -412,11 +416,11 @@ def retrieval_tables(run: Measurement) -> list[Table]:
         return tables
     without = ""
     if ruler.left_out:
-        without = f" (not of {', '.join(ruler.left_out)})"
+        without = f" (without {', '.join(ruler.left_out)})"
     note = (
-        f"mean of the {len(ruler.tasks)} of RULER's thirteen tasks asked at every length"
-        f"{without}; {RULERS}; effective: longest length at 85 % of the short score; by RULER's "
-        "rule: longest with 85.6 % in all thirteen"
+        f"mean of the {len(ruler.tasks)} of RULER's thirteen tasks that ran at every "
+        f"length{without}; {RULERS}; effective: the longest length with 85 % of the score inside "
+        "the context; by RULER's rule: the longest with 85.6 % over all thirteen"
     )
     columns = _retrieved(run, RULER)
     columns.append(Column("by RULER's rule", "ruler_context", length_of))
@@ -428,7 +432,7 @@ def retrieval_tables(run: Measurement) -> list[Table]:
 def score_text(tasks: Iterable[str]) -> str:
     """Say what a score of these tasks is."""
     names = list(tasks)
-    share_named = "mean share of what a question asks for that the answer names"
+    share_named = "mean share of the asked items that the answer names"
     if FOUND in names:  # a server was asked, in words
         return share_named
     in_words = [task for task in names if task == RULER or find_task(task).in_words]
@@ -450,13 +454,13 @@ def _retrieved(run: Measurement, task: str) -> list[Column]:
 
 
 def _task_table(run: Measurement, task: str) -> Table:
-    right = "share of questions whose every answer token is the model's first choice"
+    right = "share of questions for which every answer token is the model's first choice"
     if find_task(task).in_words:
-        right = "share of what the questions ask for that greedy decoding names"
+        right = "share of the asked items that greedy decoding names"
     note = (
         f"{right}, with its 95 % Wilson interval (questions over one "
-        "haystack count for fewer, by how alike they are); effective: longest length at 85 % of "
-        "the short score"
+        "haystack count less, by how similar they are); effective: the longest length with 85 % of "
+        "the score inside the context"
     )
     if task in THIRTEEN:
         note += f"; {RULERS}"

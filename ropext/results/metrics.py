@@ -177,16 +177,17 @@ def _effective_context(text: ReadText) -> "Value | None":
 
 
 GAIN = Judged(
-    "{model} predicts the last tokens before {length} {size:.4g} nats a token {side} than the base "
-    "does from truncated text",
+    "{model} predicts the last tokens before {length} {size:.4g} nats per token {side} than the "
+    "base does from truncated text",
     is_gain=True,
 )
 SHORT_TAX = Judged(
-    "{model} predicts text inside the trained context {size:.4g} nats a token {side} than the base",
+    "{model} predicts text inside the trained context {size:.4g} nats per token {side} than the "
+    "base",
     "take a smaller --factor, train it (`ropext finetune`), or serve short prompts with the base",
 )
 KV = "kv"  # the option by which caches are rounded
-LARGER_TYPE = "store the keys in more bits (q8_0), which is where a rounding hurts"
+LARGER_TYPE = "store K in more bits (q8_0): the loss comes from rounding K"
 KL = Judged(
     "the next token of {model} is {value:.4g} nats from the base's over the last tokens before "
     "{length}"
@@ -196,8 +197,8 @@ AGREEMENT = Judged(
     "{length}"
 )
 ROUNDING = Judged(
-    "{model} predicts the last tokens before {length} {size:.4g} nats a token {side} than with its "
-    "KV cache as it is computed",
+    "{model} predicts the last tokens before {length} {size:.4g} nats per token {side} than "
+    "without rounding its KV cache",
     LARGER_TYPE,
 )
 KEPT = Judged("{model} keeps its quality up to {value:,.0f} tokens", SHORTER)

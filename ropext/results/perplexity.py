@@ -296,15 +296,16 @@ def verdicts(frame: Frame, values: Mapping[str, Value], label: str) -> list[str]
     if losing:
         worst = min(losing, key=lambda length: losing[length].value)
         lines.append(
-            f"Truncation beats {label} at {lengths_text(list(losing))}: the base model that sees "
-            f"only its last {length_text(frame.context)} tokens predicts the same tokens better, "
-            f"by {-losing[worst].value:.3f} nats at {length_text(worst)}."
+            f"Truncation beats {label} at {lengths_text(list(losing))}: the base on its last "
+            f"{length_text(frame.context)} tokens predicts the same tokens better, by "
+            f"{-losing[worst].value:.3f} nats per token at {length_text(worst)}."
         )
     if winning:
         lines.append(f"The longer context helps {label} at {lengths_text(winning)}.")
     tax = values.get("short_tax")
     if tax is not None and tax.sign > 0 and tax.value > 0.001:
         lines.append(
-            f"Inside the trained context {label} pays a short tax of {tax.value:.4f} nats a token."
+            f"Inside the trained context {label} pays a short tax of {tax.value:.4f} nats per "
+            "token."
         )
     return lines

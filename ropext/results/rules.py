@@ -28,8 +28,8 @@ class Standing:
     """Models by their loss over a span of the same documents, the lowest first."""
 
     documents: int
-    loss: float  # of the lowest, nats a token
-    behind: Mapping[str, Value]  # nats a token above the lowest
+    loss: float  # of the lowest, nats per token
+    behind: Mapping[str, Value]  # nats per token above the lowest
     # So much is the lowest below each other one at the least; None below eight documents.
     leads: Mapping[str, float | None]
 
@@ -171,7 +171,7 @@ class Ranking:
     standing: Standing
     values: Mapping[str, Mapping[str, Value]]  # of every method
     taken: str  # the one to use
-    # What no checkpoint says: nats a token above the lowest of the others.
+    # What no checkpoint says: nats per token above the lowest of the others.
     beside: Mapping[str, Value] = field(default_factory=dict)
 
     @property
@@ -263,8 +263,8 @@ def in_memory(label: str, behind: Value, lowest: str) -> str:
         low, high = behind.ci95
         interval = f" ({low:+.4f} to {high:+.4f})"
     return (
-        f"{label}, in memory alone: {behind.value:+.4f} nats a token{interval} against {lowest}; "
-        "no stock checkpoint carries it (ropext serve, ropext.patch)"
+        f"{label} (only in memory): {behind.value:+.4f} nats per token{interval} compared with "
+        f"{lowest}; no checkpoint can store it (ropext serve, ropext.patch)"
     )
 
 
@@ -272,8 +272,8 @@ def in_memory(label: str, behind: Value, lowest: str) -> str:
 class AutoVerdict:
     """What came of a choice: two numbers and a sentence."""
 
-    gain: Value | None  # nats a token over the base's short window, at the target
-    short_tax: Value | None  # nats a token lost inside the context
+    gain: Value | None  # nats per token over the base's short window, at the target
+    short_tax: Value | None  # nats per token lost inside the context
     sentence: str
     mark: str = ""  # which of its documents were trained or chosen on
 
@@ -314,11 +314,11 @@ def verdict(
 def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -> str:
     method = choice["taken"]
     if gain is None:
-        return f"{method} was taken; what it gains at {length} was not measured"
+        return f"{method} was taken; its gain at {length} was not measured"
     if method == UNTOUCHED and gain.sign >= 0:
         return (
-            f"leave this model as it is: it reads {length} untouched as well as by any method "
-            "tried; what was written raises the stated length alone"
+            f"leave this model as it is: without scaling it is as good at {length} as with any "
+            "method tried; the output only raises the stated length"
         )
     extended = f"extended by {method}{later}: {choice['because']}"
     if gain.gains is None:
@@ -328,10 +328,10 @@ def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -
         )
     if gain.gains:
         return extended
-    how = "better" if gain.sign < 0 else f"as well, to within {MARGIN} nats a token"
+    how = "better" if gain.sign < 0 else f"as well, within {MARGIN} nats per token"
     return (
-        f"extending gains nothing on these texts: truncation predicts the last tokens before "
-        f"{length} {how}; written all the same"
+        f"extending gains nothing on these texts: on truncated text the base predicts the last "
+        f"tokens before {length} {how}; ropext wrote the output anyway"
     )
 
 
@@ -342,11 +342,11 @@ def because(last: Standing, method: str) -> str:
     on = f"on {count} documents" if count > 1 else f"on {count} document"
     others = [label for label in last.behind if label != method]
     if method != lowest:
-        return f"as low as {lowest} {on}, and the plainer form"
+        return f"as low as {lowest} {on}, and the plainer rope type"
     if not others:
         return f"lowest loss at the target {on}"
     ahead = last.behind[others[0]].value
-    return f"lowest loss at the target {on}, {ahead:.4f} nats a token below {others[0]}"
+    return f"lowest loss at the target {on}, {ahead:.4f} nats per token below {others[0]}"
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Value:
         above = (self.value - low) / self.value if self.value > 0 else math.inf
         below = (high - self.value) / (MARGIN - self.value) if self.value < MARGIN else math.inf
         return (
-            f"{self.value:+.3f} ({low:+.3f} to {high:+.3f}) nats a token on {self.n} documents; "
+            f"{self.value:+.3f} ({low:+.3f} to {high:+.3f}) nats per token on {self.n} documents; "
             f"about {self.deciding(min(above, below), 1.0)} documents would decide"
         )
 

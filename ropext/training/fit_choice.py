@@ -43,8 +43,8 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
         gain = rules.far_change(measured, START, FITTED)
         if gain.gains is None:
             unknown = f"not known whether a step is better than {start}"
-            return f"{unknown} over the far half ({gain.why_not_known})"
-        return f"no step is better than {start} by {MARGIN} nats a token or more ({change})"
+            return f"{unknown} over the second half of the target ({gain.why_not_known})"
+        return f"no step is better than {start} by {MARGIN} nats per token or more ({change})"
     lost = rules.lost(measured, FITTED, START)
     if lost is not None:
         text = fit_report.share_text(lost)
@@ -62,12 +62,12 @@ def notes_on_written(
     label = FITTED if verdict.step else START
     guarded = spectrum.held(verdict.pair_factors, ceiling)
     if verdict.step and guarded:
-        notes.append(f"held at a guard: pair {', '.join(map(str, guarded))}")
+        notes.append(f"stopped at a limit of the fit: pair {', '.join(map(str, guarded))}")
     behind = rules.far_change(measured, label, BASE)
     if behind.ci95 is not None and behind.ci95[0] > 0:
         notes.append(
-            "truncating the text still beats it: the base, which sees only its last "
-            f"{plan.context} tokens, predicts the far half {behind.value:.4f} nats a token "
+            "truncating the text is still better: the base on its last "
+            f"{plan.context} tokens predicts the second half {behind.value:.4f} nats per token "
             "better"
         )
     distance = 0.0

@@ -23,9 +23,9 @@ FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
 
 
 def change_text(change: Value) -> str:
-    """`0.0540 nats a token lower over the far half, 95 % interval -0.0770 to -0.0310`."""
+    """`0.0540 nats per token lower over the far half, 95 % interval -0.0770 to -0.0310`."""
     way = "lower" if change.value < 0 else "higher"
-    text = f"{abs(change.value):.4f} nats a token {way} over the far half"
+    text = f"{abs(change.value):.4f} nats per token {way} over the second half"
     if change.ci95 is None:
         return f"{text}, without an interval"
     return f"{text}, 95 % interval {change.ci95[0]:+.4f} to {change.ci95[1]:+.4f}"
@@ -39,9 +39,9 @@ def share_text(change: Value) -> str:
 
 def fit_result(done: Fitted) -> str:
     """What `fit` prints at its end."""
-    what = f"the fitted spectrum, as {done.method}"
+    what = f"the fitted RoPE frequencies, as {done.method}"
     if done.kept != FITTED:
-        what = f"{done.start}, the start: the fit was not surely better"
+        what = f"{done.start}, the starting point: the fit is not better at 95 % confidence"
     lines = [f"wrote {done.output}: {what}", "", as_text(fit_tables(done)), ""]
     for note in done.notes:
         lines.append(folded(f"note: {note}"))
@@ -66,15 +66,15 @@ def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
     if not lost:
         return ""
     form = written.main.params["rope_type"]
-    text = f"not read as planned by {', '.join(names)}: it is written as {form}"
+    text = f"written as {form}, which these engines do not compute as planned: {', '.join(names)}"
     gained = list[str]()
     if yarn is not None:
         same = {reading.loader for reading in newest(yarn.readings) if reading.verdict == "same"}
         gained = [loader for loader in lost if loader in same]
     if form != "longrope" or not gained:
         return text
-    cost = f"at most {distance:.4f} nats a token here" if distance > 0 else "nothing here"
-    return f"{text}; --within yarn is read by {listed(gained)} too, and costs {cost} (far half)"
+    cost = f"at most {distance:.4f} nats per token here" if distance > 0 else "nothing here"
+    return f"{text}; with --within yarn {listed(gained)} do, too, and it costs {cost} (second half)"
 
 
 def fit_tables(done: Fitted) -> tuple[Table, ...]:

@@ -24,8 +24,8 @@ from ropext.results.windows import forward_tokens, short_windows
 from ropext.training.rows import FIT_TASK
 
 Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
-GAIN = "gain@"  # nats a token below the base, by the length behind it
-BEYOND_CONTROL = "gain_beyond_control@"  # nats a token below the control
+GAIN = "gain@"  # nats per token below the base, by the length behind it
+BEYOND_CONTROL = "gain_beyond_control@"  # nats per token below the control
 # The numbers that a training reports, out of all that a reading gives.
 REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", GAIN, "short_tax")
 KNOBS = "knobs.json"  # of a judged step

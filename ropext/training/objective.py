@@ -266,7 +266,7 @@ class Objective(ABC, Generic[Done]):
             if result is not None and processes.is_main():
                 check_unchanged(self.snapshot, "trained")  # its files become a part of OUT
                 with self._guarded(output):
-                    self.say("writing, and proving what stock transformers builds from it")
+                    self.say("writing the checkpoint, then verifying it with transformers")
                     self.write(result, told_of_files(self.say))
         return result
 

@@ -168,10 +168,10 @@ class Fitted(TrainingResult):
     method: str
     pair_factors: tuple[float, ...]
     attention_factor: float
-    change: Value | None  # far half, fitted minus start, nats a token
+    change: Value | None  # far half, fitted minus start, nats per token
     numbers: Numbers  # of base, start and fitted
     by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
-    # Far half, nats a token, of the closed forms, and by step.
+    # Far half, nats per token, of the closed forms, and by step.
     closed_forms: Mapping[str, float] = field(metadata=HIDDEN)
     judgements: dict[int, float] = field(metadata={"json": judged_steps})
     notes: Sequence[str]

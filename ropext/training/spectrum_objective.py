@@ -163,7 +163,7 @@ class SpectrumObjective(Objective[Fitted]):
         self.start = min(allowed, key=lambda method: allowed[method])
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
-            self.say(f"far half and tail, nats a token: {shown}; starting from {self.start}")
+            self.say(f"second half and tail, nats per token: {shown}; starting from {self.start}")
         self.models[START] = closed[self.start]
 
     def _measure(

@@ -52,10 +52,9 @@ def finetune_table(
     if not numbers:
         return None
     mark = "" if overlap is None else overlap.mark
-    note = "The base is read through its short window"
+    note = "base: on text truncated to its context"
     if CONTROL in numbers:
-        both = "Base and control (the base trained on the same tokens)"
-        note = f"{both} are read through the short window"
+        note += "; so is the control, the base trained on the same tokens"
     names = dict(TUNED_ROWS)
     for label in (CONTROL, TUNED):
         names[label] = marked(label, mark)
@@ -68,7 +67,7 @@ def finetune_table(
 
 
 def _negative(gain: Value) -> Value:
-    """Return nats a token above the base on the same tokens, paired by document."""
+    """Return nats per token above the base on the same tokens, paired by document."""
     ci95 = gain.ci95
     if ci95 is not None:
         low, high = ci95
@@ -98,7 +97,7 @@ def fit_table(
     columns = [
         Column("tail perplexity", f"tail@{target}", _plain_value),
         Column("tail loss", f"tail_nll@{target}", _plain_value),
-        Column("far half loss", f"far_half_nll@{target}", _plain_value),
+        Column("second half loss", f"far_half_nll@{target}", _plain_value),
         _SHORT_TAX,
     ]
     for length in (context, target):  # the base is asked inside its own context

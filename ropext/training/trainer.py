@@ -139,7 +139,7 @@ class _Trainer(transformers.Trainer):
         self.log({WATCHED: value, TAIL: tail})
         # The best of all evaluated weights must be on the disk, also when a later one is worse.
         self.control.should_save = True
-        self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats a token")
+        self.say(f"step {self.state.global_step}: held-out loss {value:.4f} nats per token")
         evaluations = evaluations_in(self.state.log_history)
         if stopping.patience and self.state.global_step in missed(evaluations):
             self.lower_rate()

@@ -97,7 +97,7 @@ def verdict(numbers: Numbers, target: int) -> list[str]:
 
 def _apart(gain: Value) -> str:
     side = "below" if gain.value > 0 else "above"
-    return f"{abs(gain.value):.4f} nats a token {side}"
+    return f"{abs(gain.value):.4f} nats per token {side}"
 
 
 def _interval(gain: Value) -> str:
@@ -143,7 +143,7 @@ def finetune_story(done: Finetuned) -> Story:
     scored = training.learning.scored
     documents = overlap.of_documents if overlap else "documents"
     caption = (
-        f"Loss over the last {scored} before {training.target:,}, in nats a token, on the same "
+        f"Loss over the last {scored} before {training.target:,}, in nats per token, on the same "
         f"tokens of {documents}"
     )
     table = finetune_table(done.numbers, training.target, overlap, caption)

@@ -90,7 +90,7 @@ def test_the_plan_of_a_file_counts_its_cache_as_the_table_does(tmp_path, ropext)
     values = 2 * 2 * 16
     taken = (1024 + 768) * values * 2 / 1024
     assert f"{taken:.4g} KiB for one sequence" in out
-    assert f"  {taken:.4g} KiB" in out.partition("a token")[2]
+    assert f"  {taken:.4g} KiB" in out.partition("per token")[2]
 
 
 def cells_of_windows(command, window):
@@ -135,7 +135,7 @@ def test_a_cache_that_no_program_of_files_has_is_refused(tmp_path, ropext):
 def test_what_is_not_known_is_not_guessed(tmp_path, ropext):
     code, out, _ = ropext("plan", str(config(tmp_path / "model")), "--memory", "1G")
     assert code == 0
-    assert "whether 4,096 tokens fit is not known: no weights are here" in out
+    assert "not known whether 4,096 tokens fit: there are no weights here" in out
     assert out.count("not known") >= 1 + len(CACHE_NAMES)
     assert "12 MiB" not in out.splitlines()[0]
     # Keys and values of 10 numbers fill no block of 32.

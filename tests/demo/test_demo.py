@@ -130,15 +130,15 @@ def test_it_ends_in_sentences_of_its_numbers_with_the_verdict_first(tmp_path):
     shown = a_demo(tmp_path, measured(8.96, 0.08, 0.96))
     assert shown.sentences == [
         "After YaRN and 40 steps of LoRA the model reads 1,024 tokens better than truncated text: "
-        "perplexity 8.96 against 9.72; it finds 96 % of the keys.",
-        "Truncated text, the base's last 256 tokens: perplexity 9.72; what stands before them is "
-        "cut off.",
-        "Untouched: the base, read beyond its window: perplexity 106.67, worse than truncated text "
-        "for the next word, and it finds 0 % of the keys.",
-        "YaRN, nothing trained: perplexity 11.75, worse than truncated text for the next word, but "
-        "it finds 74 % of the keys.",
-        "Self-Extend, in memory, nothing trained: perplexity 9.27, not surely otherwise than "
-        "truncated text for the next word, and it finds 89 % of the keys.",
+        "perplexity 8.96 against 9.72; it finds 96 % of the needles.",
+        "Truncated text, the base on its last 256 tokens: perplexity 9.72; it cannot see earlier "
+        "text.",
+        "Untouched (no scaling): the base beyond its context: perplexity 106.67, worse than "
+        "truncated text for the next word, and it finds 0 % of the needles.",
+        "YaRN, untrained: perplexity 11.75, worse than truncated text for the next word, but it "
+        "finds 74 % of the needles.",
+        "Self-Extend, in memory, untrained: perplexity 9.27, not clearly different from "
+        "truncated text for the next word, and it finds 89 % of the needles.",
     ]
     text = shown.to_text()
     assert text.startswith("After YaRN and 40 steps of LoRA")
@@ -158,13 +158,13 @@ def test_a_failing_run_says_what_that_means_and_what_to_do(tmp_path, monkeypatch
     text = " ".join(said.out.split())
     assert text.startswith(
         "After YaRN and 40 steps of LoRA the model reads 1,024 tokens worse than truncated "
-        "text: perplexity 12.50 against 9.72; it finds 30 % of the keys. FAILED "
+        "text: perplexity 12.50 against 9.72; it finds 30 % of the needles. FAILED "
     )
     for sentence in (
-        "tuned predicts the last tokens before 1k 0.25 nats a token worse than the base does from "
-        "truncated text. To do: train it, or longer (`ropext finetune`)",
+        "tuned predicts the last tokens before 1k 0.25 nats per token worse than the base does "
+        "from truncated text. To do: train it, or longer (`ropext finetune`)",
         "tuned finds 30 % of what passkey asks for at 1k. To do: train it with questions",
-        "so something computes otherwise here: compare `ropext --version --verbose`",
+        "so this machine computes something else: compare `ropext --version --verbose`",
     ):
         assert sentence in text, sentence
     assert len(gate_table(shown.gates).rows) == said.out.count("\nFAILED  ") == 2
@@ -283,7 +283,5 @@ def test_an_interrupt_says_what_is_kept(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ropext.pipeline.running.run", interrupted)
-    with pytest.raises(
-        Interrupted, match=r"what is finished is kept in .*it; run the same command"
-    ):
+    with pytest.raises(Interrupted, match=r"finished work is kept in .*it; run the same command"):
         demo.run(tmp_path / "it")

@@ -71,7 +71,7 @@ def test_a_terminal_shows_one_table_of_lengths_and_the_rest_when_asked(runs, cap
     assert any(float(word) == pytest.approx(tax, abs=1e-4) for word in first[3:] if word[0] in "+-")
     assert [line[1] for line in lines if line[:1] == ["64"]] == ["base"]
     every = evaluated(runs, "--full", capsys=capsys)[1].out
-    for title in ("Cumulative perplexity", "Bits per byte", "NLL by position", "effective"):
+    for title in ("Cumulative perplexity", "Bits per byte", "Loss by position", "effective"):
         assert title in every
         assert title not in printed
 

@@ -277,7 +277,7 @@ def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
     for method, above in ranking.standing.behind.items():
         assert behind[method] - behind[ranking.best] == pytest.approx(above.value, abs=1e-5)
     far = ranking.beside["self-extend"].value + behind[ranking.best]
-    assert f"self-extend, in memory alone: {far:+.4f} nats a token" in told["in_memory"][0]
+    assert f"self-extend, in memory alone: {far:+.4f} nats per token" in told["in_memory"][0]
     record = json.loads((made / "out/ropext.json").read_text())
     assert told["in_memory"][0] in record["run"]["choice"]["verdict"]["sentence"]
     assert told["fits"]
@@ -353,7 +353,7 @@ def test_a_model_that_nothing_helps_is_left_as_it_is(tmp_path, monkeypatch, caps
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written["max_position_embeddings"] == 512
     assert written["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
-    assert "leave this model as it is: it reads 512 untouched" in heard.out
+    assert "leave this model as it is: without scaling it is as good at 512" in heard.out
 
 
 def counting(folder, reach, last=0):
@@ -367,7 +367,7 @@ def counting(folder, reach, last=0):
     ("reach", "last", "said"),
     [
         ("any", 0, "leave this model as it is"),
-        ("any", 40, "truncation predicts the last tokens before 128 better"),
+        ("any", 40, "on truncated text the base predicts the last tokens before 128 better"),
     ],
 )
 def test_a_verdict_is_what_is_known_of_the_model(tmp_path, monkeypatch, capsys, reach, last, said):

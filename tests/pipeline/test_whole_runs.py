@@ -82,7 +82,7 @@ def test_killed_at_any_stage_it_goes_on_and_ends_with_the_same_bytes(straight, t
     for line in (
         "extend",
         "step 1 of 3",
-        "writing, and",
+        "writing the checkpoint",
         "evaluate",
         "loading out.run/tuned",
         "report",

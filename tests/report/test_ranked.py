@@ -51,37 +51,38 @@ def plan(**wishes):
         (
             {"yarn": LEVELS, "pi": LEVELS + 0.2},
             ("pi", "yarn"),
-            "take yarn: surely the lowest, 0.2000 nats a token (0.2000 at least) below pi",
+            "take yarn: the lowest at 95 % confidence, 0.2000 nats per token (0.2000 at least) "
+            "below pi",
         ),
         (
             {"yarn": LEVELS, "pi": LEVELS + 0.2, "ntk": LEVELS + 0.1},
             (),
-            "take yarn: surely the lowest, 0.1000 nats a token (0.1000 at least) below ntk, "
-            "2 comparisons allowed for",
+            "take yarn: the lowest at 95 % confidence, 0.1000 nats per token (0.1000 at least) "
+            "below ntk, corrected for 2 comparisons",
         ),
         (
             {"low": LEVELS, "next": LEVELS + SWAY + 0.23}
             | {f"far{number}": LEVELS + 1 for number in range(8)},
             (),
-            "take low: the lowest, below each other one by more than its interval, but not surely "
-            "below next: 0.2300 nats a token (-0.",
+            "take low: the lowest, below each other method by more than its interval, but not at "
+            "95 % confidence below next: 0.2300 nats per token (-0.",
         ),
         (
             {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},
             ("pi", "yarn"),
-            "take pi: yarn, pi cannot be told apart here (0.0100 nats a token (",
+            "take pi: the data do not separate yarn, pi (0.0100 nats per token (",
         ),
         (
             {"yarn": LEVELS, "pi": LEVELS + SWAY + 0.01},
             ("yarn", "pi"),
-            "take yarn: the lowest, and of those that cannot be told apart here (yarn, pi) the one",
+            "take yarn: the lowest; the data do not separate yarn, pi, and of these",
         ),
         (
             {"yarn": LEVELS[:5], "pi": LEVELS[:5] + 1},
             ("pi", "yarn"),
-            "take yarn, the lowest by 1.0000 nats a token; 5 documents are too few",
+            "take yarn: the lowest loss, by 1.0000 nats per token; 5 documents are too few",
         ),
-        ({"yarn": LEVELS}, (), "yarn is the only method that can be written as asked"),
+        ({"yarn": LEVELS}, (), "yarn is the only method that can be written with these options"),
     ],
 )
 def test_the_verdict_says_which_and_how_sure(losses, preference, said):
@@ -91,11 +92,12 @@ def test_the_verdict_says_which_and_how_sure(losses, preference, said):
 def test_truncation_that_beats_the_best_is_said():
     better = ranking(base=LEVELS - 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
     shown = ranking_text(better, {"yarn": plan()}, {"llama3": "no reason"})
-    assert "the base that sees only its last 64 tokens is 0.5000 nats a token lower" in shown
+    lower = "the base on its last 64 tokens has a loss 0.5000 nats per token lower"
+    assert lower in " ".join(shown.split())
     assert "not measured: llama3: no reason" in shown
     assert shown.endswith('ropext extend "my model" --method yarn --factor 4 -o OUT')
     worse = ranking(base=LEVELS + 0.5, yarn=LEVELS, pi=LEVELS + 0.2)
-    assert "truncating" not in ranking_text(worse, {"yarn": plan()}, {})
+    assert "truncating the text is better" not in ranking_text(worse, {"yarn": plan()}, {})
 
 
 def test_the_table_marks_the_one_that_is_taken():

@@ -162,9 +162,13 @@ def test_a_gate_that_no_interval_can_answer_is_refused_before_anything_is_read(g
     [
         ("tail@512 > 1", 8.5, "tail@512 of m is 8.5. To do: train it, or longer"),
         ("hf_stride@512 > 1", 8.5, "hf_stride@512 of m is 8.5. To do: train it, or longer"),
-        ("gain@512 < 1", -0.25, "before 512 0.25 nats a token worse than the base does"),
-        ("gain@512 < 1", 0.25, "before 512 0.25 nats a token better than the base does"),
-        ("short_tax > 0", 0.25, "the trained context 0.25 nats a token worse than the base. To do"),
+        ("gain@512 < 1", -0.25, "before 512 0.25 nats per token worse than the base does"),
+        ("gain@512 < 1", 0.25, "before 512 0.25 nats per token better than the base does"),
+        (
+            "short_tax > 0",
+            0.25,
+            "the trained context 0.25 nats per token worse than the base. To do",
+        ),
         ("effective_context < 2k", 1024, "keeps its quality up to 1,024 tokens. To do: serve it"),
         ("ruler_context < 2k", 1024, "keeps its quality up to 1,024 tokens. To do: serve it"),
         (

@@ -53,9 +53,9 @@ def test_a_tie_is_within_half_a_percent_of_the_lowest_loss():
 def test_why():
     done = standing(measured(a=[1.0] * 8, b=[1.5] * 8))
     assert because(done, "a") == (
-        "lowest loss at the target on 8 documents, 0.5000 nats a token below b"
+        "lowest loss at the target on 8 documents, 0.5000 nats per token below b"
     )
-    assert because(done, "b") == "as low as a on 8 documents, and the plainer form"
+    assert because(done, "b") == "as low as a on 8 documents, and the plainer rope type"
 
 
 def measured_fit(gain, ci95, tax=0.0):
@@ -65,7 +65,7 @@ def measured_fit(gain, ci95, tax=0.0):
     return Measurement(FRAME, {"fitted": model})
 
 
-LEAVE = "leave this model as it is: it reads 4k untouched"
+LEAVE = "leave this model as it is: without scaling it is as good at 4k"
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ LEAVE = "leave this model as it is: it reads 4k untouched"
             "yarn",
             0.048,
             [-0.13, 0.226],
-            "+0.048 (-0.130 to +0.226) nats a token on 8 documents; about 120 documents would",
+            "+0.048 (-0.130 to +0.226) nats per token on 8 documents; about 120 documents would",
         ),
         # The margin is farther from it than zero: 8 * (0.0199 / 0.008)^2 = 49.5.
         ("yarn", 0.002, [-0.018, 0.0219], "about 50 documents would decide); extended by yarn"),
         # Of a skewed interval the end that has to come nearer counts: 8 * (0.018 / 0.008)^2 = 40.5.
         ("yarn", 0.008, [-0.01, 0.05], "about 41 documents would decide); extended by yarn"),
         ("yarn", -0.02, [-0.05, 0.01], "about 9 documents would decide)"),
-        ("yarn", 0.001, [-0.005, 0.0099], "as well, to within 0.01 nats a token; written all"),
-        ("yarn", -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
+        ("yarn", 0.001, [-0.005, 0.0099], "as well, within 0.01 nats per token; ropext wrote"),
+        ("yarn", -0.1, [-0.15, -0.05], "the base predicts the last tokens before 4k better;"),
         ("yarn", 0.1, None, "not known whether extending gains anything over truncation at 4k (8"),
         (UNTOUCHED, 0.1, [0.05, 0.15], LEAVE),
         (UNTOUCHED, 0.1, [-0.05, 0.25], LEAVE),
         (UNTOUCHED, 0.0, [-0.005, 0.005], LEAVE),
         (UNTOUCHED, 0.1, None, LEAVE),
-        (UNTOUCHED, -0.1, [-0.15, -0.05], "truncation predicts the last tokens before 4k better;"),
+        (UNTOUCHED, -0.1, [-0.15, -0.05], "the base predicts the last tokens before 4k better;"),
     ],
 )
 def test_the_verdict_follows_the_gain(taken, gain, ci95, said):

@@ -52,7 +52,7 @@ def test_linearised_standard_error_of_unequal_documents():
     assert Bootstrap().ratio(sums, counts).se == pytest.approx(delta, rel=0.07)
 
 
-# Kept from a real evaluation, which the file names: nats a token of 64 documents.
+# Kept from a real evaluation, which the file names: nats per token of 64 documents.
 LOSSES = json.loads(Path(__file__).with_name("tail_losses.json").read_text(encoding="utf-8"))
 BASE, YARN, UNTOUCHED = (np.array(LOSSES[label]) for label in ("base", "yarn-4x", "untouched"))
 DRAWS = 2000

@@ -152,7 +152,7 @@ def test_fewer_than_eight_documents_give_no_verdict():
     gain = Value(-0.2121, 0.1, (-0.4065, 0.1849), 8)
     sure = {label: {"tail_nll@256": tail, "gain@256": gain} for label in numbers}
     assert (
-        "is 0.2121 nats a token above the base's in its own window (95 % interval -0.1849 to "
+        "is 0.2121 nats per token above the base's in its own window (95 % interval -0.1849 to "
         "+0.4065, so which is lower is not known); a part"
     ) in tuned_report.verdict(sure, 256)[0]
 
@@ -179,15 +179,15 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     ends = (control["against the base low"], control["against the base high"])
     assert ends == pytest.approx((-0.08, -0.02))
     of_base = (
-        "At 256 the tuned model's loss on the last tokens is 0.1250 nats a token below the base's"
+        "At 256 the tuned model's loss on the last tokens is 0.1250 nats per token below the base's"
     )
     of_control = (
-        "The control's is 0.0500 nats a token below the base's (95 % interval -0.0800 to -0.0200) "
-        "by adaptation to the text alone."
+        "The control's is 0.0500 nats per token below the base's (95 % interval -0.0800 to "
+        "-0.0200) by adaptation to the text alone."
     )
     (said,) = tuned_report.verdict(numbers, 256)
     assert said == (
-        f"{of_base} in its own window, and 0.0750 nats a token below the control's. {of_control}"
+        f"{of_base} in its own window, and 0.0750 nats per token below the control's. {of_control}"
     )
     numbers["tuned"] |= {
         "gain@256": Value(0.125, 0.01, (0.1, 0.15), 8),
@@ -195,9 +195,9 @@ def test_the_table_sets_each_model_against_the_base_paired_by_document():
     }
     (said,) = tuned_report.verdict(numbers, 256)
     assert said == (
-        f"{of_base} in its own window (95 % interval -0.1500 to -0.1000), and 0.0700 nats a token "
-        "below the control's (95 % interval -0.1700 to +0.0300, so which is lower is not known). "
-        f"{of_control}"
+        f"{of_base} in its own window (95 % interval -0.1500 to -0.1000), and 0.0700 nats per "
+        "token below the control's (95 % interval -0.1700 to +0.0300, so which is lower is not "
+        f"known). {of_control}"
     )
 
 
@@ -241,14 +241,14 @@ def test_a_fit_says_who_no_longer_reads_it_and_what_the_narrower_form_costs():
     written = ropext.plan("ropext://demo", method="longrope", factor=4, pair_factors=factors)
     yarn = ropext.plan("ropext://demo", method="yarn", factor=4)
     said = fit_report.readers_note(written, yarn, 0.0486)
-    assert said.startswith("not read as planned by ")
+    assert said.startswith("written as longrope, which these engines do not compute as planned: ")
     for loader in ("llama.cpp", "ctranslate2"):
-        assert loader in said.partition(": it is written as longrope")[0]
-    again = said.partition("--within yarn is read by ")[2]
+        assert loader in said.partition("; with --within yarn")[0]
+    again = said.partition("; with --within yarn ")[2]
     assert "llama.cpp" in again
     assert "ctranslate2" not in again
-    assert again.endswith("too, and costs at most 0.0486 nats a token here (far half)")
-    assert fit_report.readers_note(written, None, 0.0).endswith("it is written as longrope")
+    assert again.endswith("do, too, and it costs at most 0.0486 nats per token here (second half)")
+    assert fit_report.readers_note(written, None, 0.0).startswith("written as longrope, which")
     plain = ropext.plan("ropext://demo", method="ntk", factor=4)
     assert fit_report.readers_note(plain, yarn, 0.0) == ""
 

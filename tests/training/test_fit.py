@@ -229,7 +229,7 @@ def test_where_no_step_is_surely_better_the_start_is_written_and_said_so(tmp_pat
     assert not (tmp_path / "out.run").exists()
     assert done.change.value > -1e-5  # the first step of the warm-up moves nothing
     assert done.judgements[2] > done.judgements[1] + 0.1
-    assert any("no step is better than yarn by 0.01 nats a token or more" in own for own in told)
+    assert any("no step is better than yarn by 0.01 nats per token or more" in own for own in told)
     assert done.numbers["fitted"]  # measured and shown all the same
     yarn = tmp_path / "yarn"
     wish = {"method": "yarn", "factor": 2, "context": 128}
