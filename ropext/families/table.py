@@ -308,7 +308,20 @@ FAMILIES: dict[str, Family] = {
     "gemma4_unified_text": GEMMA4,
     "diffusion_gemma_text": GEMMA4,
     # longrope's validator asks for one head size, which differs by layer type here.
-    "embedding_gemma2_text": replace(GEMMA4, forms=("default", "linear", "yarn", "llama3")),
+    "embedding_gemma2_text": replace(
+        GEMMA4,
+        labels=(
+            Label("sliding_attention", windowed=True),
+            Label(
+                "full_attention",
+                sizes={
+                    "head_dim": ("global_head_dim", 512),
+                    "num_key_value_heads": ("num_global_key_value_heads", 1),
+                },
+            ),
+        ),
+        forms=("default", "linear", "yarn", "llama3"),
+    ),
     "mellum": NESTED,
     "laguna": NESTED_PARTIAL,
     "mimo_v2_flash": replace(

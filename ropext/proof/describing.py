@@ -277,15 +277,16 @@ def _windows_first(label: str) -> tuple[bool, str]:
 def sized_by(embedding: Embedding) -> dict[str, str]:
     """By label, the key that sizes the rotation: doubled, it alters the number of pairs."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
-    # Plain: a dict of one number for each pair allows no other size.
-    plain = embedding.with_rope({}, embedding.labels)
-    usual = embedding.pairs(plain)
+    values = embedding.given
+    if "long_factor" in embedding.rope:  # one number for each pair: it allows no other size
+        values = embedding.with_rope({}, embedding.labels)
+    usual = embedding.pairs(values)
     sizes = dict.fromkeys((key for key in VALUES if HEAD_KEY.search(key)), 64)
     sizes |= embedding.text.to_dict()
     for key, value in sizes.items():
         if not HEAD_KEY.search(key) or type(value) is not int:
             continue
-        doubled = embedding.pairs(plain | {key: 2 * value})
+        doubled = embedding.pairs(values | {key: 2 * value})
         for label, pairs in doubled.items():
             derived = key == "head_dim" and keys[label] != key  # from the key that is named
             if pairs != usual.get(label, pairs) and not derived:
@@ -504,7 +505,8 @@ def describe(
             facts["scheme"] = "hard-coded"
         elif has_unscaled_twin(child, config, cls, embedding):
             facts["scheme"] = "twin"
-        facts["widths"] = widths(child, model, text)
+        if not row["masked_lm"]:
+            facts["widths"] = widths(child, model, text)
         facts |= {"unseen": seen["unseen"], "rotates": seen["rotates"]}
         facts["defaults"] = defaults_of(type(text))
     types = {text.model_type: facts}
