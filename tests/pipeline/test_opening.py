@@ -212,7 +212,7 @@ def test_a_gate_is_judged_again_if_the_run_that_it_names_changed(work, tmp_path)
     assert (opened.output, judged["passed"]) == (None, False)
     kept = json.loads((tmp_path / "whole.run/outcome.json").read_text())
     assert [gate["passed"] for gate in kept["gates"]] == [False]
-    assert "failed" in (tmp_path / "whole.run/report.html").read_text("utf-8")
+    assert "FAILED tail_nll@512" in (tmp_path / "whole.run/report.html").read_text("utf-8")
     results = other / "results.json"
     results.write_text(results.read_text("utf-8").replace("0.", "1.", 1), "utf-8")
     with pytest.raises(InputError, match=r"edited, added or deleted .* results\.json"):
