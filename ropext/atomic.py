@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ropext.errors import InputError
+from ropext.errors import InputError, RopextError
 from ropext.systems import copy_owner, move
 
 HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
@@ -24,6 +24,33 @@ def os_errors(output: Path) -> Iterator[None]:
         where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
         reason = error.strerror or type(error).__name__
         raise InputError(f"{output} cannot be written: {reason}{where}") from error
+
+
+def reason_of(error: Exception) -> str | None:
+    """Return why the file system refused a write, also if safetensors or tokenizers (Rust) or
+    torch.save (C++) put that into a text; None for any other error."""
+    if isinstance(error, RopextError):
+        return None
+    if isinstance(error, OSError):  # without a number it is transformers' own, about a model
+        return None if error.errno is None else error.strerror or type(error).__name__
+    cause = re.search(r"[^:]*\(os error \d+\)", str(error))
+    if cause is not None:
+        return cause[0].strip()
+    if any(known in str(error) for known in ("file write failed", "unexpected pos")):
+        return "a file could not be written whole"
+    return None
+
+
+@contextmanager
+def library_errors(output: Path) -> Iterator[None]:
+    """Turn an error of the file system in a library's writer into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+        raise InputError(f"{output} cannot be written: {reason}") from error
 
 
 def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from command_line import Forked
 
 import ropext
 from ropext import guard, patching
@@ -254,6 +255,32 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         written_as(model, tmp_path / "out", config | {"unwritable": object()})
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
+@pytest.mark.needs("fork")
+@pytest.mark.parametrize(("hidden", "largest"), [(64, 65_536), (16, 16_384)])
+def test_save_on_a_full_disk_is_one_sentence(tmp_path: Path, hidden: int, largest: int) -> None:
+    """The kernel cuts the write of safetensors short, or that of tokenizers."""
+    import resource
+
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    sizes = SIZES | {"hidden_size": hidden, "intermediate_size": hidden, "vocab_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
+    model = ropext.patch(model, method="yarn", factor=4.0)
+    tokenizer = AutoTokenizer.from_pretrained(MODELS["ropext://demo"])
+
+    def call() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+        with pytest.raises(InputError) as caught:
+            ropext.save(model, tmp_path / "out", tokenizer=tokenizer)
+        assert str(caught.value) == (
+            f"{tmp_path / 'out'} cannot be written: File too large (os error 27)"
+        )
+
+    code, said = Forked(call, tmp_path).wait()
+    assert code == 0, said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:

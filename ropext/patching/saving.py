@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ropext.atomic import library_errors
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
 from ropext.checkpoint.source import Weights, WriteManner, write
@@ -65,6 +66,10 @@ class MemorySource:
         return {}  # there are no files yet
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+        with library_errors(output):
+            return self._put(stage, record)
+
+    def _put(self, stage: Staged, record: Record) -> Record:
         base_model(self.model).save_pretrained(stage.directory)
         weights = dict[str, WeightFile]()
         for file in sorted(stage.directory.glob("*.safetensors")):

@@ -4,7 +4,6 @@ An objective is counted on a model without weights, and carried out in the folde
 learn, choose, write.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
+from ropext.atomic import reason_of
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import digest, taken_digests, versions, weights_digest
 from ropext.checkpoint.unchanged import check_unchanged
@@ -331,21 +331,12 @@ class Objective(ABC, Generic[Done]):
 @contextmanager
 def writing_errors(folder: Path) -> Iterator[None]:
     """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
-    from safetensors import SafetensorError
-
     try:
         yield
-    except OSError as error:
-        if error.errno is None:  # transformers' own, about a model
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
             raise
-        reason = error.strerror or type(error).__name__
-    except (SafetensorError, RuntimeError) as error:
-        # What safetensors (Rust) and torch.save (C++) make of an error of the file system.
-        words = ("os error", "file write failed", "unexpected pos")
-        if not any(known in str(error) for known in words):
-            raise
-        cause = re.search(r"[^:]*\(os error \d+\)", str(error))
-        reason = cause[0].strip() if cause else "a file could not be written whole"
     else:
         return
     raise Stopped(
