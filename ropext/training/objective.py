@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
-from ropext.atomic import reason_of
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import digest, taken_digests, versions, weights_digest
 from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError, OutputExists, Stopped
+from ropext.errors import InputError, OutputExists
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
@@ -44,6 +43,7 @@ from ropext.training.place import (
     say_versions,
     settle_done,
     settle_output_of,
+    writing_errors,
 )
 from ropext.training.training import Training
 from ropext.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work
@@ -326,20 +326,3 @@ class Objective(ABC, Generic[Done]):
         """The log of what first steps took, as a file of the result."""
         log = self.folder / USED
         return {USED: guard.signed_log(log.read_bytes())} if log.is_file() else {}
-
-
-@contextmanager
-def writing_errors(folder: Path) -> Iterator[None]:
-    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
-    try:
-        yield
-    except Exception as error:
-        reason = reason_of(error)
-        if reason is None:
-            raise
-    else:
-        return
-    raise Stopped(
-        f"{folder} cannot be written: {reason}; finished checkpoints are kept; run the same "
-        "command to resume"
-    )

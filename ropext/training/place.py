@@ -1,11 +1,14 @@
 """Where a training works and what it writes: whether both may be taken, and its small files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from ropext.atomic import reason_of
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import read_record
 from ropext.checkpoint.staging import Output, check_output, check_space, recover, settle_output
+from ropext.errors import Stopped
 from ropext.narration import Call, Say
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.training.training import Training
@@ -74,3 +77,20 @@ def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+@contextmanager
+def writing_errors(folder: Path) -> Iterator[None]:
+    """A full or failing disk becomes a sentence; the checkpoints before it are kept."""
+    try:
+        yield
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+    else:
+        return
+    raise Stopped(
+        f"{folder} cannot be written: {reason}; finished checkpoints are kept; run the same "
+        "command to resume"
+    )
