@@ -7,11 +7,13 @@ import signal
 import tempfile
 from functools import partial
 
+import peft
 import pytest
 import torch
 from command_line import Forked
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
+from transformers import AutoModelForCausalLM
 
 import ropext
 from ropext.bundled import MODELS
@@ -148,6 +150,23 @@ def test_a_config_that_changes_before_the_weights_are_loaded_is_a_change(place):
         ropext.evaluate(
             place / "out", place / "run", show=once(edit)("(base, short)"), **asked(place)
         )
+
+
+@pytest.mark.parametrize("output", [None, "run"])
+def test_an_adapter_that_is_trained_on_meanwhile_gets_no_number(place, output):
+    base = AutoModelForCausalLM.from_pretrained(place / "base")
+    how = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(base, how).save_pretrained(place / "adapter")
+    change = once(partial(scale, place / "adapter" / "adapter_model.safetensors", 2.0))
+    with pytest.raises(InputError, match=r"adapter \(--adapter\) was changed while it was"):
+        ropext.evaluate(
+            place / "base",
+            output and place / output,
+            adapter=str(place / "adapter"),
+            show=change("(base, short)"),
+            **asked(place, base=None),
+        )
+    assert not (place / "run" / "results.json").exists()
 
 
 @pytest.mark.slow

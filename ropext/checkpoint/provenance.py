@@ -166,7 +166,10 @@ def identity(
 ) -> dict[str, Json]:
     """What tells a checkpoint from another: its config, every byte of its weights, and its Python
     files where they are run."""
-    code = [name for name in snapshot.files if name.endswith(".py")] if trust_remote_code else []
+    code = list[str]()
+    if trust_remote_code:
+        check_code(snapshot)
+        code = [name for name in snapshot.files if name.endswith(".py")]
     named: dict[str, Json] = {
         "hub_id": snapshot.hub_id,
         "commit": snapshot.commit,
@@ -176,6 +179,22 @@ def identity(
     if code:
         named["code_sha256"] = digest(sha256_of(snapshot, code, digests))
     return named
+
+
+def check_code(snapshot: Snapshot) -> None:
+    """Refuse a checkpoint whose config runs code of another repository, which no hash of its own
+    files tells."""
+    references = snapshot.config.get("auto_map")
+    for reference in references.values() if isinstance(references, dict) else ():
+        for one in reference if isinstance(reference, list) else [reference]:
+            repository, separator, _ = str(one).partition("--")
+            if separator:
+                raise InputError(
+                    f"auto_map in {snapshot.name} runs code of another repository "
+                    f"({shown(repository)}); that code may change between two commands, so ropext "
+                    "keeps no result of it. Copy its .py files beside config.json, and name in "
+                    "auto_map the module alone, without the repository and --"
+                )
 
 
 def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> dict[str, Json]:

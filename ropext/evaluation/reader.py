@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot
-from ropext.errors import Interrupted, NothingKept
+from ropext.errors import InputError, Interrupted, NothingKept
 from ropext.evaluation.costs import manner_of
 from ropext.evaluation.divergence import OPTION, Against
 from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
 from ropext.evaluation.live import held_by
 from ropext.evaluation.reads import Reads, Unit
-from ropext.evaluation.variants import Computing, Variant, applied
+from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied
 from ropext.models.adapter import add_adapter
 from ropext.models.processes import wait_for_everyone
 from ropext.narration import SILENT, Hooks
@@ -84,10 +84,13 @@ class Progress:
 
 class Models:
     """The model in memory: loaded when a variant asks for it, and again for other weights or
-    another adapter."""
+    another adapter. `adapters` are the digests that adapters must have."""
 
-    def __init__(self, load: Callable[[Snapshot], Any]) -> None:
+    def __init__(
+        self, load: Callable[[Snapshot], Any], adapters: Mapping[str, str] | None = None
+    ) -> None:
         self.load = load
+        self.adapters = adapters or {}
         self.model = None
         self.directory: Path | None = None
         self.adapter: str | None = None
@@ -110,6 +113,8 @@ class Models:
             self.adapter = None
         if adapter and self.adapter is None:
             self.model = add_adapter(self.model, adapter)
+            if self.adapters.get(adapter) not in (None, adapter_digest(adapter)):
+                raise InputError(f"{adapter} (--adapter) was changed while it was evaluated")
             self.adapter = adapter
         with applied(self.model, variant) as model:
             yield model

@@ -17,6 +17,7 @@ from ropext.evaluation.costs import Costs, check_models, count_evaluation
 from ropext.evaluation.lineup import fetched
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
+from ropext.evaluation.variants import adapter_digest
 from ropext.models.load import device_of, load_model, loading_of, silenced
 from ropext.models.memory import memory_errors, out_of_memory, tell_used
 from ropext.models.processes import rank_and_count, wait_for_everyone
@@ -111,7 +112,7 @@ def _measure(evaluation: Evaluation, place: Workdir | None, hooks: Hooks) -> Mea
     with _stores(names, resumable, on_disk=options.kl) as stores:
         wait_for_everyone()  # the first one has claimed the folder
         progress = _progress(evaluation, resumable, hooks)
-        models = _models(evaluation, progress)
+        models = _models(evaluation, place, progress)
         done = Reader(models.computing, options).measure(variants, reads, stores, progress)
         if progress.rank != 0:
             return replace(done, path=progress.kept_in)
@@ -173,7 +174,7 @@ def _progress(evaluation: Evaluation, place: Workdir | None, hooks: Hooks) -> Pr
     )
 
 
-def _models(evaluation: Evaluation, progress: Progress) -> Models:
+def _models(evaluation: Evaluation, place: Workdir | None, progress: Progress) -> Models:
     """Return what loads the models of an evaluation, one at a time."""
     hooks = progress.hooks
     lineup = evaluation.lineup
@@ -187,4 +188,20 @@ def _models(evaluation: Evaluation, progress: Progress) -> Models:
             raise progress.stopped()
         return model
 
-    return Models(load)
+    return Models(load, _adapters(evaluation, place))
+
+
+def _adapters(evaluation: Evaluation, place: Workdir | None) -> dict[str, str]:
+    """Return the digest of each adapter on the disk: the one by which a run's folder knows it."""
+    digests = dict[str, str]()
+    if evaluation.lineup.held is not None:
+        return digests
+    for variant in evaluation.lineup.variants:
+        if variant.adapter is None:
+            continue
+        if place is None:
+            digests[variant.adapter] = adapter_digest(variant.adapter)
+        else:
+            content = place.decides["variants"][variant.label]
+            digests[variant.adapter] = content["adapter_sha256"]
+    return digests

@@ -46,7 +46,7 @@ class Variant:
 
     def content(self, model: JsonObject) -> dict[str, Json]:
         """What tells it from other variants: its kind, its model's identity, its spectrum."""
-        adapter = None if self.adapter is None else _adapter_digest(self.adapter)
+        adapter = None if self.adapter is None else adapter_digest(self.adapter)
         content = {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
         if self.cache is not None:
             content["kv_cache"] = asdict(self.cache)
@@ -118,7 +118,8 @@ def _regime(site: RopeSite, length: int) -> Any:
     return has_two and length > spectrum.short_context
 
 
-def _adapter_digest(adapter: str) -> str:
+def adapter_digest(adapter: str) -> str:
+    """Hash the files of an adapter, each by its name."""
     digest = hashlib.sha256()
     for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
         if name.endswith((".safetensors", ".json")):

@@ -72,6 +72,8 @@ class ChoiceStep(Step):
     def key(self) -> Flat:
         recipe = self.recipe
         snapshot = with_weights(open_snapshot(recipe.model, revision=recipe.revision))
+        if self.call.trust_remote_code:
+            provenance.check_code(snapshot)
         decides = {"base": self.hashes.of_model(snapshot)}
         decides |= section_key(EXTEND, recipe.extend, self.hashes, NUMBERS)
         for name in (FIT, FINETUNE, EVALUATE):

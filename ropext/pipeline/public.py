@@ -173,12 +173,13 @@ def evaluate(
     **options: Any,
 ) -> "Evaluated":
     """Measure a model on long text and by retrieval; with `output` the report is written there, and
-    the same call goes on where it stopped. `gates` that name what is not measured are refused.
+    the same call resumes where it stopped. `gates` that name what is not measured are refused.
 
     A model in memory, patched or not, is read as it computes, where it lies, and stays as it is:
     copies that share its weights are read. The base of one that `ropext.patch` extended is itself
-    before that; a PEFT model is read without its adapter and with it. Without `tokenizer`, that of
-    where it came from is taken.
+    before that; if its weights changed since, `base` has to be given. A PEFT model is read without
+    its adapter and with it. Without `tokenizer`, that of where it came from is taken. Its results
+    are written when all are finished and never resumed: the same output needs `force`.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.evaluated import Evaluated

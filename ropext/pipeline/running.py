@@ -98,7 +98,10 @@ class RunRequest:
             return AutoJob(self, call)
         self.stages.check(recipe.stages)
         job.check_data(recipe)
-        return RunJob(plan_run(recipe), self.stages, output, call)
+        planned = plan_run(recipe)
+        if call.trust_remote_code:  # refused now, not after hours of other work
+            provenance.check_code(planned.base)
+        return RunJob(planned, self.stages, output, call)
 
 
 class Forecast(Protocol):

@@ -68,7 +68,7 @@ class ModelSource:
     target: int | None = None
     adapter: str | None = None
     info: JsonObject = field(default_factory=dict)  # method, factor, frequencies, knobs
-    store: str = ""  # a folder under variants/
+    store: str = ""  # a folder under variants/; "" if nothing was kept
     passes: Mapping[str, int] = field(default_factory=dict)  # tokens of a pass, by its folder
     against: str = ""  # of a model whose next token was held against the base's: of which one
 
@@ -93,8 +93,7 @@ class ModelSource:
             "adapter": self.adapter,
         }
         written |= self.info
-        if self.store:
-            written["store"] = self.store
+        written["store"] = self.store
         written["passes"] = dict(self.passes)
         if self.against:
             written["against"] = self.against

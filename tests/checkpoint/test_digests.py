@@ -243,7 +243,7 @@ def test_one_byte_anywhere_is_another_model(tmp_path):
     with open(file, "r+b") as stream:
         stream.seek(100_000)
         stream.write(b"x")
-    changed = identity(snapshot, Digests())
+    changed = identity(open_snapshot(str(model)), Digests())
     assert changed["weights_sha256"] != known["weights_sha256"]
     assert changed["config_sha256"] == known["config_sha256"]
 
@@ -254,8 +254,30 @@ def test_code_that_is_run_is_part_of_a_model(tmp_path):
     snapshot = open_snapshot(str(model))
     before, plain = (identity(snapshot, Digests(), trusted) for trusted in (True, False))
     (model / "modeling_mine.py").write_text("SCALE = 0.1")
-    assert identity(snapshot, Digests(), True) != before
-    assert identity(snapshot, Digests()) == plain
+    with pytest.raises(InputError, match=r"base was changed while it was read \(modeling_mine.py"):
+        identity(snapshot, Digests(), True)
+    again = open_snapshot(str(model))
+    assert identity(again, Digests(), True) != before
+    assert identity(again, Digests()) == plain
+
+
+@pytest.mark.parametrize("names", ["other/repo--modeling.Net", ["own.Net", "other/repo--more.Net"]])
+def test_code_of_another_repository_keeps_no_result(tmp_path, names):
+    """It is fetched by its name when it runs, and may be another the next time."""
+    import ropext
+
+    model = make_model(tmp_path / "base")
+    config = json.loads((model / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": names}
+    (model / "config.json").write_text(json.dumps(config))
+    snapshot = open_snapshot(str(model))
+    assert "code_sha256" not in identity(snapshot, Digests())  # none of it runs
+    sentence = r"base runs code of another repository \('other/repo'\)"
+    with pytest.raises(InputError, match=sentence):
+        identity(snapshot, Digests(), True)
+    recipe = {"model": str(model), "extend": {"factor": 2}}
+    with pytest.raises(InputError, match=sentence):
+        ropext.run(recipe, tmp_path / "out", trust_remote_code=True)
 
 
 def test_an_extension_hashes_nothing_that_it_does_not_copy(tmp_path, monkeypatch):
