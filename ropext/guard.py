@@ -348,9 +348,14 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
 
 
+def work_of(real: Path, token: str) -> Path:
+    """Name a folder at work beside an output, which has the longest name of all."""
+    return real.parent / f".{real.name}.ropext-{token}"
+
+
 def make_work(real: Path) -> Path:
     """A new folder at work beside an output, marked."""
-    work = real.parent / f".{real.name}.ropext-{secrets.token_hex(8)}"
+    work = work_of(real, secrets.token_hex(8))
     work.mkdir()
     (work / work.name).touch()
     return work

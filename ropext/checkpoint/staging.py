@@ -25,7 +25,7 @@ from ropext.atomic import os_errors, replace_whole
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.locks import lock_of, locked
 from ropext.narration import in_bytes
-from ropext.systems import move, sync
+from ropext.systems import has_room_for_name, move, sync
 
 NEW = "new"
 OLD = "old"
@@ -114,6 +114,11 @@ def check_place(output: Path) -> None:
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
+    if not has_room_for_name(guard.work_of(parent / output.name, "0" * 16)):
+        raise InputError(
+            f"{output} (--output) cannot be written: name too long, because ropext adds 25 letters "
+            "to it while it writes; give a shorter one"
+        )
 
 
 def existing_parent(output: Path) -> Path:

@@ -32,6 +32,7 @@ TUNING = ("--data", "ropext://tuning")
 FIT = ("fit", "ropext://demo", "--factor", "2", "--steps", "2")
 FINETUNE = ("finetune", "long", "--steps", "2")
 EVALUATE = ("eval", "long", "-o", "out")
+LONG = "x" * 235  # a name itself, and with .run behind it; not with what ropext adds
 EXTEND = ("extend", "base", "--factor", "2")
 
 
@@ -45,6 +46,10 @@ EXTEND = ("extend", "base", "--factor", "2")
         ((*EXTEND, "-o", "file/out"), "cannot be written"),
         (("extend", "hollow", "--factor", "2", "-o", "out"), "hollow"),
         ((*EXTEND, "-o", "out", "--push-to-hub", "ORG/NAME"), "needs a token"),
+        ((*EXTEND, "-o", LONG), "name too long"),
+        ((*FIT, *TUNING, "-o", LONG), "name too long"),
+        ((*FINETUNE, *TUNING, "-o", LONG), "name too long"),
+        (("run", "smoke-test", "-o", LONG), "name too long"),
         ((*FIT, *TUNING, "-o", "taken"), "taken (--output) exists"),
         ((*FIT, *TUNING, "-o", "busy"), "holds something else"),
         ((*FIT, "--data", "short.jsonl", "-o", "out"), "512 tokens"),
