@@ -236,6 +236,12 @@ class Snapshot:
         )
 
     @property
+    def unloaded(self) -> list[str]:
+        """The weight files beside the config that transformers does not load."""
+        loaded = set((self.index or {}).values()) or {SINGLE}
+        return [name for name in self.weight_files if name not in loaded]
+
+    @property
     def quantisation(self) -> str | None:
         """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), if any did."""
         for config in (self.config, self.config.get("text_config")):

@@ -235,10 +235,12 @@ def compared(
 
 
 def holders(directory: str) -> dict[str, StoredTensors]:
-    """Map each stored name to the open file that transformers loads it from."""
+    """Map each stored name to its open file: the one that transformers loads, else any other."""
     from safetensors import safe_open
 
-    files: list[StoredTensors] = [safe_open(path, "pt") for path in weight_files(directory)]
+    loaded = weight_files(directory)
+    paths = sorted(set(Path(directory).glob("*.safetensors")) - set(loaded))
+    files: list[StoredTensors] = [safe_open(path, "pt") for path in [*paths, *loaded]]
     holder = {}
     for file in files:
         for name in file.keys():  # noqa: SIM118 (it is no dict)

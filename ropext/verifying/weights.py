@@ -27,6 +27,9 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
     """Check that each tensor is stored once, in the file that the index names."""
     for sentence in islice(snapshot.misplaced(), LISTED):
         yield Check("weights", False, f"{sentence}: engines disagree on which tensor they load")
+    if unloaded := snapshot.unloaded:
+        said = "transformers does not load them, and other engines may"
+        yield Check("weights", True, f"{', '.join(unloaded[:LISTED])}: {said}")
     notes = []
     for name, reason in snapshot.left.items():
         if reason == OTHER_SET:

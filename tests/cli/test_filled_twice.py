@@ -130,6 +130,18 @@ def test_tied_weights_that_are_stored_twice(ropext, tmp_path):
     is_right(ropext, model)
 
 
+def test_a_head_in_a_file_that_transformers_does_not_load(ropext, tmp_path):
+    """MLX and llama.cpp's converter read every model*.safetensors."""
+    model = save(tmp_path / "m", tie_word_embeddings=True)
+    save_file({HEAD: torch.zeros(64, 32)}, model / "model-head.safetensors", {"format": "pt"})
+    assert loaded(model, HEAD).any()
+    code, out, _ = ropext("verify", model)
+    said = " ".join(out.split())
+    assert code == 3
+    assert "model-head.safetensors: transformers does not load them" in said
+    assert "config.json ties lm_head.weight and model.embed_tokens.weight" in said
+
+
 def test_experts_that_transformers_joins(ropext, tmp_path):
     model = save(tmp_path / "m", "MixtralConfig", num_local_experts=4)
     assert sum(".experts." in name for name in load_file(model / "model.safetensors")) == 24
