@@ -1,6 +1,7 @@
 """Raw documents from local files or from a `datasets` id, one after the other."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 
 from ropext import bundled
 from ropext.errors import InputError
-from ropext.inputs import check_link, check_names, is_path, open_regular
+from ropext.inputs import check_link, check_links, check_names, is_path, open_regular, read_bytes
 from ropext.jsontext import JsonObject
 from ropext.narration import pasted
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
@@ -21,6 +22,7 @@ NO_SPLIT = ""
 SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
 LARGEST = 64  # MiB of one document, which take some twenty times as much memory
 MOST_KINDS = 8  # that a warning names
+CARD_LIMIT = 16 << 20  # bytes of a dataset's card
 PER_FILE = 1024  # times the largest document: what one file may unpack to
 
 
@@ -351,11 +353,63 @@ def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
 def _with_text_alone(rows: Any, source: Source) -> Any:
     """Return a dataset without the columns that are not read: to decode an image or a sound,
     `datasets` would open the path that its row names, which may be any file here."""
+    from datasets.features.features import require_decoding
+
     there = rows.column_names
     if not there:  # a stream may not know its columns
         return rows
     name = _column(dict.fromkeys(there), source, f"{source.data}, row 0")
+    kind = rows.features[name]
+    if require_decoding(kind):
+        raise source.error(
+            f"{source.data}: column {name} holds {type(kind).__name__}, expected text or a list "
+            "of messages with role and content"
+        )
     return rows.select_columns([name])
+
+
+def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
+    """Open a split of a dataset repository, whose card may name its own files alone."""
+    import datasets
+
+    folder = Path(name)
+    if folder.is_dir():
+        check_links(folder)
+        for word in _words_of_card(folder):
+            if "://" in word:  # `datasets` would ask that address before it returns
+                raise source.error(f"{source.data}: its card names an address: {word[:80]}")
+    builder = datasets.load_dataset_builder(name, config or None, revision=source.revision)
+    for files in (builder.config.data_files or {}).values():
+        for file in files:
+            is_own = file.startswith("hf://datasets/")
+            if folder.is_dir():
+                is_own = Path(os.path.normpath(file)).is_relative_to(folder.resolve())
+            if not is_own:
+                raise source.error(f"{source.data}: its card names a file outside of it: {file}")
+    return builder.as_streaming_dataset(split=split)
+
+
+def _words_of_card(folder: Path) -> Iterator[str]:
+    """Every text under `configs` in the two files from which `datasets` reads them."""
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    parts: list[Any] = []
+    card = folder / "README.md"
+    if card.is_file():
+        text = read_bytes(card, CARD_LIMIT).decode("utf-8-sig")
+        parts.append(DatasetCard(text).data.to_dict().get("configs"))
+    alone = folder / ".huggingface.yaml"
+    if alone.is_file():
+        parts.append(yaml.safe_load(read_bytes(alone, CARD_LIMIT)))
+    seen = set[int]()  # an alias may stand for the same part many times
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, list | dict) and id(part) not in seen:
+            seen.add(id(part))
+            parts += part.values() if isinstance(part, dict) else part
 
 
 def _repository(source: Source) -> tuple[str, str]:
@@ -377,20 +431,27 @@ def _read_dataset(source: Source) -> Iterator[RawDocument]:
             "look for a dataset of that name (no network, or HF_ENDPOINT is wrong)"
         )
     import datasets
+    import yaml
 
     try:
         if place.is_dir():
+            check_links(place)
             name = place.name
             saved = datasets.load_from_disk(str(place))
             rows = source.part(saved if isinstance(saved, dict) else {NO_SPLIT: saved})
         else:
-            rows = datasets.load_dataset(
-                name, config or None, split=split, revision=source.revision, streaming=True
-            )
+            rows = _open_stream(name, config, split, source)
         for number, row in enumerate(_with_text_alone(rows, source)):
             where = f"{source.data}, row {number}"
             yield RawDocument(f"{name}:{number}", _content(row, source, where))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,  # a dataset with code
+        ImportError,
+        yaml.YAMLError,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise source.error(
             f"{source.data}: neither a local file nor a dataset that can be read (split "

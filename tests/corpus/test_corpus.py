@@ -426,7 +426,7 @@ def test_data_that_is_nowhere_is_refused_by_one_request(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
-    monkeypatch.setattr(datasets, "load_dataset", None)
+    monkeypatch.setattr(datasets, "load_dataset_builder", None)
     with pytest.raises(InputError, match="no file or folder here, and the hub cannot be reached"):
         list(read_documents(Source("nobody/nothing:en")))
     assert requests == ["nobody/nothing"]

@@ -1,9 +1,11 @@
 """Texts, templates and tokenizers that are made to hang or to fill the memory: a sentence each."""
 
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -258,3 +260,76 @@ def test_a_column_of_images_is_not_opened(tmp_path):
         datasets.load_from_disk(str(place))[0]
     documents = list(read_documents(Source(str(place))))
     assert [document.content for document in documents] == ["a text"]
+
+
+ROW = json.dumps({"text": "A text of the folder itself."})
+# What leads out of a dataset repository on the disk: the lines of its card, the words of the error.
+CARDS = {
+    "absolute": ("data_files: {outside}", "a file outside of it"),
+    "relative": ("data_files: ../outside.txt", "a file outside of it"),
+    "split": ("data_files: [{{split: test, path: {outside}}}]", "a file outside of it"),
+    "address": ("data_files: {address}", "names an address"),
+    "escaped": ('data_files: "{escaped}"', "names an address"),
+    "link": ("data_files: link.txt", "is a link to"),
+    "code": ("data_files: own.jsonl", "no longer supported"),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+@LINUX
+def test_a_dataset_on_the_disk_that_leads_out_of_its_folder(tmp_path, name):
+    asked = []
+
+    class Canary(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+    (tmp_path / "outside.txt").write_text("The secret of the owner.")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "own.jsonl").write_text(ROW)
+    if name == "link":
+        (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    if name == "code":
+        (folder / "data.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canary) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/x.jsonl"
+        line, words = CARDS[name]
+        places = {"outside": tmp_path / "outside.txt", "address": address}
+        line = line.format(**places, escaped=address.replace("/", "\\x2f"))
+        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: own\n  {line}\n---\n")
+        with pytest.raises(InputError, match=words):
+            list(read_documents(Source(f"{folder}:own", split="train")))
+        server.shutdown()
+    assert asked == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_dataset_on_the_disk_with_a_card_is_read(tmp_path):
+    (tmp_path / "own.jsonl").write_text(ROW)
+    card = (
+        "---\nconfigs:\n- config_name: own\n  data_files: '*.jsonl'\n---\nSee https://a.example\n"
+    )
+    (tmp_path / "README.md").write_text(card)
+    (read,) = read_documents(Source(f"{tmp_path}:own", split="train"))
+    assert read.content == "A text of the folder itself."
+
+
+@LINUX
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_a_text_that_is_an_image_or_a_sound_is_not_opened(tmp_path, kind):
+    """Opening the FIFO would hang."""
+    os.mkfifo(tmp_path / "fifo")
+    data = tmp_path / "data"
+    data.mkdir()
+    row = {"text": {"bytes": None, "path": str(tmp_path / "fifo")}}
+    (data / "own.jsonl").write_text(json.dumps(row))
+    info = f"dataset_info:\n- config_name: own\n  features:\n  - name: text\n    dtype: {kind}\n"
+    configs = "configs:\n- config_name: own\n  data_files: own.jsonl\n"
+    (data / "README.md").write_text(f"---\n{configs}{info}---\n")
+    with pytest.raises(InputError, match=f"column text holds {kind.title()}"):
+        list(read_documents(Source(f"{data}:own", split="train")))
