@@ -65,7 +65,9 @@ def pasted(*words: str) -> str:
     bare = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII)
     plain = re.compile(rf'[^"{marks}]+')
     if slash:  # a program there takes \" for a quote, and backslashes before a quote by twos
-        said = [re.sub(r'(\\*)"', r'\1\1\\"', f'{word}"')[:-2] for word in words]
+        # Between quotes PowerShell runs $(...) and ends at “, ” and „, unless a ` escapes them.
+        said = [re.sub("[$`“”„]", r"`\g<0>", word) for word in words]
+        said = [re.sub(r'(\\*)"', r'\1\1\\"', f'{word}"')[:-2] for word in said]
         said = [f'"{word}"' for word in said]
     else:
         said = [f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in words]

@@ -398,7 +398,7 @@ def _words_of_card(folder: Path) -> Iterator[str]:
     card = folder / "README.md"
     if card.is_file():
         text = read_bytes(card, CARD_LIMIT).decode("utf-8-sig")
-        parts.append(DatasetCard(text).data.to_dict().get("configs"))
+        parts.append(DatasetCard(text).data.get("configs"))
     alone = folder / ".huggingface.yaml"
     if alone.is_file():
         parts.append(yaml.safe_load(read_bytes(alone, CARD_LIMIT)))

@@ -55,6 +55,30 @@ def test_words_are_read_back(monkeypatch):
     assert not set(outside) & set("&|;,<>(){}'$`@%^!")
 
 
+def powershell_word(text):
+    """One word in quotes by PowerShell's about_Quoting_Rules, transcribed; four letters are quotes,
+    and $ must not expand anything."""
+    assert text[0] == '"'
+    word = ""
+    rest = iter(text[1:])
+    for letter in rest:
+        if letter == "`":
+            word += next(rest)
+        elif letter in '"“”„':
+            break
+        else:
+            assert letter != "$", text
+            word += letter
+    assert list(rest) == [], text
+    return word
+
+
+@pytest.mark.parametrize("word", ["a$(calc)", "a`b", "x”; calc; “y", "„ $env:TOKEN", "two words"])
+def test_powershell_runs_nothing_of_a_folders_name(monkeypatch, word):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert powershell_word(pasted(word)) == word
+
+
 def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     params = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
