@@ -231,6 +231,20 @@ def test_save_writes_all_spellings_and_reloads_equal(tmp_path: Path) -> None:
         written_as(model, out, config)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_save_refuses_weights_that_are_not_finite(tmp_path: Path, wrong: float) -> None:
+    tiny("llama", tmp_path / "base")
+    model = auto_class("llama").from_pretrained(tmp_path / "base").to(torch.bfloat16)
+    ropext.patch(model, method="yarn", factor=2.0)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, :2] = wrong
+    count = model.model.layers[1].mlp.up_proj.weight.numel()
+    told = f"but 2 of {count:,} numbers of model.layers.1.mlp.up_proj.weight are not finite"
+    with pytest.raises(InputError, match=told):
+        ropext.save(model, tmp_path / "out", no_verify=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+
+
 def test_a_pair_may_stand_still(tmp_path: Path) -> None:
     """transformers spells its factor, infinity, as an object."""
     tiny("llama", tmp_path / "base")

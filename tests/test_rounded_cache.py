@@ -8,6 +8,7 @@ from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from ropext.errors import UnsupportedModel, UsageError
+from ropext.loaders.gguf import reorders_keys
 from ropext.options.cache import StoredCache, stored_cache
 from ropext.patching.rounding import (
     cache_rounded,
@@ -106,6 +107,54 @@ def tiny(model_type, attention="sdpa", **more):
         for parameter in model.parameters():
             parameter.mul_(4)
     return model.eval()
+
+
+class GgmlCache(DynamicCache):
+    """Store keys as llama.cpp does after its converter reordered the rows of q and k: LlamaModel's
+    `permute`, by which the channels 0, 48, 1, 49 and so on of a head stand side by side."""
+
+    def __init__(self, config, kind):
+        super().__init__(config=config)
+        self.kind = GGML[kind]
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        keys = key_states.numpy()
+        width = keys.shape[-1]
+        order = np.arange(width).reshape(2, width // 2).swapaxes(0, 1).reshape(width)
+        stored = quantize(np.ascontiguousarray(keys[..., order]).reshape(-1, width), self.kind)
+        back = np.empty_like(keys)
+        back[..., order] = dequantize(stored, self.kind).reshape(keys.shape)
+        return super().update(torch.from_numpy(back), value_states, *args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", GGML)
+def test_keys_of_llama_are_rounded_in_the_order_of_the_gguf(kind):
+    """Heads of 96 channels, three blocks that no matrix turns."""
+    model = tiny("llama", hidden_size=192, head_dim=96)
+    ids = torch.arange(48)[None] * 7 % 64
+    stored = StoredCache(kind, "f16")
+    with torch.no_grad():
+        truth = model(input_ids=ids, past_key_values=GgmlCache(model.config, kind)).logits
+        other = model(input_ids=ids, past_key_values=RoundingCache(model.config, stored)).logits
+        with cache_rounded(model, stored):
+            found = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found, truth, atol=1e-3, rtol=1e-3)
+    assert (other - truth).abs().max() > 20 * (found - truth).abs().max()
+
+
+# By llama.cpp's converters and its llama_model_rope_type: these turn neighbours in llama.cpp and
+# halves in transformers; cohere turns neighbours in both, qwen2 halves in both.
+@pytest.mark.parametrize(
+    ("model_type", "reordered"),
+    [
+        *((name, True) for name in ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")),
+        *((name, True) for name in ("arcee", "ministral3")),
+        *((name, False) for name in ("cohere", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2")),
+        *((name, False) for name in ("gpt_oss", "llama4_text", "unheard_of")),
+    ],
+)
+def test_which_heads_the_converter_reorders(model_type, reordered):
+    assert reorders_keys(model_type) == reordered
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "fp8", "q8_0/q4_0", "f16/q4_0", "q4_0/f16"])

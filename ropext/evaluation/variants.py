@@ -49,7 +49,8 @@ class Variant:
         adapter = None if self.adapter is None else adapter_digest(self.adapter)
         content = {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
         if self.cache is not None:
-            content["kv_cache"] = asdict(self.cache)
+            # Until November 2026 all keys were rounded in the order of transformers.
+            content["kv_cache"] = asdict(self.cache) | {"order": "gguf"}
         return content
 
     def passes(self, frame: Frame) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ as commands. It is left out, and that is said.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from ropext import bundled, guard
 from ropext.errors import InputError
@@ -121,13 +122,37 @@ def _add_parameters(made: Modelfile, given: Json) -> None:
 def _add_messages(made: Modelfile, given: Json) -> None:
     if not isinstance(given, list):
         return
-    for message in given:
-        role = None
-        content = None
-        if isinstance(message, dict):
-            role = message.get("role")
-            content = message.get("content")
-        if role in ROLES and isinstance(content, str):
-            made.add(f"MESSAGE {role}", content)
+    for turn in _turns(given):
+        unfit = ""
+        for message in turn:
+            unfit = unfit or _why_no_message(message)
+        if not unfit:
+            for message in turn:
+                made.add(f"MESSAGE {message['role']}", message["content"])
+        elif len(turn) == 1:
+            made.leave_out("a message", unfit)
         else:
-            made.leave_out("a message", "it has no role that Ollama takes, or no text")
+            made.leave_out("a question and its answer", unfit)
+
+
+def _turns(messages: list[Json]) -> list[list[Any]]:
+    """Group messages: an answer belongs to the question before it."""
+    turns = list[list[Any]]()
+    for message in messages:
+        before = turns[-1] if turns else []
+        if len(before) == 1 and _role(message) == "assistant" and _role(before[0]) == "user":
+            before.append(message)
+        else:
+            turns.append([message])
+    return turns
+
+
+def _role(message: Json) -> Json:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _why_no_message(message: Json) -> str:
+    """Why a Modelfile cannot hold a message; "" if it can."""
+    if _role(message) not in ROLES or not isinstance(message.get("content"), str):
+        return "it has no role that Ollama takes, or no text"
+    return _why_not(message["content"])

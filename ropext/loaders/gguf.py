@@ -112,6 +112,13 @@ def takes_divisors(text_type: str) -> bool:
     return row is not None and row.divisors
 
 
+def reorders_keys(text_type: str) -> bool:
+    """Whether the converter reorders the heads of this model type in transformers, so that the two
+    channels of a rotary pair are neighbours in a GGUF and half a head apart in a checkpoint."""
+    row = converted_to(text_type)
+    return row is not None and row.name in _table()["reordered"]
+
+
 @dataclass(frozen=True)
 class GgufRope:
     """A rotary embedding as llama.cpp's keys and tensors say it."""

@@ -7,6 +7,8 @@ them: what an engine's kernel adds to the rounding of its cache is not in it.
 q8_0 and q4_0 are ggml's: blocks of 32 channels of one head share a scale of 16 bits. Before it
 rounds, llama.cpp turns each head by an orthonormal Hadamard matrix where its width is a multiple
 of 64 (its PR 21038, April 2026): keys by the largest that divides it, values by that of 64.
+The converter of llama.cpp reorders the channels of some architectures (`llama` among them), so that
+the two of a rotary pair are neighbours; keys of such a model are rounded in that order.
 fp8 is e4m3 with a scale of 1, vLLM's where a checkpoint brings none.
 """
 
@@ -24,6 +26,7 @@ from ropext import families, stock
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.families.geometry import CacheLayer
 from ropext.jsontext import Json
+from ropext.loaders.gguf import reorders_keys
 from ropext.options.cache import UNROUNDED, StoredCache
 
 if TYPE_CHECKING:
@@ -55,6 +58,18 @@ def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
     stored = _q8_0(blocks) if kind == "q8_0" else _q4_0(blocks)
     # The matrix is its own inverse.
     return _turned(stored.flatten(-2), turn).to(states.dtype)
+
+
+def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
+    """Round keys as a cache returns them; `pairs_adjacent`: llama.cpp keeps the two channels of a
+    rotary pair side by side, and transformers half a head apart."""
+    turn = turn_of_keys(kind, keys.shape[-1])
+    if not pairs_adjacent:
+        return rounded_cache(keys, kind, turn)
+    reordered = keys.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    stored = rounded_cache(reordered, kind, turn)
+    halves: Tensor = stored.unflatten(-1, (-1, 2)).transpose(-1, -2)
+    return halves.flatten(-2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
@@ -124,6 +139,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     if before == NAME:
         raise UsageError("the cache of this model is rounded already")
     seen = dict[nn.Module, tuple[Tensor, Tensor]]()
+    pairs_adjacent = reorders_keys(live.config.get_text_config().model_type)
 
     def inner(module: nn.Module) -> Attention:
         """Return the function that the model's layer would call."""
@@ -141,7 +157,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
     def attend(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: object
     ) -> Attended:
-        keys = rounded_cache(k, stored.keys, turn_of_keys(stored.keys, k.shape[-1]))
+        keys = rounded_keys(k, stored.keys, pairs_adjacent=pairs_adjacent)
         values = rounded_cache(v, stored.values, turn_of_values(stored.values, v.shape[-1]))
         return inner(module)(module, q, keys, values, mask, **rest)
 

@@ -14,7 +14,7 @@ from ropext.checkpoint.staging import Staged
 from ropext.checkpoint.tokenizer import TOKENIZER, clear_truncation, find_truncation, length_edits
 from ropext.checkpoint.weights import WeightFile, weigh
 from ropext.checkpoint.writing import write_texts
-from ropext.errors import OutputExists, UnsupportedModel, UsageError, class_of
+from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_of
 from ropext.inputs import from_home
 from ropext.jsontext import Json, JsonObject
 from ropext.options.door import public
@@ -131,6 +131,7 @@ def save(
         raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
     if made.uncarried:
         raise UnsupportedModel(made.uncarried)
+    _check_finite(model)
 
     def prove(folder: Path) -> JsonObject:
         from ropext import proof  # late: reading a model proves nothing
@@ -143,6 +144,22 @@ def save(
     record = replace(record, more=dict(record.more) | {SAVED: True})
     source = MemorySource(model, made.config, prove, tokenizer)
     return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
+
+
+def _check_finite(model: "PreTrainedModel") -> None:
+    """Refuse weights of which one is no number, as a training that diverged leaves them."""
+    import torch  # late: it takes a second
+
+    for name, tensor in model.state_dict().items():
+        if tensor.is_meta or not tensor.is_floating_point() or tensor.itemsize == 1:
+            continue
+        if not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise InputError(
+                f"save wants finite weights, but {count:,} of {tensor.numel():,} numbers of {name} "
+                "are not finite (NaN or infinite); load the weights anew, or train with a smaller "
+                "learning rate"
+            )
 
 
 def _base_of(live: "PreTrainedModel") -> dict[str, Json]:

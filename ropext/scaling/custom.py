@@ -10,12 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ropext.errors import UsageError, class_of
 from ropext.rope import Rope, Spectrum, compression
 from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
+
+Result = TypeVar("Result")
 
 
 def source_of(name: str) -> str | None:
@@ -37,16 +39,25 @@ def method(name: str) -> Method:
     """Make a method of a user's function."""
     function = _called(name, lambda: _function(name))
 
+    def returned(rope: Rope, target: int) -> tuple[tuple[float, ...], float]:
+        result = _called(name, lambda: function(rope, target / rope.context))
+        return _called(name, lambda: _numbers(name, result))
+
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
         """Divide the current frequencies so that those of the function remain."""
-        returned = _called(name, lambda: function(rope, target / rope.context))
-        wanted, attention = _called(name, lambda: _numbers(name, returned))
+        wanted, attention = returned(rope, target)
         now = rope.spectrum.inv_freq
         if not _fits(now, wanted) or not 0 < attention < math.inf:
             raise UsageError(
                 f"--method {name} must return {len(now)} finite inverse frequencies (0 for a pair "
                 f"that stands still) and an attention factor above 0; it returned "
                 f"{str(wanted)[:60]}, {attention:g}"
+            )
+        if returned(rope, target) != (wanted, attention):
+            raise UsageError(
+                f"--method {name} returned other numbers when it was called again with the same "
+                "arguments; it must depend on them alone, not on chance, time or earlier calls, or "
+                "nothing can be verified"
             )
         factors = compression(rope.spectrum, Spectrum(wanted))
         return Scaling(factors, attention / rope.attention_factor)
@@ -105,7 +116,7 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
     return tuple(map(float, frequencies)), float(attention)
 
 
-def _called(name: str, code: Callable[[], Any]) -> Any:
+def _called(name: str, code: Callable[[], Result]) -> Result:
     """Run the user's code; what it raises becomes a sentence with its place."""
     try:
         return code()

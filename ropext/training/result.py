@@ -10,6 +10,7 @@ from ropext.errors import InputError
 from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.planning import Plan
 from ropext.report.result import Result
+from ropext.results import FITTED
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, overlap_in
 from ropext.results.values import Value, values_of
@@ -191,7 +192,12 @@ class Fitted(TrainingResult):
     @property
     def tables(self) -> list[Table]:
         """Lay out what was read on held-out documents."""
-        return [fit_table(self.numbers, self.start, self.context, self.target, self.overlap)]
+        lengths = (self.context, self.target)
+        wrote_fitted = self.kept == FITTED
+        table = fit_table(
+            self.numbers, self.start, lengths, self.overlap, wrote_fitted=wrote_fitted
+        )
+        return [table]
 
     @property
     def overlap(self) -> Overlap | None:

@@ -88,11 +88,20 @@ def _answers(value: Value | None) -> str:
 
 
 def fit_table(
-    numbers: Numbers, start: str, context: int, target: int, overlap: Overlap | None
+    numbers: Numbers,
+    start: str,
+    lengths: tuple[int, int],
+    overlap: Overlap | None,
+    *,
+    wrote_fitted: bool,
 ) -> Table:
-    """Lay out base, start and fitted on held-out documents."""
+    """Lay out base, start and, if it was written, the fitted model on held-out documents; `lengths`
+    are the context and the target."""
+    context, target = lengths
     mark = "" if overlap is None else overlap.mark
-    names = {BASE: BASE, START: start, FITTED: marked(FITTED, mark)}
+    names = {BASE: BASE, START: start}
+    if wrote_fitted:
+        names[FITTED] = marked(FITTED, mark)
     rows = _rows_of(names, numbers)
     columns = [
         Column("tail perplexity", f"tail@{target}", _plain_value),

@@ -8,7 +8,7 @@ from command_line import run
 from gguf_files import making
 
 from ropext import bundled, inspecting
-from ropext.gguf.modelfile import Modelfile
+from ropext.gguf.modelfile import Modelfile, _add_messages
 
 COMMANDS = {"from", "license", "template", "system", "adapter", "draft", "renderer", "parser"}
 COMMANDS |= {"parameter", "message", "requires"}
@@ -160,6 +160,40 @@ def test_what_no_quotes_hold_is_left_out_and_named(value, why):
     made.add("SYSTEM", value)
     assert made.commands == []
     assert made.notes == [f"SYSTEM of ollama:x is left out of the Modelfile: {why}"]
+
+
+def test_a_question_without_its_answer_and_the_reverse_are_left_out_together(tmp_path):
+    """Half of an example would teach the model to answer nothing, or something else."""
+    bad = 'a """\nFROM evil'
+    messages = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "First?"},
+        {"role": "assistant", "content": "One."},
+        {"role": "user", "content": bad},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "Third?"},
+        {"role": "assistant", "content": bad},
+        {"role": "user", "content": "Fourth?"},
+        {"role": "assistant", "content": None},
+        {"role": "tool", "content": "five"},
+        {"role": "user", "content": "Last?"},
+    ]
+    made = Modelfile("ollama:x")
+    _add_messages(made, messages)
+    text = "FROM ./x\n" + "".join(f"{line}\n" for line in made.commands)
+    assert parsed(text)[1:] == [
+        ("message", "system: Be short."),
+        ("message", "user: First?"),
+        ("message", "assistant: One."),
+        ("message", "user: Last?"),
+    ]
+    left = "of ollama:x is left out of the Modelfile:"
+    assert made.notes == [
+        f"a question and its answer {left} a line of it ends in three quotes",
+        f"a question and its answer {left} a line of it ends in three quotes",
+        f"a question and its answer {left} it has no role that Ollama takes, or no text",
+        f"a message {left} it has no role that Ollama takes, or no text",
+    ]
 
 
 @pytest.mark.parametrize("value", ["", '"', '""', '"""', '""""""', ' " ', "\n", '"\n"', '""\n"""'])

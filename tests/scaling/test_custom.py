@@ -41,6 +41,11 @@ def alone(rope, factor):
 def hot(rope, factor):
     return [f / factor for f in rope.spectrum.inv_freq], 1.25
 
+def chance(rope, factor):
+    import random
+
+    return [f / (factor + random.random()) for f in rope.spectrum.inv_freq], 1.0
+
 def kept(rope, factor):
     slow = rope.dim // 4
     return [0.0 if i >= slow else f for i, f in enumerate(rope.spectrum.inv_freq)], 1.0
@@ -303,6 +308,7 @@ def test_what_a_function_says_is_the_whole_spectrum_also_of_a_scaled_model(folde
         ("wrong:few", "must return 16 finite inverse frequencies"),
         ("wrong:infinite", "must return 16 finite inverse frequencies"),
         ("wrong:cold", "an attention factor above 0; it returned"),
+        ("wrong:chance", "returned other numbers when it was called again with the same arg"),
         ("wrong:alone", "must return two things"),
         ("wrong:absent", "module 'wrong' has no attribute 'absent'"),
         ("nowhere_at_all:mixed", "there is no module nowhere_at_all; looked in this folder (/"),

@@ -31,8 +31,10 @@ from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
+from ropext.results.values import Value
 from ropext.training import fit, fit_report, judge, models, trainer
 from ropext.training.spectrum_objective import SpectrumObjective
+from ropext.training.tables import fit_table
 
 pytestmark = pytest.mark.slow
 
@@ -651,3 +653,13 @@ def test_a_few_steps_are_those_of_a_literal_loop(tmp_path, monkeypatch):
     assert knobs["attention_factor"] == pytest.approx(
         float((moving[16].detach() / 4).exp()), rel=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("wrote", "rows"), [(True, ["base", "yarn", "fitted"]), (False, ["base", "yarn"])]
+)
+def test_the_table_has_only_the_checkpoint_that_was_written(wrote, rows):
+    value = Value(2.0, 0.1, (1.8, 2.2), 8)
+    numbers = {label: {"tail_nll@512": value} for label in ("base", "start", "fitted")}
+    table = fit_table(numbers, "yarn", (256, 512), None, wrote_fitted=wrote)
+    assert [row[0] for row in table.rows] == rows
