@@ -25,17 +25,21 @@ _USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the sla
 # The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
 _SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
 HIDDEN = "***"
+LEAST_KEY = 12  # characters; a shorter one may be a word, as EMPTY or lm-studio
 
 SECONDS = 30.0  # between two lines of a log
 FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
 def scrub(text: str) -> str:
-    """The text without tokens: those of the environment, of a known shape, or inside a URL."""
+    """Remove tokens from a text: those of the environment, of a known shape, or inside a URL."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         token = os.environ.get(name)
         if token:
             text = text.replace(token, HIDDEN)
+    key = os.environ.get("ROPEXT_ENDPOINT_KEY", "")
+    if len(key) >= LEAST_KEY:  # a server may repeat it in an error
+        text = text.replace(key, HIDDEN)
     return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
 
 

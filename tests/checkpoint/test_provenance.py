@@ -232,6 +232,13 @@ def test_the_token_of_the_environment_is_scrubbed_whatever_its_shape(monkeypatch
     assert scrub("x an odd token y") == "x *** y"
 
 
+def test_the_key_of_a_server_is_scrubbed_but_not_a_word(monkeypatch):
+    monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", "the key of a server")
+    assert scrub("wrong key: the key of a server") == "wrong key: ***"
+    monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", "lm-studio")
+    assert scrub("lm-studio runs") == "lm-studio runs"
+
+
 def test_the_base_config_comes_back_without_the_keys_that_were_new() -> None:
     """A null would be read otherwise than an absent key (olmo3's rope_scaling, head_dim)."""
     base = {"model_type": "llama", "head_dim": None, "rope_parameters": {"rope_theta": 1e4}}
