@@ -28,15 +28,8 @@ class HeldModel:
 
     def copied(self) -> "torch.nn.Module":
         """Copy everything but the numbers of the weights, which both read from the same memory."""
-        from torch.nn import Parameter
-
-        shared = dict[int, object]()
-        for parameter in self.model.parameters():
-            shared[id(parameter)] = parameter
-            if type(parameter) is Parameter:  # PEFT switches the gradients of adapters on and off
-                shared[id(parameter)] = Parameter(parameter.detach(), requires_grad=False)
         try:
-            copied = copy.deepcopy(self.model, shared).eval()
+            copied = copy.deepcopy(self.model, _shared(self.model)).eval()
         except Exception as error:  # whatever an attribute of the model's raises
             raise UsageError(
                 f"{type(self.live).__name__} cannot be copied, and evaluate changes nothing of the "
@@ -51,6 +44,25 @@ class HeldModel:
         """Return what `provenance.identity` does for a directory. No digest tells all that computes
         (patched functions, hooks, autocast), so that no two calls have the same."""
         return {"in_memory": True, "weights_sha256": f"in memory, {self.token}"}
+
+
+def _shared(model: "torch.nn.Module") -> dict[int, object]:
+    """Map each weight to one of the same numbers for a copy of the model."""
+    import torch
+
+    shared = dict[int, object]()
+    for module in model.modules():
+        # Of 8 bits bitsandbytes keeps the weights in a state once the model has read something.
+        for value in getattr(getattr(module, "state", None), "__dict__", {}).values():
+            if isinstance(value, torch.Tensor):
+                shared[id(value)] = value
+    for parameter in model.parameters():
+        # PEFT switches the gradients of adapters on and off. A packed weight has attributes, which
+        # bitsandbytes moves into the module that first reads with it.
+        own = torch.Tensor._make_subclass(type(parameter), parameter.data)
+        vars(own).update(vars(parameter))
+        shared[id(parameter)] = own
+    return shared
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ class Variant:
         names: one for each run of lengths that share a spectrum.
 
         A static spectrum needs one pass, at the longest; longrope with two different sets needs
-        two; dynamic needs one for every length beyond the context. A masked language model reads
-        every length, and a base no longer one than its own.
+        two; dynamic needs one for every length beyond the context. Weights of 8 bits, which the
+        tokens of a pass compute with together, need one more for the context. A masked language
+        model reads every length, and a base no longer one than its own.
         """
         if not frame.scoring.scores_all:
             reach = frame.context if self.reads_short else frame.longest
@@ -73,7 +74,10 @@ class Variant:
             return frame.read_lengths if _names_length(config) else (frame.longest,)
         spectra = [[_regime(site, length) for site in sites] for length in frame.read_lengths]
         pairs = zip(frame.read_lengths, spectra, [*spectra[1:], None], strict=True)
-        return tuple(length for length, here, next_one in pairs if here != next_one)
+        lengths = [length for length, here, next_one in pairs if here != next_one]
+        if _mixes_tokens(config) and frame.context < min(lengths):
+            lengths.insert(0, frame.context)  # the base's first window
+        return tuple(lengths)
 
     def regimes(self, frame: Frame) -> dict[str, int]:
         """Return the pass length of each folder of readings in its store."""
@@ -89,6 +93,15 @@ def follows_length(config: dict[str, Json], longest: int) -> bool:
     except UnsupportedModel:
         return _names_length(config)
     return any(_regime(site, 1) != _regime(site, longest) for site in sites)
+
+
+def _mixes_tokens(config: JsonObject) -> bool:
+    """Whether the loss of a token depends on those after it: LLM.int8 (Dettmers et al. 2022) keeps
+    a column of activations in 16 bits if any token of the pass has an outlier there."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict) or not quantised.get("load_in_8bit"):
+        return False
+    return bool(quantised.get("llm_int8_threshold", 6.0))
 
 
 def _names_length(config: dict[str, Json]) -> bool:

@@ -117,6 +117,19 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
     assert Variant("any", "extended", None, config=config).passes(frame) == passes
 
 
+def test_tokens_of_8_bits_share_a_pass_with_the_window_of_the_base():
+    """LLM.int8 treats a column by all tokens of a pass; without outliers each token is alone."""
+    frame = Frame(CONTEXT, (16, CONTEXT, LENGTH), 16, Bootstrap())
+    config = extended("yarn").config.to_dict()
+    for eight, passes in (
+        ({"load_in_8bit": True}, (CONTEXT, LENGTH)),
+        ({"load_in_8bit": True, "llm_int8_threshold": 0.0}, (LENGTH,)),
+        ({"load_in_8bit": False, "load_in_4bit": True}, (LENGTH,)),
+    ):
+        quantised = config | {"quantization_config": eight}
+        assert Variant("any", "extended", None, config=quantised).passes(frame) == passes
+
+
 # Each scales, caps or otherwise treats its logits, routes between experts, or windows its layers.
 KINDS = {
     "gemma2": {"final_logit_softcapping": 5.0, "sliding_window": 24, "query_pre_attn_scalar": 8},

@@ -85,6 +85,63 @@ def test_a_plain_model_has_the_values_of_its_directory_and_stays_as_it_is(place,
     assert manifest["decides"]["variants"]["base"]["model"]["in_memory"] is True
 
 
+class Packed(torch.nn.Parameter):
+    """A weight with its scale, which the first forward moves into the module, as bitsandbytes does
+    with the scales of 8 bits."""
+
+    def __new__(cls, weight):
+        scale = weight.abs().max()
+        made = torch.Tensor._make_subclass(cls, weight / scale)
+        made.scale = scale
+        return made
+
+
+class PackedLinear(torch.nn.Linear):
+    scale = None
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.weight = Packed(linear.weight.data)
+
+    def forward(self, states):
+        if self.weight.scale is not None:
+            self.scale = self.weight.scale
+            self.weight.scale = None
+        return (
+            torch.nn.functional.linear(states, self.weight.as_subclass(torch.Tensor)) * self.scale
+        )
+
+
+def test_packed_weights_that_give_their_scale_away_are_read_by_every_variant(place):
+    """The first copy took the scale of the model itself: all other variants had none."""
+    plain = ropext.evaluate(loaded(place), method="yarn", factor=4, **asked(place))
+    model = loaded(place)
+    for layer in model.model.layers:
+        layer.mlp.up_proj = PackedLinear(layer.mlp.up_proj)
+    found = ropext.evaluate(model, method="yarn", factor=4, **asked(place))
+    for label in ("base", "untouched", "yarn-4x"):
+        for name, value in plain.values(label).items():
+            assert found.values(label)[name].value == pytest.approx(value.value, abs=1e-3), name
+    assert model.model.layers[0].mlp.up_proj.weight.scale is not None
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, loaded(place)(ids).logits)
+
+
+@pytest.mark.slow
+def test_a_base_in_8_bits_gains_nothing_over_itself(place):
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    eight = BitsAndBytesConfig(load_in_8bit=True)
+    model = AutoModelForCausalLM.from_pretrained(place / "model", quantization_config=eight)
+    found = ropext.evaluate(model, method="yarn", factor=4, **asked(place, tasks=[]))
+    values = found.values("untouched")
+    context = found.frame.context
+    assert (values[f"gain@{context}"].value, values["short_tax"].value) == (0, 0)
+    assert values["short_tax"].ci95 == (0, 0)
+
+
 def test_a_patched_model_has_the_values_of_what_save_writes(place, tmp_path):
     model = ropext.patch(loaded(place), method="yarn", factor=4)
     before = state(model)
