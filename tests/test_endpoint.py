@@ -7,6 +7,7 @@ SGLang and llama-server; `.ci/slow gguf` asks a real llama-server.
 import json
 import math
 import os
+import random
 import re
 import socket
 import subprocess
@@ -28,9 +29,12 @@ from ropext import bundled
 from ropext.errors import InputError, ProofFailed, Stopped
 from ropext.ports import server as ports
 from ropext.ports.cell import FORM
+from ropext.ports.logprobs import next_token, require_logprobs
 from ropext.proof import server as endpoint
+from ropext.proof.neighbours import Neighbour, judge
 
 CONTEXT, TARGET = 64, 256
+DEMO = bundled.MODELS["ropext://demo"]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 YARN |= {"original_max_position_embeddings": CONTEXT}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
@@ -163,7 +167,7 @@ LENGTHS = endpoint.ReadLengths(CONTEXT, TARGET)
 
 
 def probe(url: str, directory: Path) -> endpoint.Probe:
-    return endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS)
+    return endpoint.probe(url, endpoint.ServerQuestion(endpoint.ReferenceModel(directory), LENGTHS))
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -171,7 +175,11 @@ def test_a_right_server_passes(kind: str, directory: Path, right) -> None:
     with serving(kind, right) as url:
         result = probe(f"{url}/v1/", directory)
     assert result.limit == TARGET
-    assert [(p.tokens, p.beyond) for p in result.prompts] == [(32, False), (80, True), (128, True)]
+    tokens = [prompt.tokens for prompt in result.prompts]
+    assert tokens[:8] == sorted(tokens[:8])
+    assert (tokens[0], tokens[7], tokens[8], tokens[-1]) == (32, 64, 65, TARGET - 1)
+    assert result.reached == TARGET - 1  # one more is generated
+    assert [p.beyond for p in result.prompts] == 8 * [False] + 8 * [True]
     assert max(p.difference for p in result.prompts) < 1e-5
     assert result.model == "tiny"
 
@@ -195,7 +203,7 @@ def test_a_server_of_the_base_is_held_against_a_saved_plan(
         with serving("vllm", compute) as url:
             code, told = run("verify", "plan.json", "--endpoint", url, capsys=capsys)
         assert code == wanted, told.err
-        assert ("are within" in told.out) == (wanted == 0)
+        assert ("differ from transformers' by" in told.out) == (wanted == 0)
     other = json.dumps(config | {"rope_theta": 5e4})
     Path("base/config.json").write_text(other, encoding="utf-8")
     with serving("vllm", right) as url:
@@ -211,60 +219,129 @@ def test_a_server_of_the_base_is_held_against_a_saved_plan(
 def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path, unscaled) -> None:
     with (
         serving(kind, unscaled) as url,
-        pytest.raises(ProofFailed, match=r"prompt 1 of 3 \(32 tokens, inside the old 64\)"),
+        pytest.raises(ProofFailed, match="after 8 prompts inside the old context of 64 tokens"),
     ):
         probe(url, directory)
 
 
-def test_a_server_of_the_plain_model_is_called_that(directory: Path, unscaled) -> None:
-    """Prompts are taken after which the two readings lie far apart, and the distance is told."""
-    before = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
-    asked: list = []
-    with (
-        serving("vllm", unscaled, requests=asked) as url,
-        pytest.raises(ProofFailed, match="the answers of the model before the extension: the scal"),
-    ):
-        endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, before)
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> dict[str, endpoint.Reference]:
+    """What transformers computes of the bundled model, extended in several ways."""
+    room = tmp_path_factory.mktemp("demos")
+    base = json.loads((DEMO / "config.json").read_text("utf-8"))
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 256}
+    ways = {
+        "plan": {"factor": 4.0},
+        "factor 5": {"factor": 5.0},
+        "factor 3.2": {"factor": 3.2},
+        "factor 4.5": {"factor": 4.5},
+        "factor 8": {"factor": 8.0},
+        "attention factor 1": {"factor": 4.0, "attention_factor": 1.0},
+        "twice the original length": {"factor": 4.0, "original_max_position_embeddings": 512},
+        "the plain base": {"rope_type": "default"},
+    }
+    found = {}
+    for name, way in ways.items():
+        place = room / name.replace(" ", "-")
+        place.mkdir()
+        config = {k: v for k, v in base.items() if k not in ("rope_theta", "rope_scaling")}
+        config |= {"rope_parameters": yarn | way, "max_position_embeddings": 1024}
+        (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (place / "model.safetensors").symlink_to(DEMO / "model.safetensors")
+        found[name] = endpoint.transformers_reference(endpoint.ReferenceModel(place))
+    return found
 
 
-def test_how_far_the_plain_model_lies_is_told(directory: Path, right, unscaled) -> None:
-    before = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
-    with serving("vllm", right) as url:
-        done = endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, before)
-    assert done.drawn == 8
-    drawn = [endpoint.token_ids(80, 96, [1, 2], draw) for draw in range(8)]
-    apart = [max(abs(v - right(ids)[t]) for t, v in best(unscaled(ids), 5)) for ids in drawn]
-    assert done.lost is not None
-    assert done.lost >= min(max(apart), 10 * 0.2) - 1e-4
-    with serving("vllm", right) as url:
-        done = endpoint.probe(url, endpoint.ReferenceModel(directory), LENGTHS, tolerance=1e-4)
-    assert done.tolerance == 1e-4
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("extended") / "long"
+    ropext.extend(str(DEMO), out, factor=4.0, method="yarn", no_verify=True)
+    return out
 
 
-def test_prompts_are_drawn_until_the_plain_model_lies_an_order_off() -> None:
-    """By hand, in nats: prompts of two tokens lie 0.1, 3, 2.5 and 9 off, others do not count."""
-    off = {(1, 1): 0.1, (1, 2): 3.0, (1, 3): 2.5, (1, 4): 9.0, (1, 2, 3): 50.0}
-    plain = {ids: [-1.0, -2.0] for ids in off}
-    read: list = []
-
-    def wanted(ids) -> list[float]:
-        read.append(tuple(ids))
-        return [-1.0, -2.0 - off[tuple(ids)]]
-
-    assert endpoint._furthest([1, 1], plain, wanted, 2.0) == [1, 2]
-    assert read == [(1, 1), (1, 2)]
-    assert endpoint._furthest([1, 1], plain, wanted, 20.0) == [1, 4]
-    assert endpoint._furthest([7, 7], {}, wanted, 2.0) == [7, 7]
-    assert [endpoint.draws(length) for length in (16, 1024, 2048, 4096, 131072)] == [8, 8, 4, 2, 2]
+def noisy(compute, nats: float):
+    """The same on an engine whose kernels round."""
+    draw = random.Random(7)
+    return lambda ids: [value + draw.gauss(0, nats) for value in compute(ids)]
 
 
-def test_the_prompt_that_differs_is_named(directory: Path, right, unscaled) -> None:
+def asked_about(directory: Path, url: str, capsys) -> tuple[int, dict, str]:
+    code, told = run("verify", directory, "--endpoint", url, "--json", capsys=capsys)
+    checks = {check["what"]: check for check in json.loads(told.out)["checks"]}
+    return code, checks["endpoint"], told.err
+
+
+NEIGHBOURS = (
+    "factor 5",
+    "factor 3.2",
+    "the plain base",
+    "attention factor 1",
+    "twice the original length",
+)
+
+
+@pytest.mark.parametrize("nats", [0.0, 0.05])
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_a_server_of_a_neighbour_is_called_that(name, nats, demos, extended, capsys) -> None:
+    with serving("vllm", noisy(demos[name], nats), 1024) as url:
+        code, check, _ = asked_about(extended, url, capsys)
+    assert (code, check["passed"]) == (3, False)
+    assert f"nearer to {name} than to the plan (" in check["sentence"]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_right_server_excludes_every_neighbour(kind, demos, extended, capsys) -> None:
+    with serving(kind, noisy(demos["plan"], 0.02), 1024) as url:
+        code, check, err = asked_about(extended, url, capsys)
+    assert (code, check["passed"]) == (0, True), check
+    for name in NEIGHBOURS:
+        assert f"; {name}: excluded (" in check["sentence"]
+    assert "prompts of up to 1,023 tokens" in check["sentence"]
+    # What is read is told before it is read, then how far it is.
+    assert err.index("the server is asked 16 prompts of up to 1,023 tokens") < err.index(
+        "transformers reads 6,394 tokens here"
+    )
+    assert err.index("that takes about") < err.index("tokens), about")
+
+
+def test_a_server_between_two_factors_is_not_known(demos, extended, capsys) -> None:
+    with serving("vllm", demos["factor 4.5"], 1024) as url:
+        code, check, _ = asked_about(extended, url, capsys)
+    assert (code, check["passed"]) == (6, None)
+    assert "factor 5: not excluded" in check["sentence"]
+    assert "the plain base: excluded" in check["sentence"]
+
+
+def test_a_server_far_from_every_neighbour_is_wrong(demos, extended, capsys) -> None:
+    with serving("vllm", demos["factor 8"], 1024) as url:
+        code, check, _ = asked_about(extended, url, capsys)
+    assert (code, check["passed"]) == (3, False)
+
+
+def test_two_readings_are_told_apart_by_hand() -> None:
+    """A regression through the origin: one candidate, four prompts, the way there is 1, 1, 2, 2."""
+    near = Neighbour("other", {}, decides=True)
+    plan = [[0.0]] * 4
+    other = [[1.0], [1.0], [2.0], [2.0]]
+    done = judge(near, [[0.1], [-0.1], [0.2], [0.4]], plan, other)
+    assert done.apart == pytest.approx(math.sqrt(10 / 4))
+    assert done.at == pytest.approx((0.1 - 0.1 + 0.4 + 0.8) / 10)
+    without = [1.1 / 9, 1.3 / 9, 0.8 / 6, 0.4 / 6]
+    spread = sum((each - sum(without) / 4) ** 2 for each in without)
+    assert done.margin == pytest.approx(3.18245 * math.sqrt(3 / 4 * spread), rel=2e-3)
+    assert done.is_excluded
+    assert judge(near, other, plan, other).is_it
+    assert not judge(near, [[0.5], [0.5], [1.0], [1.0]], plan, other).is_excluded
+    assert not judge(near, plan, plan, [[1e-4]] * 4).is_excluded
+
+
+def test_where_the_prompts_lie_that_differ_is_named(directory: Path, right, unscaled) -> None:
     def mixed(ids: list[int]) -> list[float]:
         return unscaled(ids) if len(ids) > 100 else right(ids)
 
     with (
         serving("llama.cpp", mixed) as url,
-        pytest.raises(ProofFailed, match=r"prompt 3 of 3 \(128 tokens, beyond the old 64\)"),
+        pytest.raises(ProofFailed, match="after 8 prompts beyond the old context of 64 tokens"),
     ):
         probe(url, directory)
 
@@ -280,8 +357,9 @@ def test_what_is_asked(directory: Path, right, monkeypatch) -> None:
         assert (body["max_tokens"], body["temperature"], body["model"]) == (1, 0, "tiny")
         assert not body.get("echo")  # llama-server refuses it
         assert not {1, 2} & set(body["prompt"])  # no begin or end of text inside
-    again = endpoint.token_ids(80, 96, [1, 2])
-    assert [body["prompt"] for _, body, _ in asked if len(body["prompt"]) == 80] == [again]
+    whole = endpoint.token_ids(TARGET - 1, 96, [1, 2])
+    beyond = [body["prompt"] for _, body, _ in asked if len(body["prompt"]) > CONTEXT]
+    assert [prompt == whole[: len(prompt)] for prompt in beyond] == 8 * [True]
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -299,18 +377,7 @@ def test_a_refused_prompt(right) -> None:
     with serving("sglang", right, limit=CONTEXT) as url:
         server = ports.server_at(url)
         with pytest.raises(ProofFailed, match=r"refuses a prompt of 80 tokens \(HTTP 400: .*64"):
-            endpoint.compare(server, "tiny", [[3] * 80], CONTEXT, right)
-
-
-def test_a_prompt_after_which_nothing_is_told_ends_earlier(directory: Path, right) -> None:
-    """As llama-server does where the next token is no whole character."""
-    asked: list = []
-    whole = endpoint.lengths(CONTEXT, TARGET)
-    told = lambda ids: None if len(ids) in whole else right(ids)  # noqa: E731
-    with serving("llama.cpp", told, requests=asked) as url:
-        done = probe(url, directory)
-    assert [prompt.tokens for prompt in done.prompts] == [length - 1 for length in whole]
-    assert [prompt.beyond for prompt in done.prompts] == [False, True, True]
+            next_token(server, "tiny", [3] * 80)
 
 
 def test_no_log_probabilities(directory: Path) -> None:
@@ -327,7 +394,7 @@ def test_no_server(directory: Path, right) -> None:
     with pytest.raises(InputError, match="no answer from the server"):
         probe(url, directory)
     with pytest.raises(Stopped, match="went away during a prompt of 3 tokens"):
-        endpoint.compare(ports.server_at(url), "tiny", [[3, 4, 5]], CONTEXT, right)
+        next_token(ports.server_at(url), "tiny", [3, 4, 5])
     for wrong in ("file:///etc/passwd", "localhost:8000", "http://"):
         with pytest.raises(InputError, match="is no http address"):
             probe(wrong, directory)
@@ -363,12 +430,6 @@ def test_a_report_is_the_issue_form_filled_in(directory: Path, right, capsys) ->
     assert url not in form
     code, told = run("verify", directory, "--report", capsys=capsys)
     assert (code, "give --endpoint URL too" in told.err) == (2, True)
-
-
-def test_lengths_lie_inside_and_beyond() -> None:
-    assert endpoint.lengths(4096, 16384) == (2048, 5120, 8192)
-    inside, first, second = endpoint.lengths(1000, 1100)
-    assert inside < 1000 < first < second < 1100
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://x", "localhost:8000", "http://", "x" * 9999])
@@ -481,7 +542,7 @@ def test_a_log_probability_that_is_none_is_one_sentence(shape, value):
         answering(saying(body.encode())) as server,
         pytest.raises(InputError, match="returns no log-probabilities"),
     ):
-        endpoint.compare(server, "tiny", [[3]], CONTEXT, lambda ids: [0.0] * 9)
+        require_logprobs(server, "tiny")
 
 
 @pytest.mark.parametrize("where", ["status", "header", "body", "refusal"])
@@ -502,7 +563,7 @@ def test_a_byte_now_and_then_ends_at_the_deadline_of_the_whole_answer(where):
         with pytest.raises(InputError, match=r"no answer from the server .*within 1 second"):
             ports.served_model(hasty, hasty.root)
         with pytest.raises(Stopped, match=r"went away during a prompt of 1 tokens .*within 1 s"):
-            endpoint.compare(hasty, "tiny", [[3]], CONTEXT, lambda ids: [0.0])
+            next_token(hasty, "tiny", [3])
 
 
 def test_what_came_before_the_deadline_is_no_whole_answer():
@@ -521,7 +582,6 @@ def test_what_came_before_the_deadline_is_no_whole_answer():
         replace(server, deadline=0.2)._read("/v1/models", None)
 
 
-DEMO = bundled.MODELS["ropext://demo"]
 # The spectrum in a file: how it is asked for, and how far off llama-server was seen.
 GGUF_FORMS = {
     "yarn": {"method": "yarn"},
@@ -569,10 +629,10 @@ def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("file", "served", "code", "says"),
     [
-        ("yarn", "yarn", 0, "after 16 prompts its log-probabilities differ from transformers' on"),
-        ("yarn", "base", 3, "8 prompts beyond the old context of 256 tokens the server's top"),
-        ("base", "base", 0, "after 8 prompts its log-probabilities differ"),
-        ("near", "near", 3, "too little to decide on this model"),
+        ("yarn", "yarn", 0, "after 16 prompts of up to 1,023 tokens its log-probabilities differ"),
+        ("yarn", "base", 3, "nearer to the plain base than to the plan (1.00 ± 0.00 of the way"),
+        ("base", "base", 0, "after 8 prompts of up to 255 tokens its log-probabilities differ"),
+        ("near", "near", 6, "the plain base: not excluded"),
     ],
 )
 def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, served, code, says):
@@ -588,7 +648,7 @@ def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, serve
 
 
 @pytest.mark.parametrize(
-    ("untold", "code", "says"), [(1, 0, "after 9 prompts"), (3, 2, "after 3 of 8")]
+    ("untold", "code", "says"), [(1, 0, "after 10 prompts"), (3, 2, "after only 3 of 8")]
 )
 def test_llama_server_tells_nothing_where_the_next_token_is_no_whole_character(
     files, by_directory, capsys, untold, code, says
@@ -617,6 +677,7 @@ def test_a_real_llama_server_reads_the_file_and_is_caught_where_it_is_told_not_t
 ):
     """What lets it read the base instead are its flags; a theta and divisors have none."""
     flags = {"yarn": ("--rope-scaling", "none"), "theta": ("--rope-freq-base", "10000")}
+    flags |= {"linear": ("--rope-scale", "5"), "q8": ("--rope-scale", "5")}
     with llama_server(files / f"{file}.gguf", tmp_path) as url:
         code, said = verify_file(files / f"{file}.gguf", url, capsys)
     assert code == 0, said
@@ -625,7 +686,7 @@ def test_a_real_llama_server_reads_the_file_and_is_caught_where_it_is_told_not_t
         with llama_server(files / f"{file}.gguf", tmp_path, *flags[file]) as url:
             code, said = verify_file(files / f"{file}.gguf", url, capsys)
         assert code == 3
-        assert "it does not read the file as planned" in said
+        assert "it does not read the scaling as planned" in said
 
 
 @pytest.mark.skipif("LLAMA_SERVER" not in os.environ, reason="LLAMA_SERVER names no llama-server")

@@ -9,7 +9,7 @@ import typer
 from ropext import guard
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import ProofFailed, UsageError
+from ropext.errors import NotMeasured, ProofFailed, UsageError
 from ropext.jsontext import values_json
 from ropext.narration import told_of_files
 from ropext.options.fields import DTYPES
@@ -78,7 +78,7 @@ Tolerance = Annotated[
     float | None,
     typer.Option(
         "--tolerance",
-        help="nats that log-probabilities may differ by [0.2; of a GGUF 0.15 in the mean]",
+        help="nats by which log-probabilities may differ in the mean [0.15]",
     ),
 ]
 Report = Annotated[
@@ -109,6 +109,7 @@ def command(
     from ropext import inspecting, loaders, verifying
     from ropext.ports.beside import PlainServer
     from ropext.report import text
+    from ropext.verifying.endpoint import ENDPOINT
 
     names: tuple[str, ...] = ()
     if for_loaders is not None:
@@ -168,6 +169,8 @@ def command(
         if judged.passed:
             shown = f"{shown}\n\n{judged.sentence}"
     out.result(shown, data)
+    if result.is_only_unknown(ENDPOINT):
+        raise NotMeasured(result.verdict)
     if not result.passed:
         raise ProofFailed(result.verdict)
     if judged is not None:
@@ -181,6 +184,7 @@ def _form(directory: str, endpoint: str, result: "Verification") -> str:
     from ropext.inspecting import open_model
     from ropext.jsontext import read_object
     from ropext.ports.cell import filled, program_at
+    from ropext.verifying.endpoint import ENDPOINT
 
     is_plan = directory.endswith(".json") and Path(directory).is_file()
     if is_plan:
@@ -189,7 +193,7 @@ def _form(directory: str, endpoint: str, result: "Verification") -> str:
         config = open_model(directory).config
     model = families.as_read(config)
     form = {site.label or "rope_parameters": dict(site.params) for site in model.scaled_sites}
-    check = next(check for check in result.checks if check.what == "endpoint")
+    check = next(check for check in result.checks if check.what == ENDPOINT)
     state = {True: "as planned", False: "otherwise than planned", None: "not known"}[check.passed]
     sentence = check.unnamed or check.sentence
     versions = "\n".join(version_lines(verbose=True))

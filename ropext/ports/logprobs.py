@@ -13,7 +13,6 @@ from ropext.jsontext import Json
 from ropext.ports.server import Server
 
 TOP = 5  # log-probabilities asked for; the most that every server gives
-TRIES = 4  # ends of a prompt: llama-server tells nothing where the next token is no whole character
 SPECIAL = ("bos", "eos", "pad")
 # What llama-server answers from b10434 on where the next token is no whole character.
 UNFIT = b"does not match the expected"
@@ -102,14 +101,6 @@ def require_logprobs(server: Server, model: str) -> None:
     for end in range(len(PROBED), 0, -1):
         if next_token(server, model, PROBED[:end]):
             return
-    raise untold(server)
-
-
-def first_told(server: Server, model: str, ids: Sequence[int]) -> tuple[Sequence[int], Pairs]:
-    """A prompt and its answer; where nothing is told, a prompt that ends a few tokens earlier."""
-    for end in range(len(ids), max(len(ids) - TRIES, 0), -1):
-        if pairs := next_token(server, model, ids[:end]):
-            return ids[:end], pairs
     raise untold(server)
 
 

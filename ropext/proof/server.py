@@ -1,21 +1,25 @@
 """Ask a running server whether it reads a checkpoint as planned.
 
 vLLM, SGLang and llama-server all speak OpenAI's completions API, take a prompt of token ids and
-tell the top log-probabilities of one generated token. Those, after prompts inside and beyond the
-old context, are compared with what transformers computes from the same directory, or from the
-dequantised weights of the GGUF that is served.
+tell the top log-probabilities of one generated token. Those, after prompts inside the old context
+and from there up to the target, are compared with what transformers computes from the same
+directory, or from the dequantised weights of the GGUF that is served. They are compared with the
+neighbours of the plan too: a server with another factor is not far from it either.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean as mean
 
+from ropext import families
 from ropext.errors import ProofFailed
 from ropext.jsontext import JsonObject, untagged
+from ropext.narration import Say, Show, duration, silent, unseen
 from ropext.ports.logprobs import (
     TOP,
-    first_told,
+    Pairs,
     next_token,
     require_logprobs,
     special_tokens,
@@ -23,19 +27,18 @@ from ropext.ports.logprobs import (
     untold,
 )
 from ropext.ports.server import Server, served_model, server_at
+from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
 
-TOLERANCE = 0.2  # nats: bfloat16 kernels differ by some hundredths, an ignored scaling by more
-# The same for a GGUF, in the mean: llama.cpp also rounds what it multiplies by quantised weights.
-# Seen alike: 0.03 to 0.1 (Q8_0, Q4_1; single positions 0.8); an attention factor lost alone: 0.3.
-MEAN_TOLERANCE = 0.15
-DRAWS = (2, 8)  # prompts of a length, of which one is taken: at least, and at most
-DRAWN_TOKENS = 8192  # of a length together, where the fewest have no more
-ORDER = 10  # times the tolerance that the plain model is to lie off
-ASKED = 8  # prompts of each text of a GGUF, all beginnings of it: the server keeps what it has read
+# Nats in the mean. bfloat16 kernels differ by some hundredths. llama.cpp also rounds what it
+# multiplies by quantised weights: 0.03 to 0.1 were seen (Q8_0, Q4_1; single positions 0.8).
+TOLERANCE = 0.15
+ASKED = 8  # prompts of each text, all beginnings of it: the server keeps what it has read
+LONG = 120  # seconds of work here from which on --plain is named
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]
-Rows = dict[tuple[int, ...], Sequence[float]]  # the same, by the prompt
+# Token ids and lengths -> the same after the beginnings of these lengths.
+Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,23 @@ class Prompt:
 
     tokens: int
     beyond: bool  # longer than the old context
-    difference: float  # largest, in nats
+    difference: float  # in the mean, in nats
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a server said."""
+    """What a server answered."""
 
     model: str
     limit: int | None  # tokens it takes; None = it does not say
     tolerance: float
     prompts: tuple[Prompt, ...]
-    # Of a GGUF: what a reading by the spectrum before the extension differs by, beyond the old
-    # context in the mean; None where nothing was extended.
-    lost: float | None = None
-    drawn: int = 0  # prompts of the shortest length, of which the furthest was taken
+    neighbours: tuple[JudgedNeighbour, ...] = ()
+
+    @property
+    def reached(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(prompt.tokens for prompt in self.prompts)
 
 
 def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
@@ -99,38 +104,33 @@ class ReadLengths:
     target: int
 
 
-def lengths(context: int, target: int) -> tuple[int, int, int]:
-    """One prompt inside the old context and two beyond, short enough for transformers to run."""
-    first = min((context + target) // 2, context + context // 4)
-    return context // 2, first, min(target - 1, 2 * context)
-
-
 def transformers_reference(model: ReferenceModel) -> Reference:
     """Log-probabilities of the next token by stock transformers, the model loaded once."""
     read = transformers_rows(model)
     return lambda ids: read(ids, [len(ids)])[0]
 
 
-def transformers_rows(
-    reference: ReferenceModel,
-) -> Callable[[Sequence[int], Sequence[int]], list[list[float]]]:
-    """Token ids and lengths -> by stock transformers, the log-probabilities of every next token
-    after the beginnings of these lengths."""
+def transformers_rows(reference: ReferenceModel) -> Rows:
+    """Load a model by stock transformers, to read with."""
     import inspect
 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from ropext.models.load import silenced
+
     config = None  # the directory's
     if reference.config is not None:
-        config = AutoConfig.for_model(**untagged(reference.config))
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        reference.directory,
-        config=config,
-        dtype=reference.dtype,
-        trust_remote_code=reference.trust_remote_code,
-        use_safetensors=True,
-    )
+        with silenced():
+            config = AutoConfig.for_model(**untagged(reference.config))
+    with silenced():
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            reference.directory,
+            config=config,
+            dtype=reference.dtype,
+            trust_remote_code=reference.trust_remote_code,
+            use_safetensors=True,
+        )
     device = reference.device
     model = model.to(device).eval()
     # The logits of a whole long prompt would not fit.
@@ -181,183 +181,195 @@ def _opened(url: str, directory: Path, read_lengths: ReadLengths) -> OpenedServe
     return OpenedServer(server, model, limit, special_tokens(directory))
 
 
-def compare(
-    server: Server, model: str, prompts: Sequence[Sequence[int]], context: int, wanted: Reference
-) -> tuple[Prompt, ...]:
-    """Ask for each prompt and hold the answer against the reference."""
-    out = []
-    for ids in prompts:
-        ids, pairs = first_told(server, model, ids)
-        answers = zip(pairs, _matched(pairs, wanted(ids)), strict=True)
-        worst = max(abs(value - truth) for (_, value), truth in answers)
-        out.append(Prompt(len(ids), len(ids) > context, worst))
-    return tuple(out)
+@dataclass(frozen=True)
+class ServerQuestion:
+    """What is compared: a model and its neighbours, at which lengths, and who listens."""
+
+    reference: ReferenceModel
+    lengths: ReadLengths
+    neighbours: Sequence[Neighbour] = ()
+    tolerance: float = TOLERANCE
+    vocab_size: int | None = None  # None: as many as the model has logits
+    say: Say = field(default=silent, repr=False)
+    show: Show = field(default=unseen, repr=False)
+
+    @property
+    def texts(self) -> tuple[int, ...]:
+        """Tokens of each text: inside the old context, and up to the target."""
+        longest = self.lengths.target - 1  # one more is generated
+        inside = min(self.lengths.context, longest)
+        return tuple(sorted({inside, longest}))
+
+    @property
+    def computed(self) -> Sequence[Neighbour]:
+        """The neighbours that a config says."""
+        return [each for each in self.neighbours if each.config is not None]
+
+    @property
+    def work(self) -> int:
+        """Tokens that transformers reads: both texts as planned, the longest by each neighbour."""
+        return sum(self.texts) + len(self.computed) * self.texts[-1]
 
 
-def probe(
-    url: str,
-    reference: ReferenceModel,
-    read_lengths: ReadLengths,
-    before: JsonObject | None = None,
-    tolerance: float | None = None,
-) -> Probe:
-    """Compare a running server with a directory; ProofFailed says which prompt differs.
-
-    `before` is the config before the extension: where it is given, prompts are taken after which
-    its reading lies far off.
-    """
-    if tolerance is None:
-        tolerance = TOLERANCE
-    context = read_lengths.context
-    target = read_lengths.target
-    opened = _opened(url, reference.directory, read_lengths)
-    server = opened.server
-    model = opened.model
-    plain = Rows()
-    if before is not None:
-        read = transformers_reference(replace(reference, config=before))
-        for ids in _candidates(context, target, len(read([0])), opened.avoid):
-            plain[tuple(ids)] = read(ids)
-        del read  # the weights once more beside it would not fit
-    wanted = transformers_reference(reference)
-    vocab_size = len(wanted([0]))
-    prompts = [
-        _furthest(token_ids(length, vocab_size, opened.avoid), plain, wanted, ORDER * tolerance)
-        for length in lengths(context, target)
-    ]
-    done = compare(server, model, prompts, context, wanted)
-    lost = None
-    if plain:
-        lost = max(_apart(plain[tuple(ids)], wanted(ids)) for ids in prompts)
-    for number, prompt in enumerate(done, 1):
-        if not prompt.difference <= tolerance:
-            where = f"inside the old {context}"
-            if prompt.beyond:
-                where = f"beyond the old {context}"
-            why = "it does not read the scaling as planned"
-            if plain and _answers_alike(server, model, prompts, plain, tolerance):
-                why = "these are the answers of the model before the extension: the scaling is off"
-            raise ProofFailed(
-                f"endpoint: after prompt {number} of {len(done)} ({prompt.tokens} tokens, {where}) "
-                f"the server's top log-probabilities differ from transformers' by up to "
-                f"{prompt.difference:.2f} (tolerance {tolerance:g}): {why}"
-            )
-    drawn = 0
-    if plain:
-        drawn = draws(min(lengths(context, target)))
-    return Probe(model, opened.limit, tolerance, done, lost, drawn)
+Texts = dict[int, list[int]]  # by their number of tokens
+Read = dict[tuple[int, int], Sequence[float]]  # text and length of the prompt -> log-probabilities
 
 
-def draws(length: int) -> int:
-    """How many prompts of a length are read to take one of them: fewer of a long one."""
-    least, most = DRAWS
-    return max(least, min(most, DRAWN_TOKENS // length))
-
-
-def _candidates(
-    context: int, target: int, vocab_size: int, avoid: Sequence[int]
-) -> Iterator[list[int]]:
-    """Some prompts of each length, of which one is taken."""
-    for length in lengths(context, target):
-        for draw in range(draws(length)):
-            yield token_ids(length, vocab_size, avoid, draw)
-
-
-def _furthest(first: list[int], plain: Rows, wanted: Reference, enough: float) -> list[int]:
-    """The prompt, of those as long as the first, after which a reading without the extension lies
-    furthest off, or the first one after which that is enough."""
-    best = first
-    furthest = 0.0
-    for ids, row in plain.items():
-        if len(ids) != len(first):
-            continue
-        gap = _apart(row, wanted(ids))
-        if gap > furthest:
-            best = list(ids)
-            furthest = gap
-        if gap >= enough:
-            break
-    return best
-
-
-def _apart(row: Sequence[float], truth: Sequence[float]) -> float:
-    """Nats between two readings, over the best candidates of the first."""
-    told = sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP]
-    return max(abs(value - truth[token]) for token, value in told)
-
-
-def _answers_alike(
-    server: Server, model: str, prompts: Sequence[Sequence[int]], plain: Rows, tolerance: float
-) -> bool:
-    """Whether a server answers every prompt as the model before the extension does."""
-    for ids in prompts:
-        pairs = next_token(server, model, ids)
-        matched = zip(pairs, _matched(pairs, plain[tuple(ids)]), strict=True)
-        if not pairs or max(abs(value - truth) for (_, value), truth in matched) > tolerance:
-            return False
-    return True
-
-
-def probe_gguf(
-    url: str,
-    reference: ReferenceModel,
-    read_lengths: ReadLengths,
-    before: JsonObject | None,
-    vocab_size: int,
-    tolerance: float | None = None,
-) -> Probe:
-    """Compare a running server with the dequantised weights of the GGUF that it serves.
-
-    `before` is their config with the spectrum before the extension. What a server would tell that
-    reads by it says whether these prompts can tell the two readings apart.
-    """
-    if tolerance is None:
-        tolerance = MEAN_TOLERANCE
-    context = read_lengths.context
-    target = read_lengths.target
-    opened = _opened(url, reference.directory, read_lengths)
-    server = opened.server
-    model = opened.model
-    longest = min(target - 1, 2 * context)
+def probe(url: str, question: ServerQuestion) -> Probe:
+    """Compare a running server with a model; ProofFailed says how it differs."""
+    opened = _opened(url, question.reference.directory, question.lengths)
+    context = question.lengths.context
+    at = {size: beginnings(size, context) for size in question.texts}
+    _announce(question, at)
+    work = _Work(question)
+    planned = work.planned(at, opened.avoid)
+    others = {each.name: work.neighbour(each, at) for each in question.computed}
+    answers = _answers(opened, work, at)
     done = list[Prompt]()
-    texts = {}
-    for size in {min(context, longest), longest}:
-        texts[size] = token_ids(size, vocab_size, opened.avoid)
-    at = {size: beginnings(size, context) for size in texts}
-    read = transformers_rows(reference)
-    wanted = {size: read(text, at[size]) for size, text in texts.items()}
-    del read
-    for size, text in texts.items():
-        heard = [next_token(server, model, text[:length]) for length in at[size]]
-        answered = sum(map(bool, heard))
-        if not answered:
-            raise untold(server)
-        if 2 * answered < len(heard):
-            few = f"log-probabilities after {answered} of {len(heard)} prompts alone"
-            raise untold(server, few)
-        for length, pairs, row in zip(at[size], heard, wanted[size], strict=True):
-            if pairs:
-                done.append(Prompt(length, length > context, _mean_gap(pairs, row)))
-    lost = None
-    if before is not None and longest > context:
-        read_before = transformers_rows(replace(reference, config=before))
-        others = read_before(texts[longest], at[longest])
-        # What a server would tell whose log-probabilities these are.
-        told = (sorted(enumerate(row), key=lambda pair: -pair[1])[:TOP] for row in others)
-        lost = mean(map(_mean_gap, told, wanted[longest]))
-    for beyond, where in ((True, "beyond"), (False, "inside")):
-        gaps = [prompt.difference for prompt in done if prompt.beyond is beyond]
-        if gaps and not mean(gaps) <= tolerance:
-            said = ""
-            if lost is not None:
-                said = f"; a reading without the extension differs by {lost:.2f}"
+    for (size, length), pairs in answers.items():
+        gap = _mean_gap(pairs, planned[size, length])
+        done.append(Prompt(length, length > context, gap))
+    judged = list[JudgedNeighbour]()
+    for each in question.neighbours:
+        judged.append(JudgedNeighbour(each))
+        if each.name in others:
+            judged[-1] = _judged(each, answers, planned, others[each.name])
+    probed = Probe(opened.model, opened.limit, question.tolerance, tuple(done), tuple(judged))
+    _require_agreement(probed, context)
+    return probed
+
+
+def _judged(
+    neighbour: Neighbour, answers: "Answers", planned: Read, other: Read
+) -> JudgedNeighbour:
+    """Judge a neighbour after the prompts that it has read."""
+    told = list[list[float]]()
+    wanted = list[list[float]]()
+    changed = list[list[float]]()
+    for at, pairs in answers.items():
+        if at in other:
+            told.append([value for _, value in pairs])
+            wanted.append(_matched(pairs, planned[at]))
+            changed.append(_matched(pairs, other[at]))
+    return judge(neighbour, told, wanted, changed)
+
+
+def _require_agreement(probed: Probe, context: int) -> None:
+    """Raise ProofFailed if the answers are not the plan's, or are a neighbour's rather."""
+    nearer = [each for each in probed.neighbours if each.is_it]
+    if nearer:
+        best = min(nearer, key=lambda each: abs(each.at - 1))
+        raise ProofFailed(
+            "endpoint: the server does not read the scaling as planned: its answers are nearer to "
+            f"{best.neighbour.name} than to the plan ({best.at:.2f} ± {best.margin:.2f} of the "
+            f"way, {best.apart:.2g} nats)"
+        )
+    for beyond, where in ((False, "inside"), (True, "beyond")):
+        gaps = [prompt.difference for prompt in probed.prompts if prompt.beyond is beyond]
+        if gaps and not mean(gaps) <= probed.tolerance:
             raise ProofFailed(
                 f"endpoint: after {len(gaps)} prompts {where} the old context of {context} tokens "
                 f"the server's top log-probabilities differ from transformers' by {mean(gaps):.2f} "
-                f"in the mean (tolerance {tolerance:g}{said}): it does not read the file as "
+                f"in the mean (tolerance {probed.tolerance:g}): it does not read the scaling as "
                 "planned"
             )
-    return Probe(model, opened.limit, tolerance, tuple(done), lost)
+
+
+def _announce(question: ServerQuestion, at: Mapping[int, Sequence[int]]) -> None:
+    """Say what will be read, before anything is."""
+    count = sum(map(len, at.values()))
+    tokens = sum(map(sum, at.values()))
+    question.say(
+        f"the server is asked {count} prompts of up to {question.texts[-1]:,} tokens ({tokens:,} "
+        "together; most servers read what prompts share only once)"
+    )
+    question.say(
+        f"transformers reads {question.work:,} tokens here, by the plan and by "
+        f"{len(question.computed)} readings next to it"
+    )
+
+
+class _Work:
+    """What is read here: it counts its tokens, and tells how long the rest takes."""
+
+    def __init__(self, question: ServerQuestion) -> None:
+        self.question = question
+        self.texts: Texts = {}
+        self.done = 0
+
+    def planned(self, at: Mapping[int, Sequence[int]], avoid: Sequence[int]) -> Read:
+        """Read every text as planned."""
+        question = self.question
+        rows = transformers_rows(question.reference)
+        vocab_size = question.vocab_size or len(rows([0], [1])[0])
+        read = Read()
+        for size in question.texts:
+            self.texts[size] = token_ids(size, vocab_size, avoid)
+            begun = time.monotonic()
+            read |= self._rows(rows, size, at[size], question.reference.config)
+            if size == question.texts[0]:
+                self._estimate(time.monotonic() - begun)
+        return read
+
+    def neighbour(self, neighbour: Neighbour, at: Mapping[int, Sequence[int]]) -> Read:
+        """Read the longest text by another config."""
+        longest = self.question.texts[-1]
+        rows = transformers_rows(replace(self.question.reference, config=neighbour.config))
+        return self._rows(rows, longest, at[longest], neighbour.config)
+
+    def _rows(
+        self, rows: Rows, size: int, lengths: Sequence[int], config: JsonObject | None
+    ) -> Read:
+        if config is not None and follows_length(config):
+            found = [rows(self.texts[size][:length], [length])[0] for length in lengths]
+        else:
+            found = rows(self.texts[size], lengths)
+        self.done += size
+        self.question.show(self.done, self.question.work, "read by transformers")
+        return {(size, length): row for length, row in zip(lengths, found, strict=True)}
+
+    def _estimate(self, seconds: float) -> None:
+        """Say how long the rest takes, by the shorter text: attention grows with the length."""
+        first = self.question.texts[0]
+        left = (self.question.work - self.done) / first * seconds
+        slowest = left * self.question.texts[-1] / first
+        said = f"that takes about {duration(left)} to {duration(slowest)} here"
+        if slowest > LONG:
+            said += (
+                "; --plain URL asks a server of the unscaled model instead, and reads nothing here"
+            )
+        self.question.say(said)
+
+
+Answers = dict[tuple[int, int], Pairs]
+
+
+def _answers(opened: "OpenedServer", work: _Work, at: Mapping[int, Sequence[int]]) -> Answers:
+    """Ask for every prompt; some answers may tell nothing, not most."""
+    total = sum(map(sum, at.values()))
+    answers = Answers()
+    done = 0
+    for size in at:
+        heard = 0
+        for length in at[size]:
+            pairs = next_token(opened.server, opened.model, work.texts[size][:length])
+            done += length
+            work.question.show(done, total, "asked of the server")
+            if pairs:
+                answers[size, length] = pairs
+                heard += 1
+        if not heard:
+            raise untold(opened.server)
+        if 2 * heard < len(at[size]):
+            raise untold(
+                opened.server, f"log-probabilities after only {heard} of {len(at[size])} prompts"
+            )
+    return answers
+
+
+def follows_length(config: JsonObject) -> bool:
+    """Return True if a config's frequencies depend on the length of the prompt."""
+    return any(site.params["rope_type"] == "dynamic" for site in families.read(dict(config)).sites)
 
 
 def beginnings(length: int, context: int) -> list[int]:

@@ -35,6 +35,12 @@ class Verification:
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
 
+    def is_only_unknown(self, what: str) -> bool:
+        """Return True if all that did not pass is one check whose answer nobody knows."""
+        return bool(self.failures()) and all(
+            check.what == what and check.passed is None for check in self.failures()
+        )
+
     def failures(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.passed)
 

@@ -1,6 +1,6 @@
 """Hold a running server against what it is to compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -10,17 +10,21 @@ from ropext import families, proof
 from ropext.checkpoint import open_snapshot
 from ropext.errors import InputError, ProofFailed
 from ropext.jsontext import JsonObject, read_object
-from ropext.narration import Say, silent
+from ropext.narration import Say, silent, told
 from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
 from ropext.ports.server import served_model, server_at
+from ropext.proof.neighbours import Neighbour
 from ropext.verifying.checks import Check, Depth, Subject, Verification
 from ropext.verifying.claim import planned_claim, read_plan
+from ropext.verifying.neighbours import PLAIN, neighbours
 
 if TYPE_CHECKING:
     from ropext.proof import server
 
 
-Probe = Callable[["AskedServer", Subject], tuple["server.Probe", str]]
+Probe = Callable[["AskedServer", Subject], "server.Probe"]
+ENDPOINT = "endpoint"
+UNKNOWN = ("another factor", PLAIN)  # neighbours that nothing here computes
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,14 @@ class AskedServer:
         if self.beside is not None:
             return self._compare(self.beside, subject)
         try:
-            probed, sentence = probe(self, subject)
+            probed = probe(self, subject)
         except ProofFailed as failed:
-            return Check("endpoint", False, str(failed))
-        passed, judged = _judged(probed, sentence)
-        return self._check(passed, judged)
+            return Check(ENDPOINT, False, str(failed))
+        return self._check(_passed(probed), _sentence(probed))
 
     def _check(self, passed: bool | None, sentence: str) -> Check:
         """What came of it; the sentence says what the server does."""
-        return Check("endpoint", passed, f"{self.url} {sentence}", f"the server {sentence}")
+        return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare(self, beside: PlainServer, subject: Subject) -> Check:
         """Hold the server against one of the plain model."""
@@ -64,49 +67,51 @@ class AskedServer:
         done = compare_beside(server, name, plain)
         return self._check(done.is_on, f"serves {name}; {done.sentence}")
 
-    def probe_directory(self, subject: Subject) -> tuple["server.Probe", str]:
-        """Hold the server against transformers; what came of it, and in words."""
+    def probe_directory(self, subject: Subject) -> "server.Probe":
+        """Compare the server with a directory, as transformers reads it."""
         from ropext.proof import server  # late: it runs the model
 
-        claim = subject.claim
-        before = claim.base
-        if subject.depth.trust_remote_code:
-            before = None
-        lengths = server.ReadLengths(claim.context, subject.model.context)
+        config = self.config or subject.snapshot.config
+        near = [Neighbour(name, None, decides=True) for name in UNKNOWN]
+        if not subject.depth.trust_remote_code:  # else the model's own code builds it
+            near = neighbours(config, subject.model, subject.claim.base)
         reference = self._reference(subject, subject.snapshot.directory)
-        probed = server.probe(self.url, reference, lengths, before, self.tolerance)
-        worst = max(prompt.difference for prompt in probed.prompts)
-        within = f"its log-probabilities are within {worst:.1e} of transformers'"
-        return probed, f"{_served(probed)}; {within} (tolerance {probed.tolerance:g})"
+        return server.probe(self.url, self._question(subject, reference, near))
 
-    def probe_file(self, subject: Subject) -> tuple["server.Probe", str]:
-        """Hold the server against a GGUF's weights, by transformers, with its spectrum and the
-        base's."""
+    def probe_file(self, subject: Subject) -> "server.Probe":
+        """Compare the server with a GGUF's weights as transformers reads them, dequantised."""
         from ropext.dequantising import directory_of, with_rope
         from ropext.proof import server
 
         snapshot = subject.snapshot
-        claim = subject.claim
         vocab_size = subject.model.vocab_size
         if vocab_size is None:
             raise InputError(f"--endpoint: {snapshot.name} states no vocabulary size")
-        before = claim.base
-        if before is None and snapshot.config.get("rope_scaling"):
-            unscaled = {k: value for k, value in snapshot.config.items() if k != "rope_scaling"}
-            before = unscaled | {"max_position_embeddings": claim.context}
+        near = neighbours(snapshot.config, subject.model, subject.claim.base)
         with directory_of(snapshot.name, self.say) as name:
             place = Path(name)
-            config = before and with_rope(read_object(place / "config.json"), dict(before))
+            whole = read_object(place / "config.json")
+            full = list[Neighbour]()
+            for each in near:
+                config = each.config and with_rope(dict(whole), dict(each.config))
+                full.append(replace(each, config=config))
             reference = self._reference(subject, place)
-            lengths = server.ReadLengths(claim.context, subject.model.context)
-            probed = server.probe_gguf(
-                self.url, reference, lengths, config, vocab_size, self.tolerance
-            )
-        gaps = [prompt.difference for prompt in probed.prompts]
-        return probed, (
-            f"{_served(probed)}; after {len(gaps)} prompts its log-probabilities differ from "
-            f"transformers' on the dequantised weights by {fmean(gaps):.1e} in the mean (tolerance "
-            f"{probed.tolerance:g})"
+            question = self._question(subject, reference, full)
+            return server.probe(self.url, replace(question, vocab_size=vocab_size))
+
+    def _question(
+        self,
+        subject: Subject,
+        reference: "server.ReferenceModel",
+        near: Sequence[Neighbour],
+    ) -> "server.ServerQuestion":
+        """What the server is asked."""
+        from ropext.proof import server
+
+        lengths = server.ReadLengths(subject.claim.context, subject.model.context)
+        tolerance = self.tolerance or server.TOLERANCE
+        return server.ServerQuestion(
+            reference, lengths, near, tolerance, say=self.say, show=told(self.say)
         )
 
     def _reference(self, subject: Subject, directory: Path) -> "server.ReferenceModel":
@@ -125,21 +130,25 @@ def _served(probed: "server.Probe") -> str:
     return f"serves {probed.model} with {limit}"
 
 
-def _judged(probed: "server.Probe", sentence: str) -> tuple[bool | None, str]:
-    """Say whether the comparison would have seen a reading without the extension."""
-    from ropext.proof.server import ORDER
+def _sentence(probed: "server.Probe") -> str:
+    """What came of it: how far the answers are from the plan's, and what they exclude."""
+    gaps = [prompt.difference for prompt in probed.prompts]
+    said = (
+        f"{_served(probed)}; after {len(gaps)} prompts of up to {probed.reached:,} tokens its "
+        f"log-probabilities differ from transformers' by {fmean(gaps):.1e} in the mean (tolerance "
+        f"{probed.tolerance:g})"
+    )
+    for judged in probed.neighbours:
+        said += f"; {judged.sentence}"
+    return said
 
-    if probed.lost is None:
-        return True, sentence
-    sentence += f"; without the extension they would differ by {probed.lost:.1e}"
-    if probed.drawn and probed.lost < ORDER * probed.tolerance:
-        sentence += (
-            f" at most (up to {probed.drawn} prompts per length; ropext sought {ORDER}× the "
-            "tolerance)"
-        )
-    if probed.lost >= 2 * probed.tolerance:
-        return True, sentence
-    return None, f"{sentence}: too little to decide on this model"
+
+def _passed(probed: "server.Probe") -> bool | None:
+    """Return True if the answers exclude every neighbour that decides; None: it is not known."""
+    for judged in probed.neighbours:
+        if judged.neighbour.decides and not judged.is_excluded:
+            return None
+    return True
 
 
 def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:

@@ -1,0 +1,99 @@
+"""Which of several readings of a model a server's answers are of.
+
+The answers of a server have noise: its kernels round otherwise. So each neighbour is judged by
+where the answers are on the way from the plan's reading (0) to the neighbour's (1), over all
+prompts together, with an interval over the prompts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ropext.jsontext import JsonObject
+from ropext.results.values import student
+
+HALF = 0.5  # of the way: nearer to the neighbour than to the plan
+LEAST = 1e-3  # nats: two readings that differ by less are one reading
+RISK = 0.05
+FEWEST = 4  # prompts for an interval
+
+Numbers = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A reading next to the planned one; `config` is None if no config says it."""
+
+    name: str
+    config: JsonObject | None
+    decides: bool  # whether it must be excluded before a server counts as right
+
+
+@dataclass(frozen=True)
+class JudgedNeighbour:
+    """Where a server's answers are on the way from the plan (0) to a neighbour (1)."""
+
+    neighbour: Neighbour
+    apart: float = 0.0  # nats between the two readings, root mean square
+    at: float = 0.0
+    margin: float = math.inf  # of the 95 % interval
+
+    @property
+    def is_excluded(self) -> bool:
+        """The answers are nearer to the plan, and the interval leaves nothing else."""
+        return self.apart >= LEAST and self.at + self.margin < HALF
+
+    @property
+    def is_it(self) -> bool:
+        """The answers are nearer to the neighbour, and the interval leaves nothing else."""
+        return self.apart >= LEAST and self.at - self.margin > HALF
+
+    @property
+    def sentence(self) -> str:
+        """Return the name and whether the neighbour is excluded."""
+        if self.neighbour.config is None:
+            return f"{self.neighbour.name}: not excluded (no config says it)"
+        if self.apart < LEAST:
+            return f"{self.neighbour.name}: not excluded (it answers these prompts as the plan)"
+        where = f"{self.at:.2f} ± {self.margin:.2f} of the way, {self.apart:.2g} nats"
+        if self.is_it:
+            return f"{self.neighbour.name}: the answers are nearer to it ({where})"
+        if self.is_excluded:
+            return f"{self.neighbour.name}: excluded ({where})"
+        return f"{self.neighbour.name}: not excluded ({where})"
+
+
+def judge(
+    neighbour: Neighbour,
+    answers: Sequence[Numbers],
+    plan: Sequence[Numbers],
+    other: Sequence[Numbers],
+) -> JudgedNeighbour:
+    """Judge a neighbour by the same candidates' log-probabilities after each prompt: a regression
+    through the origin, with the jackknife over prompts for its interval."""
+    tops = list[float]()
+    bottoms = list[float]()
+    count = 0
+    for told, planned, changed in zip(answers, plan, other, strict=True):
+        top_here = 0.0
+        bottom_here = 0.0
+        for answer, right, wrong in zip(told, planned, changed, strict=True):
+            top_here += (wrong - right) * (answer - right)
+            bottom_here += (wrong - right) ** 2
+        tops.append(top_here)
+        bottoms.append(bottom_here)
+        count += len(told)
+    top = math.fsum(tops)
+    bottom = math.fsum(bottoms)
+    apart = math.sqrt(bottom / max(count, 1))
+    prompts = len(tops)
+    if apart < LEAST or prompts < FEWEST:
+        return JudgedNeighbour(neighbour, apart)
+    without = list[float]()
+    for one_top, one_bottom in zip(tops, bottoms, strict=True):
+        rest = bottom - one_bottom
+        without.append((top - one_top) / rest if rest > 0 else 0.0)
+    mean = math.fsum(without) / prompts
+    spread = math.fsum((each - mean) ** 2 for each in without)
+    error = math.sqrt((prompts - 1) / prompts * spread)
+    return JudgedNeighbour(neighbour, apart, top / bottom, student(RISK / 2, prompts - 1) * error)

@@ -1,0 +1,114 @@
+"""The readings of a model that a server could have in place of the planned one."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ropext import families, forms
+from ropext.errors import RopextError
+from ropext.families import Model
+from ropext.jsontext import JsonObject
+from ropext.proof.neighbours import Neighbour
+from ropext.rope import RopeSite
+
+STEP = 1.25  # by which the factor of the two nearest neighbours differs
+WITH_FACTOR = ("linear", "yarn", "llama3", "dynamic")
+PLAIN = "the plain base"
+Params = dict[str, Any]
+Changed = Callable[[RopeSite], Params | None]
+
+
+def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> list[Neighbour]:
+    """Return the configs of the readings next to the planned one, `config`.
+
+    None stands for a reading that no config says. A plan that scales nothing has no neighbours.
+    """
+    if base is None and all(site.params["rope_type"] == "default" for site in model.scaled_sites):
+        return []
+    found = list[Neighbour]()
+    for step in (STEP, 1 / STEP):
+        name = f"factor {_factor(model.scaled_sites[0]) * step:.3g}"
+        changed = _written(config, model, partial(times, step=step), step)
+        found.append(Neighbour(name, changed, decides=True))
+    plain = base
+    if plain is None:
+        plain = _written(config, model, _unscaled)
+    found.append(Neighbour(PLAIN, plain, decides=True))
+    for name, change in (("attention factor 1", _calm), ("twice the original length", _doubled)):
+        if any(change(site) is not None for site in model.scaled_sites):
+            found.append(Neighbour(name, _written(config, model, change), decides=False))
+    return found
+
+
+def _written(
+    config: JsonObject, model: Model, change: Changed, step: float = 1.0
+) -> JsonObject | None:
+    """Write changed rope dicts into a config; None if one of them cannot be changed so."""
+    params = dict[str, Params]()
+    for site in model.scaled_sites:
+        changed = change(site)
+        if changed is None:
+            return None
+        params[site.label] = changed
+    try:
+        return families.write(dict(config), model, params, round(model.context * step))
+    except RopextError:
+        return None
+
+
+def _factor(site: RopeSite) -> float:
+    """Return by how much the slowest pair is slowed."""
+    if "factor" in site.params:
+        return float(site.params["factor"])
+    return max(site.rope.context / site.rope.original_context, 1.0)
+
+
+def times(site: RopeSite, step: float) -> Params | None:
+    """Return the rope dict with a factor greater by `step`; None if its form has none."""
+    params = dict(site.params)
+    attention = forms.read_attention_factor(params, site.rope.context)
+    kind = params["rope_type"]
+    if kind in WITH_FACTOR and "factor" in params:
+        stated = {"attention_factor", "attn_factor"} & params.keys()
+        follows = math.isclose(attention, forms.default_attention(params), rel_tol=1e-6)
+        if stated and follows:
+            params = {key: value for key, value in params.items() if key not in stated}
+        return params | {"factor": params["factor"] * step}
+    if kind == "longrope":
+        longer = _stretched(params["long_factor"], step)
+        return forms.with_attention(params | {"long_factor": longer}, attention)
+    if kind == "default":
+        dim = site.rope.dim
+        return params | {"rope_theta": params["rope_theta"] * step ** (dim / (dim - 2))}
+    return None
+
+
+def _stretched(factors: list[float], step: float) -> list[float]:
+    """Return pair factors whose largest one is larger by `step`; factors of 1 stay 1."""
+    largest = max(factor for factor in factors if math.isfinite(factor))
+    if largest <= 1:
+        return [factor * step for factor in factors]
+    power = 1 + math.log(step) / math.log(largest)
+    return [factor**power for factor in factors]
+
+
+def _unscaled(site: RopeSite) -> Params | None:
+    return {"rope_type": "default", "rope_theta": site.params["rope_theta"]}
+
+
+def _calm(site: RopeSite) -> Params | None:
+    """Return the same frequencies with attention factor 1; None if it is 1 already."""
+    params = dict(site.params)
+    if math.isclose(forms.read_attention_factor(params, site.rope.context), 1):
+        return None
+    return forms.with_attention(params, 1.0)
+
+
+def _doubled(site: RopeSite) -> Params | None:
+    """Return the same form with twice the original length; None if the form has no use for it."""
+    params = dict(site.params)
+    if params["rope_type"] not in ("yarn", "llama3"):
+        return None
+    original = params.get("original_max_position_embeddings", site.rope.original_context)
+    return params | {"original_max_position_embeddings": 2 * original}
