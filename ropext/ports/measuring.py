@@ -336,6 +336,8 @@ class Requests:
 def _do(work: Requests, parallel: int, asking: Asking) -> None:
     """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
     hooks = asking.hooks
+    if work.pieces:
+        hooks.say(f"the server is asked {len(work.pieces)} {work.what}: {work.total:,} tokens")
     hooks.show(0, work.total, work.what)
     done = 0
 

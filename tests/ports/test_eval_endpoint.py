@@ -6,6 +6,7 @@ it read, follows from what it keeps of a prompt.
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -46,6 +47,11 @@ def test_a_server_that_reads_everything_finds_everything(tmp_path, capsys) -> No
     # The room of the answer lies inside the length, and nearly all of it is filled.
     sizes = [len(words(body["messages"][0]["content"])) + 4 for _, body in fake.asked]
     assert 1024 - 32 - 30 < max(sizes) <= 1024 - 32
+    # The cost is announced: the server's row, and the cut row's questions of 1,024.
+    asked = int(
+        re.search(r"the server is asked 30 questions: ([\d,]+) tokens", err)[1].replace(",", "")
+    )
+    assert asked == sum(sizes)
     assert all(body["temperature"] == 0 for _, body in fake.asked)
     assert told["variants"]["port"]["reached"]["by_point"] == 1024
     # Ten questions cannot put the lower end of an interval at 90 %.
@@ -409,7 +415,6 @@ def test_gates_look_at_shares(capsys) -> None:
     ids=["html", "huge", "drips", "nothing"],
 )
 def test_an_answer_of_nonsense_is_one_sentence(fake, says, wanted, capsys) -> None:
-    import re
 
     with serving(fake) as url:
         deadline = "1" if fake.drips else "600"
