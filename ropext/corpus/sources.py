@@ -112,6 +112,15 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
         raise source.error(f"{source.data} holds {only}; give a text to read")
 
 
+def is_missing(source: Source) -> bool:
+    """Return True if the data can only be a path here, and nothing has that path."""
+    if isinstance(source.data, Texts) or source.place.exists():
+        return False
+    if source.place.suffix in READERS:
+        return True
+    return is_path(source.data) and not Path(_repository(source)[0]).is_dir()
+
+
 def _documents(source: Source) -> Iterator[RawDocument]:
     path = source.place
     if isinstance(source.data, Texts):
@@ -127,9 +136,7 @@ def _documents(source: Source) -> Iterator[RawDocument]:
     elif path.exists():
         source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source, named=True)
-    elif path.suffix in READERS or (
-        is_path(source.data) and not Path(_repository(source)[0]).is_dir()
-    ):
+    elif is_missing(source):
         raise source.error(f"{source.data}: there is no such file or folder")
     else:
         yield from _within(_read_dataset(source), source.data, source)

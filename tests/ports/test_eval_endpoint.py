@@ -426,6 +426,13 @@ def test_an_answer_of_nonsense_is_one_sentence(fake, says, wanted, capsys) -> No
         assert counts(told)[256]["refused"] == 5
 
 
+def test_texts_that_are_not_there_are_refused_before_a_server_is_asked(tmp_path, capsys) -> None:
+    code, _, err = evaluated(
+        capsys, "http://127.0.0.1:9/v1", *LENGTHS, "--data", tmp_path / "nothing.txt"
+    )
+    assert (code, "nothing.txt: there is no such file or folder" in err) == (2, True)
+
+
 def test_no_server_at_all_is_exit_code_5(capsys) -> None:
     code, _, err = evaluated(capsys, "http://127.0.0.1:9/v1", *LENGTHS)
     assert code == 5
