@@ -169,7 +169,7 @@ def verified(folder: Path, rounds: int) -> None:
             start = time.perf_counter()
             child = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "ropext", "extend", *words],
+                [sys.executable, "-P", "-m", "ropext", "extend", *words],
                 os.environ,
                 file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
             )

@@ -181,14 +181,13 @@ def read_pair_factors(
     kind = params.get("rope_type", "default")
     if kind not in NAMES:
         raise ConfigError(
-            f"rope_type {kind!r} is not one that stock transformers computes; known "
-            f"are {', '.join(NAMES)}"
+            f"transformers does not compute the rope_type {kind!r}; known are {', '.join(NAMES)}"
         )
     missing = [key for key in REQUIRED.get(kind, ()) if key not in params]
     if missing:
         raise ConfigError(
             f"the rope dict of type {kind!r} lacks {', '.join(missing)}, without "
-            "which stock transformers cannot build the model"
+            "which transformers cannot build the model"
         )
     pairs = dim // 2
     match kind:

@@ -96,11 +96,12 @@ def check(reads: Named, writes: Named) -> None:
                 raise UsageError(f"{name} is the input itself, {source}; name another place")
             if there[0] in here[1:]:
                 raise UsageError(
-                    f"{name} lies inside the input {source}, which is only read; name another place"
+                    f"{name} is inside the input {source}, which ropext only reads; name another "
+                    "place"
                 )
             if (inner - {None}) & set(there):
                 raise UsageError(
-                    f"the input {source} lies inside {name}, which is written; copy it to another "
+                    f"the input {source} is inside {name}, which ropext writes; copy it to another "
                     "place first and name the copy, or write elsewhere"
                 )
 

@@ -94,9 +94,9 @@ def model_name(model: str | os.PathLike[str]) -> str:
         return os.fspath(model)
     inside = inside_wrapper(model) or "model"
     raise UsageError(
-        f"a model is named by its directory, its file or its hub id, not {class_of(model)}; "
-        f"a model in memory that `ropext.patch` extended is written by `ropext.save({inside}, "
-        f"DIR)`, any other by {inside}.save_pretrained"
+        f"name a model by its directory, its file or its hub id, not by {class_of(model)}; "
+        f"to write a model in memory that `ropext.patch` extended, use `ropext.save({inside}, "
+        f"DIR)`; for any other model {inside}.save_pretrained"
     )
 
 

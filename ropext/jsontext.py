@@ -111,7 +111,7 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
         raise InputError(f"{name} is not valid: {error}") from None
     if not isinstance(value, dict):
         kind = {list: "array", type(None): "null"}.get(type(value), type(value).__name__)
-        raise InputError(f"{name} holds a JSON {kind}, where an object is expected")
+        raise InputError(f"{name} holds a JSON {kind}; expected an object")
     _check_depth(value, name)
     return value
 
@@ -132,7 +132,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(entries) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:80]!r} occurs twice in one object")
     return entries
 
 

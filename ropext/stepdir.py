@@ -123,7 +123,7 @@ class StepDir(Workdir):
     def _begin(self, force: bool | None, say: Say) -> None:
         name = self.step.name
         if self._is_half_done() and not force:
-            say(f"{name}: resumes where it was interrupted")
+            say(f"{name}: resumes after an interrupt")
         else:
             say(f"{name}: {self._why(force)}")
             self.step.clear()

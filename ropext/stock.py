@@ -164,7 +164,7 @@ def _asked(config: JsonObject, kind: str) -> JsonObject:
         try:
             (answer,) = ask_child(job, [Path("config.json")], SECONDS, DESCRIPTION)
         except (ProofFailed, ModuleNotFoundError) as error:
-            raise ConfigError(f"stock transformers was asked, but {error}") from None
+            raise ConfigError(f"ropext asked transformers about this type, but {error}") from None
     if answer["error"]:
         raise ConfigError(
             f"transformers {answer['transformers']} knows the model type {kind!r},"

@@ -49,11 +49,11 @@ def twice(tmp_path, monkeypatch):
     ("read", "write", "said"),
     [
         ("model", "model", "is the input itself"),
-        ("model", "model/out", "lies inside the input"),
-        ("model", "model/sub/not/yet", "lies inside the input"),
-        ("model/config.json", "model", "which is written; copy it to another place first"),
-        ("model/sub", ".", "lies inside"),
-        ("model/sub", "model", "lies inside"),
+        ("model", "model/out", "is inside the input"),
+        ("model", "model/sub/not/yet", "is inside the input"),
+        ("model/config.json", "model", "which ropext writes; copy it to another place first"),
+        ("model/sub", ".", "is inside"),
+        ("model/sub", "model", "is inside"),
     ],
 )
 @pytest.mark.parametrize("way", ["plain", "twice", "link"])
@@ -86,7 +86,7 @@ def test_what_links_lead_to_is_read_too(tmp_path, name):
     (tmp_path / "S" / name).symlink_to(tmp_path / "X" / Path(name).name)
     (tmp_path / "X/model.safetensors").touch()
     (tmp_path / "X/x.jsonl").touch()
-    with pytest.raises(UsageError, match=r"X/.* \(MODEL\) lies inside .*X \(--output\)"):
+    with pytest.raises(UsageError, match=r"X/.* \(MODEL\) is inside .*X \(--output\)"):
         guard.check({"MODEL": tmp_path / "S"}, {"--output": tmp_path / "X"})
 
 

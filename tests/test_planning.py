@@ -433,7 +433,7 @@ def test_an_extension_of_an_extension_says_who_ignores_it_and_the_one_step_way()
     assert one_step.main.params["rope_type"] == "yarn"
     for made in (one_step, plan(configs.LLAMA), plan(configs.PHI3, method="yarn")):
         assert not any("scaled already" in warning for warning in made.warnings)
-    with pytest.raises(UsageError, match="4x its original 4096; --target N --from-original"):
+    with pytest.raises(UsageError, match="4× its original 4096; --target N --from-original"):
         plan(extended, factor=None)
 
 

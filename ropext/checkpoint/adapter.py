@@ -79,7 +79,7 @@ def read_lora(adapter: str | Path) -> dict[str, Json]:
     if key is not None:
         raise InputError(
             f"{directory / ADAPTER_CONFIG}: {key[:80]} is {repr(config.get(key))[:60]}, which is "
-            f"not read ({why[:90]}); where you trust the adapter, merge it into its base (peft's "
+            f"not supported ({why[:90]}); if you trust the adapter, merge it into its base (peft's "
             "merge_and_unload) and name the merged directory"
         )
     return lora.model_dump(exclude_unset=True, exclude={"peft_type"})

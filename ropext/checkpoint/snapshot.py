@@ -558,7 +558,7 @@ def no_weights(model: str, names: Iterable[str]) -> InputError:
     pickled = [name for name in names if PICKLED.fullmatch(name)]
     if pickled:
         return InputError(
-            f"{model} holds only pickled weights ({pickled[0]}), which ropext never opens; where "
+            f"{model} holds only pickled weights ({pickled[0]}), which ropext never opens; if "
             "you trust them, convert them with transformers: "
             "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes "
             "safetensors"

@@ -90,7 +90,7 @@ def check_output(output: Output) -> None:
     path = output.path
     if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
-            f"{path} (--output) is named as a GGUF file, and a directory would be written; name"
+            f"{path} (--output) has the name of a GGUF file, but the output is a directory; name"
             " a directory (llama.cpp's convert_hf_to_gguf.py makes a GGUF of it)"
         )
     check_place(path)

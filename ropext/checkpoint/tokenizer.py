@@ -98,7 +98,7 @@ def _length(file: str, key: str, content: dict[str, Json]) -> float | None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value < -NO_LIMIT:
-        raise InputError(f"{file}: {key} is {str(value)[:40]!r}, where a number is expected")
+        raise InputError(f"{file}: {key} is {str(value)[:40]!r}; expected a number")
     return None if value >= NO_LIMIT else value
 
 

@@ -69,7 +69,7 @@ class DirectorySource:
         for sentence in self.snapshot.misplaced():
             raise InputError(
                 f"{self.snapshot.name}: {sentence}: engines disagree on which tensor they load. "
-                "Fetch the weights again, or save them anew with transformers"
+                "Fetch the weights again, or save them again with transformers"
             )
         check_space(output, _bytes_to_copy(self.snapshot, link, output))
 

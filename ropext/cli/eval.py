@@ -101,7 +101,9 @@ def command(
 
     out.check_format(table_format)
     if table_format is not None and dry_run:
-        raise UsageError("--format is of what was measured; --dry-run measures nothing")
+        raise UsageError(
+            "--format prints a measurement, and --dry-run measures nothing; give one of them"
+        )
     gates = tuple(map(parse_gate, fail_if or ()))
     if is_port(given):
         of_a_model = {"revision": revision, "trust_remote_code": trust_remote_code}

@@ -22,7 +22,7 @@ Fit = Annotated[
     typer.Option(
         "--fit",
         metavar="DATA",
-        help="data to fit a spectrum on afterwards",
+        help="data to fit the RoPE frequencies on afterwards",
         rich_help_panel=options.BASIC_FOLLOWS,
     ),
 ]
@@ -39,11 +39,17 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="replace OUT, where ropext wrote all of it",
+        help="replace OUT if ropext wrote all of it",
         rich_help_panel=options.BASIC_OUTPUT,
     ),
 ]
-Serve = Annotated[bool, typer.Option("--serve", help="print how to serve OUT in every program")]
+Serve = Annotated[
+    bool,
+    typer.Option(
+        "--serve",
+        help="print how to serve OUT in every engine [vLLM; a GGUF: llama.cpp, Ollama, LM Studio]",
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -77,12 +83,14 @@ def command(
             "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"
         )
     if details and not dry_run:
-        raise UsageError("--details is of the plan; add --dry-run, or call ropext plan")
+        raise UsageError("--details only applies to a plan; add --dry-run, or use ropext plan")
     push = asked_push(push_to_hub, public)
     call = call_of(out, force=force, trust_remote_code=trust_remote_code)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:
-            raise UsageError("--serve goes without later steps; after them: ropext plan OUT")
+            raise UsageError(
+                "--serve works only without later steps; after them use ropext plan OUT"
+            )
         from ropext.cli import run  # late: it needs the options of all steps
         from ropext.pipeline import job
 

@@ -18,7 +18,10 @@ Plot = Annotated[
 
 Pairs = Annotated[
     bool,
-    typer.Option("--pairs", help="list every pair: wavelength, turns, and what the target asks"),
+    typer.Option(
+        "--pairs",
+        help="list every rotary pair: wavelength, rotations, and whether the target exceeds them",
+    ),
 ]
 
 

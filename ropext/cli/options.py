@@ -71,7 +71,9 @@ TrustRemoteCode = Annotated[
 Dtype = Annotated[
     str, typer.Option("--dtype", help="in which the model runs: auto, float32, bfloat16, float16")
 ]
-Device = Annotated[str, typer.Option("--device", help="where the model runs, e.g. cpu or cuda:0")]
+Device = Annotated[
+    str, typer.Option("--device", help="device that runs the model, e.g. cpu or cuda:0")
+]
 Data = Annotated[
     str,
     typer.Option(
@@ -120,7 +122,7 @@ Format = Annotated[
     Literal["csv", "latex", "markdown"] | None,
     typer.Option(
         "--format",
-        help="print the main table so, and what is said about it on stderr",
+        help="print the main table in this format, and its notes on stderr",
         rich_help_panel=BASIC_OUTPUT,
     ),
 ]

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from ropext.table import Format
 
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="draw the spectra of all methods")
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="draw the RoPE frequencies of all methods"),
 ]
 Details = Annotated[
     bool,
     typer.Option(
         "--details",
         rich_help_panel=options.BASIC_OUTPUT,
-        help="show all of a plan: methods side by side, the new keys, why each loader reads it "
-        "so, every program",
+        help="show the whole plan: all methods, the new config keys, the verdict for each engine "
+        "and why, every command",
     ),
 ]
 Measure = Annotated[
@@ -71,10 +72,10 @@ def command(
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
     out.check_format(table_format)
     if room and "memory" not in room:
-        raise UsageError(f"{flag(next(iter(room)))} says how a memory is used; add --memory SIZE")
+        raise UsageError(f"{flag(next(iter(room)))} belongs to --memory; add --memory SIZE")
     if measure is not None:
         if room:
-            raise UsageError("--memory and --measure are two questions; ask them one by one")
+            raise UsageError("--memory and --measure do not go together; give one of them")
         from ropext.evaluation.measured_plan import RankingRequest
         from ropext.evaluation.measured_plan import measure as rank
 
@@ -98,15 +99,15 @@ def command(
         _show_ranking(out, ranked, made, details=details)
         return
     if table_format is not None:
-        raise UsageError("--format is of what was measured; add --measure DATA")
+        raise UsageError("--format prints a measurement; add --measure DATA")
     if reading or trust_remote_code:
         name = flag(next(iter(reading), "trust_remote_code"))
-        raise UsageError(f"{name} says how documents are read; add --measure DATA")
+        raise UsageError(f"{name} is about documents; add --measure DATA")
     if folding:
-        raise UsageError(f"{flag(next(iter(folding)))} is of self-extend; add --measure DATA")
+        raise UsageError(f"{flag(next(iter(folding)))} belongs to self-extend; add --measure DATA")
     if room:
         if plot is not None:
-            raise UsageError("--memory and --plot are two questions; ask them one by one")
+            raise UsageError("--memory and --plot do not go together; give one of them")
         _fit(out, model, MemoryOptions(**room), given, revision, details=details)
         return
     if not given and plot is None:

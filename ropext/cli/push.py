@@ -117,27 +117,26 @@ def sentence(done: "Pushed") -> str:
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="a finished output of ropext")]
 Repository = Annotated[
-    str, typer.Argument(metavar="ORG/NAME", help="the repository; made where it does not exist")
+    str, typer.Argument(metavar="ORG/NAME", help="the repository; created if it does not exist")
 ]
 Results = Annotated[
     list[str] | None,
     typer.Option(
-        "--results", metavar="RUN", help="figures for the card: a run of ropext eval on DIR"
+        "--results", metavar="RUN", help="numbers for the card: a run of ropext eval on DIR"
     ),
 ]
 License = Annotated[
-    str | None, typer.Option("--license", metavar="ID", help="for the card's head, e.g. apache-2.0")
+    str | None,
+    typer.Option("--license", metavar="ID", help="license in the card's metadata, e.g. apache-2.0"),
 ]
 BaseModel = Annotated[
     str | None,
-    typer.Option(
-        "--base-model", metavar="ORG/NAME", help="the base on the hub, for the card's head"
-    ),
+    typer.Option("--base-model", metavar="ORG/NAME", help="base model in the card's metadata"),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="show the files and the card; upload nothing")
 ]
-Force = Annotated[bool, typer.Option("--force", help="replace what else the repository holds")]
+Force = Annotated[bool, typer.Option("--force", help="replace files that ropext did not push")]
 
 
 def command(

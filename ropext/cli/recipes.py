@@ -14,7 +14,7 @@ from ropext.table import folded
 Action = Annotated[
     str, typer.Argument(metavar="[ls|cat]", help="ls lists them, cat NAME prints one to be edited")
 ]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="of the recipe, for cat")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="name of the recipe, for cat")]
 
 
 def header(path: Path) -> dict[str, str]:

@@ -32,7 +32,7 @@ Output = Annotated[
         "-o",
         callback=options.at_home,
         metavar="OUT",
-        help="directory to write; OUT.run is beside it",
+        help="directory to write; OUT.run keeps the stages",
     ),
 ]
 From = Annotated[
@@ -44,14 +44,14 @@ From = Annotated[
         "report",
     ),
 ]
-Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="do this stage alone")]
-Force = Annotated[bool, typer.Option("--force", help="replace OUT where this run did not write it")]
+Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="run only this stage")]
+Force = Annotated[bool, typer.Option("--force", help="replace OUT if another run wrote it")]
 KeepPrevious = Annotated[
     bool,
-    typer.Option("--keep-previous", help="keep the output that is replaced, as OUT.previous"),
+    typer.Option("--keep-previous", help="keep the replaced output as OUT.previous"),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="show the plan and what each stage takes; write nothing")
+    bool, typer.Option("--dry-run", help="show the plan and the cost of each stage; write nothing")
 ]
 
 

@@ -38,7 +38,9 @@ Record = Annotated[
 Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
 Trust = Annotated[
     Literal["rope_parameters", "rope_scaling"] | None,
-    typer.Option("--trust", help="where these two disagree: the one that --fix writes everywhere"),
+    typer.Option(
+        "--trust", help="if the two keys disagree: the key that --fix copies to the other"
+    ),
 ]
 
 Endpoint = Annotated[
@@ -54,8 +56,8 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="LOADERS",
-        help="also whether these read it as its config means: exit code 3 where not, 6 where that "
-        "was not measured",
+        help="also fail if one of these engines does not compute what the config states (exit code "
+        "3), or was not measured (6)",
     ),
 ]
 Plain = Annotated[
@@ -78,7 +80,7 @@ Tolerance = Annotated[
     float | None,
     typer.Option(
         "--tolerance",
-        help="nats by which log-probabilities may differ in the mean [0.15]",
+        help="allowed mean difference of log-probabilities, in nats [0.15]",
     ),
 ]
 Report = Annotated[
@@ -133,7 +135,7 @@ def command(
     if trust is not None and not fix:
         raise UsageError(f"--trust {trust} says what --fix writes; give both")
     if report and endpoint is None:
-        raise UsageError("--report tells what a server computed; give --endpoint URL too")
+        raise UsageError("--report needs a server; give --endpoint URL too")
     if plain is not None and fingerprint is not None:
         written["--fingerprint"] = fingerprint
     guard.check({"--against": against}, written)

@@ -96,9 +96,7 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
     try:
         return load_tokenizer(open_snapshot(name), trust_remote_code=False)
     except RopextError as error:
-        raise UsageError(
-            f"give the model's tokenizer=; none lies where the model came from ({error})"
-        ) from None
+        raise UsageError(f"give tokenizer=; the model's own directory has none ({error})") from None
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:

@@ -112,7 +112,7 @@ def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: 
     if num < 8:
         hooks.say(
             f"warning: [few-documents] only {num} documents reach {length} tokens: no intervals "
-            "(8 or more give them), and the lowest is taken as it stands"
+            "(8 or more give them); ropext takes the lowest"
         )
     hooks.say(
         f"measuring {', '.join(methods)} on {num} documents of {length} tokens, and the base "

@@ -66,7 +66,7 @@ class MaskedTokens:
         """Tokens of text in a window of a length."""
         room = length - len(self.before) - len(self.after)
         if room < 1:
-            raise UsageError(f"--lengths {length} has no room for text beside special tokens")
+            raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
         return room
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:

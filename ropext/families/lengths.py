@@ -74,9 +74,8 @@ def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
         read = _plain(beside, kind, stated)
     if beside.original not in (None, read.original):
         raise InputError(
-            f"--original-context {beside.original}: it is {read.original} already by"
-            f" {beside.source}; leave the flag out, or correct a misstated trained length with"
-            " --context"
+            f"--original-context {beside.original} contradicts {beside.source}, which states"
+            f" {read.original}; leave the option out, or correct the trained length with --context"
         )
     return read
 
@@ -93,7 +92,7 @@ def _plain(beside: StatedLengths, kind: str, stated: int) -> Lengths:
         )
     note = (
         "dynamic scaling keeps state between calls; up to max_position_embeddings it is plain RoPE,"
-        " which is what an extension starts from"
+        " and an extension starts from there"
     )
     return Lengths(now, now, note)
 

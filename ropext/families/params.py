@@ -79,7 +79,7 @@ def normalised(source: Dict, family: Family) -> Params:
     out: Params = {"rope_type": rope_type(source, family)}
     if out["rope_type"] == "yarn" and "factor" not in source.values:
         raise ConfigError(
-            f"{source.where} is of type yarn and lacks factor, without which stock"
+            f"{source.where} is of type yarn and lacks factor, without which"
             " transformers cannot build the model"
         )
     for key, value in source.values.items():
@@ -100,7 +100,7 @@ def normalised(source: Dict, family: Family) -> Params:
             out[key] = value
     if out["rope_type"] not in forms.NAMES:
         raise ConfigError(
-            f"{source.where} has the rope type {shown(out['rope_type'])}, which stock"
+            f"{source.where} has the rope type {shown(out['rope_type'])}, which"
             f" transformers does not compute; known are {', '.join(forms.NAMES)}"
         )
     return out

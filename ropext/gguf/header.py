@@ -296,7 +296,7 @@ def read_gguf(path: Path) -> GgufHeader:
             if not key:
                 raise reader.refuse("a key has no name")
             if key in entries:
-                raise reader.refuse(f"the key {named(key)} stands twice")
+                raise reader.refuse(f"the key {named(key)} occurs twice")
             entries[key] = reader.entry(reader.number("I", named(key)), start, named(key))
         alignment = _alignment(reader, entries.get(ALIGNMENT))
         begin = reader.at
@@ -363,7 +363,7 @@ def _placed(
     place = 0
     for index, (name, shape, kind, offset) in enumerate(rows):
         if name in seen:
-            raise reader.refuse(f"the tensor {named(name)} stands twice")
+            raise reader.refuse(f"the tensor {named(name)} occurs twice")
         seen.add(name)
         if offset != place:
             raise reader.refuse(

@@ -117,7 +117,9 @@ def prove_file(
     try:
         written = open_gguf(str(target))
     except InputError as error:
-        raise ProofFailed(f"verification: what was written cannot be read back: {error}") from None
+        raise ProofFailed(
+            f"verification: ropext cannot read back the written file: {error}"
+        ) from None
     done = compare(written, wanted, length)
     if weigh_parts(written) != weigh_parts(base):
         raise ProofFailed(f"verification: {target} has other tensors than {base.name}")

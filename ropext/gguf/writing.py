@@ -73,7 +73,7 @@ class FileSource:
                 "give a directory: -o DIR"
             )
         if link == "symlink" and len(parts) == 1:
-            raise UsageError("--link symlink: a GGUF of one file is written anew; use --link copy")
+            raise UsageError("--link symlink: ropext rewrites a GGUF of one file; use --link copy")
         copied = parts[:1]  # the first is written anew in any case
         if link == "copy":
             copied = parts

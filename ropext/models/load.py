@@ -35,9 +35,9 @@ def device_of(options: "DocumentOptions | TrainingOptions") -> str:
 
     if options.device != "auto":
         if options.device.startswith("cuda") and not torch.cuda.is_available():
-            raise UsageError("--device cuda was asked for, but torch finds no CUDA device")
+            raise UsageError("--device cuda: torch finds no CUDA device")
         if options.device == "mps" and not torch.backends.mps.is_available():
-            raise UsageError("--device mps was asked for, but torch finds no Apple GPU")
+            raise UsageError("--device mps: torch finds no Apple GPU")
         return options.device
     return f"cuda:{local_rank()}" if torch.cuda.is_available() else "cpu"
 

@@ -81,8 +81,8 @@ def check_fsdp(unshared: Sequence[str]) -> None:
     wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
     if any(os.environ.get(name, "").lower() != value for name, value in wanted.items()):
         raise UsageError(
-            "launched with FSDP: its config must say fsdp_version: 2 and "
-            "fsdp_cpu_ram_efficient_loading: true, as those in ropext.training.launch do"
+            "launched with FSDP: its config must set fsdp_version: 2 and "
+            "fsdp_cpu_ram_efficient_loading: true, like the configs in ropext.training.launch"
         )
     if unshared:
         raise UsageError(

@@ -110,9 +110,11 @@ ARGUMENTS = {
     "keep_previous": _flag("keep the output that is replaced, as OUTPUT.previous"),
     "license": _text("license that the card names"),
     "losses": _place("parquet file for the loss of every token"),
-    "model": Argument("directory, file or hub id of a model, or one in memory where it may be"),
+    "model": Argument(
+        "directory, file or hub id of a model; some functions also take a model in memory"
+    ),
     "only": _text("the one stage to do"),
-    "output": Argument("where the result is kept"),
+    "output": Argument("path for the result"),
     "overrides": _texts("recipe keys with other values: key=value"),
     "public": _flag("make the repository a public one"),
     "recipe": Argument("recipe: a file, the name of a bundled one, or a mapping"),

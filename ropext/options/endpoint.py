@@ -24,7 +24,7 @@ from ropext.options.fields import (
 )
 from ropext.tasks import MOST_ITEMS, all_named, wording_of
 
-MOST_DEPTHS = 64  # keys in one text
+MOST_DEPTHS = 64  # needles in one text
 
 
 class AskPort(Measuring):
@@ -39,35 +39,37 @@ class AskPort(Measuring):
     )
     against: Content[ModelPlace | None] = wanted(
         None,
-        "the plan, directory or GGUF that names the trained window, to which the same questions "
-        "are cut beside",
+        "plan, directory or GGUF to take the trained context from; prompts truncated to it are the "
+        "baseline",
         "MODEL",
         panel=Panel.PORT,
         basic=True,
     )
     plain: Content[str | None] = wanted(
         None,
-        "a server of the unscaled model, which is asked the cut questions",
+        "server of the unscaled model, for the truncated prompts [the same server]",
         "URL",
         panel=Panel.PORT,
         basic=True,
     )
-    api: Literal["chat", "completions"] = wanted("chat", "how a server is asked", panel=Panel.PORT)
+    api: Literal["chat", "completions"] = wanted(
+        "chat", "API that gets the questions", panel=Panel.PORT
+    )
     tokenizer: Content[ModelPlace | None] = wanted(
         None,
-        "what counts a prompt, where the server does not: a directory or GGUF [its usage]; a "
-        "directory's also encodes the texts of --data [that of --against]",
+        "tokenizer (directory or GGUF) to count prompt tokens if the server cannot, and to encode "
+        "--data [the server's usage; --against]",
         "MODEL",
         panel=Panel.PORT,
     )
     parallel: Neutral[Annotated[Whole, Field(ge=1, le=256)]] = wanted(
-        1, "questions that a server is asked at the same time", panel=Panel.PORT
+        1, "questions sent at the same time", panel=Panel.PORT
     )
     deadline: Neutral[Count] = wanted(
         600, "seconds that one answer may take", "SECONDS", panel=Panel.PORT
     )
     context: Served[Length | None] = wanted(
-        None, "tokens the model was trained on, where its config misstates it"
+        None, "tokens the model was trained on, if its config misstates them"
     )
     tasks: Served[Annotated[Words, AfterValidator(all_named)]] = wanted(
         (), "retrieval tasks", "LIST"
@@ -117,14 +119,16 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
     if options.lengths and options.lengths[-1] > LONGEST_TARGET:
         raise UsageError(f"--lengths go up to {LONGEST_TARGET} tokens")
     if options.haystack == "text" and options.data is None:
-        raise UsageError("--haystack text is made of --data; give it, or another haystack")
+        raise UsageError("--haystack text needs --data; give it, or another haystack")
     if options.haystack == "noise":
-        raise UsageError("--haystack noise is made of token ids, and a server takes words")
+        raise UsageError(
+            "--haystack noise consists of token ids, and a server takes text; give another haystack"
+        )
     if not options.depths:
-        raise UsageError("--depths lie between 0 and 1")
+        raise UsageError("--depths takes numbers between 0 and 1")
     for depth in options.depths:
         if not 0 <= depth <= 1:
-            raise UsageError("--depths lie between 0 and 1")
+            raise UsageError("--depths takes numbers between 0 and 1")
     if len(options.depths) > MOST_DEPTHS:
         raise UsageError(f"--depths has more than {MOST_DEPTHS} numbers")
     return options

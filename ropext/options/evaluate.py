@@ -152,7 +152,7 @@ class Measuring(DocumentOptions):
     )
     depths: Served[Numbers] = wanted(
         DEPTHS,
-        "where needles lie, 0 start to 1 end",
+        "places of the needles: 0 is the start, 1 the end",
         "LIST",
         panel=Panel.DATA,
     )
@@ -179,7 +179,7 @@ class Measuring(DocumentOptions):
     )
     chat_args: Served[Words] = wanted(
         (),
-        "what the chat template is told, e.g. enable_thinking=false",
+        "arguments of the chat template, e.g. enable_thinking=false",
         "NAME=VALUE,...",
         panel=Panel.DATA,
     )
@@ -190,7 +190,7 @@ class Measuring(DocumentOptions):
     )
     kl: bool = wanted(
         False,
-        "hold the next token of each model against the base's too: KL divergence, and the share of "
+        "also report KL divergence from the base's next-token distribution, and the share of "
         "tokens with the same first choice",
         panel=Panel.DATA,
     )
@@ -232,7 +232,7 @@ class SelfExtend(Options):
     )
     group: Content[Annotated[Whole, Field(ge=0, le=LARGEST)] | None] = wanted(
         None,
-        "self-extend: positions that far keys share; 0 = all at the window [what the target needs]",
+        "self-extend: distant tokens per shared position; 0: all share one [by the target]",
         panel=Panel.KNOBS,
     )
     literal: Content[bool] = wanted(
@@ -273,7 +273,7 @@ class Evaluate(SelfExtend, Measuring):
     )
     context: Served[Length | None] = wanted(
         None,
-        "tokens the model was trained on, where its config misstates it",
+        "tokens the model was trained on, if its config misstates them",
         panel=Panel.HOW_FAR,
     )
     base: Content[ModelPlace | None] = wanted(
@@ -337,7 +337,7 @@ class Evaluate(SelfExtend, Measuring):
                 )
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise UsageError(f"--depths lie between 0 and 1, was {depth:g}")
+                raise UsageError(f"--depths takes numbers between 0 and 1, not {depth:g}")
         for depth in self.depths:
             if self.depths.count(depth) > 1:
                 raise UsageError(

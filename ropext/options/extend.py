@@ -73,7 +73,7 @@ class Reach(Options):
     )
     context: Tokens | None = wanted(
         None,
-        "tokens the model was trained on, where its config misstates it",
+        "tokens the model was trained on, if its config misstates them",
         panel=Panel.HOW_FAR,
     )
     original_context: Tokens | None = wanted(
@@ -139,7 +139,7 @@ class _Extension(Reach):
 
     length_only: bool = wanted(
         False,
-        "raise only the length that the config states; the model computes what it did",
+        "raise only the length that the config states; the RoPE frequencies stay the same",
         panel=Panel.METHOD,
     )
 
@@ -244,7 +244,7 @@ class Extend(Extension):
 
     like: LocalPath | None = wanted(
         None,
-        "of a GGUF: take the spectrum of this extended or fitted directory",
+        "GGUF: take the RoPE frequencies of this extended or fitted directory",
         "DIR",
         panel=Panel.METHOD,
         basic=True,
@@ -289,7 +289,7 @@ def resolve_target(options: Extend, context: int) -> int:
         if target <= context:
             raise UsageError(
                 f"--target {target} is not above the context of {context} tokens that the "
-                "model has already (--context N where its config misstates it)"
+                "model has already (--context N if its config misstates it)"
             )
     elif options.factor is not None:
         factor = options.factor
@@ -353,7 +353,7 @@ class Writing(Options):
     )
     no_verify: Files[bool] = wanted(
         False,
-        "skip the proof by stock transformers",
+        "skip the verification with transformers",
         panel=Panel.OUTPUT,
     )
     hash: Files[bool] = wanted(

@@ -102,7 +102,7 @@ class ExtendSection(Writing, Choosing, Extension):
             raise UsageError("--method auto chooses by measuring on documents: give --data TEXTS")
         elif self.no_verify:
             raise UsageError(
-                "--method auto needs the proof of what it chose; leave --no-verify out"
+                "--method auto verifies the method that it chose; leave --no-verify out"
             )
         elif knobs:
             raise UsageError(f"{flag(knobs[0])} is a knob of one method; --method auto tries all")
@@ -423,8 +423,8 @@ def read_recipe(
             text = json.dumps(recipe, indent=1)  # JSON is YAML: one reader checks both
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"a recipe holds texts, numbers, lists and mappings alone ({error}); a method of "
-                "yours is named in it as module:function"
+                f"a recipe takes only texts, numbers, lists and mappings ({error}); name a method "
+                "of yours as module:function"
             ) from None
         source = RecipeSource("the recipe", parse(text, "the recipe"))
     else:

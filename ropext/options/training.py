@@ -112,8 +112,8 @@ class TrainingOptions(Options):
     )
     split_documents: Stored[str | None] = wanted(
         None,
-        "make several documents of one text: at blank-lines, at a separator, or windows (of the "
-        "target's length)",
+        "split each text into documents: at blank-lines, at a separator, or into windows of the "
+        "target length [use only the start of each text]",
         "HOW",
         panel=Panel.DATA,
     )
@@ -125,17 +125,17 @@ class TrainingOptions(Options):
     )
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "fp32", "bf16"], DtypeName] = wanted(
         "auto",
-        "of the frozen weights",
+        "type of the frozen weights",
         panel=Panel.LOADING,
     )
     device: Neutral[Literal["auto", "cpu", "cuda"]] = wanted(
         "auto",
-        "where the model is trained",
+        "device that trains the model",
         panel=Panel.LOADING,
     )
     attn_implementation: Attention | None = wanted(
         None,
-        f"{ATTENTIONS} [sdpa, or eager where a model has none]",
+        f"{ATTENTIONS} [sdpa, or eager if a model lacks it]",
         panel=Panel.LOADING,
     )
     report_to: Neutral[str] = wanted(
@@ -227,7 +227,7 @@ class Finetune(TrainingOptions):
     )
     slim: Files[bool] = wanted(
         False,
-        "leave the merged checkpoint alone, without copies of base and adapter",
+        "write only the merged checkpoint, without the folders base and adapter",
         panel=Panel.OUTPUT,
     )
     evaluate: Content[Documents | None] = wanted(
@@ -258,8 +258,8 @@ class Finetune(TrainingOptions):
     def _control(self) -> Self:
         if self.slim and self.control:
             raise UsageError(
-                "--control leaves an adapter for the base beside the result, and --slim leaves "
-                "neither; give one of them"
+                "--control writes an adapter for the base next to the result, and --slim writes "
+                "no adapter; give one of them"
             )
         return self
 
@@ -277,8 +277,8 @@ class FitSettings(TrainingOptions):
 
     within: Literal["longrope", "yarn", "ntk"] | None = wanted(
         None,
-        "what may change: longrope (every pair and the attention factor), yarn (the ramp's ends "
-        "and the attention factor), ntk (theta) [the most that --for reads exactly]",
+        "what the fit may change: longrope (every pair and the attention factor), yarn (the ramp's "
+        "ends and the attention factor), ntk (theta) [the most that --for computes exactly]",
         panel=Panel.METHOD,
     )
     start: Words | None = wanted(

@@ -71,8 +71,8 @@ def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None
                 continue
             if not _is_cast_of(held, wanted):
                 raise UsageError(
-                    f"{place}.{name} of this model was changed by hand: it is not what the config "
-                    "says; load the model anew and let ropext.patch scale it (method= takes a "
+                    f"{place}.{name} of this model was changed by hand and differs from the "
+                    "config; load the model again and let ropext.patch scale it (method= takes a "
                     "function of yours)"
                 )
 

@@ -38,8 +38,8 @@ class Extended(Result):
         """The plan that was carried out."""
         if self.planned is None:
             raise InputError(
-                f"{self.output} was opened, which makes no plan; .written.record tells what was "
-                "planned, and ropext.plan plans anew"
+                f"{self.output} was opened and has no plan; .written.record has the recorded "
+                "one, and ropext.plan makes a new one"
             )
         return self.planned
 

@@ -43,5 +43,6 @@ def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) 
         if file not in before:
             provenance.relist(directory, file)
     call.hooks.say(
-        f"{output / name} is the file with this spectrum; beside it are the weights in float32"
+        f"{output / name} is the GGUF with the fitted frequencies; the same folder has the weights "
+        "in float32"
     )

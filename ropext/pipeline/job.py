@@ -68,8 +68,8 @@ def _checked(recipe: Recipe) -> Recipe:
     for loc, entry in recipe.source.entries.items():
         if isinstance(entry.value, str) and scrub(entry.value) != entry.value:
             raise UsageError(
-                f"{entry.where}: {'.'.join(loc)} holds what looks like a secret, which would stand "
-                "in the run's records; set HF_TOKEN, or log in with `hf auth login`"
+                f"{entry.where}: {'.'.join(loc)} looks like a secret, and the run would record "
+                "it; set HF_TOKEN, or log in with `hf auth login`"
             )
     with recipe.told(EVALUATE):
         gates_of(recipe)

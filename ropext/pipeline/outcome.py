@@ -106,7 +106,7 @@ def check_free(work: Work) -> None:
         return
     if not work.call.force:
         raise OutputExists(
-            f"{work.output} (--output) exists and is not what a run of this recipe left; --force "
+            f"{work.output} (--output) exists, and this recipe did not write it; --force "
             "replaces it if ropext wrote all of it"
         )
     check_output(Output(work.output, force=True))
@@ -129,9 +129,9 @@ def _outputs_noted(note: Path) -> list[str]:
     try:
         owned = read_json(note)
     except InputError as error:
-        raise InputError(f"{error}: this note of what the run wrote is damaged; {remedy}") from None
+        raise InputError(f"{error}: this list of the run's files is damaged; {remedy}") from None
     if not isinstance(owned, list) or not all(isinstance(one, str) for one in owned):
-        raise InputError(f"{note}: this note of what the run wrote is damaged; {remedy}")
+        raise InputError(f"{note}: this list of the run's files is damaged; {remedy}")
     return owned
 
 

@@ -52,7 +52,7 @@ def read_forms(prospect: Prospect, folder: Path, call: Call) -> Tried:
     if prospect.documents < FEWEST_DOCUMENTS:
         say(
             f"warning: [few-documents] only {prospect.documents} documents to choose by: "
-            "nothing is sure (eight or more give intervals), and the lowest is taken as it stands"
+            "no intervals (eight or more give them); ropext takes the lowest"
         )
     said = out_of_memory(prospect.recipe.model, "what was read is kept")
     with silenced(), memory_errors(said):

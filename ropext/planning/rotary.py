@@ -166,9 +166,9 @@ def _require_length(model: Model, recipe: Extend) -> None:
     original = model.scaled_sites[0].rope.original_context
     if recipe.factor is None and recipe.target is None and original < model.context:
         raise UsageError(
-            f"say how far: the model reads {model.context} tokens by its config, "
-            f"{model.context / original:g}x its original {original}; --target N --from-original "
-            "gets there in one step, --target N or --factor N goes on from what it reads"
+            f"give a length: the config states {model.context} tokens, "
+            f"{model.context / original:g}× its original {original}; --target N --from-original "
+            "scales once from the original, --target N or --factor N scales on from now"
         )
 
 

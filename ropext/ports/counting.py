@@ -60,7 +60,9 @@ def _answers(count: Count) -> bool:
 def _whole(value: Json, port: Port) -> int:
     if type(value) is int and 0 < value < MOST_TOKENS:
         return value
-    raise InputError(f"--endpoint {port.server.root} tells no number of tokens")
+    raise InputError(
+        f"--endpoint {port.server.root}: /tokenize returned no token count; give --tokenizer DIR"
+    )
 
 
 def _by_messages(port: Port) -> Count:
@@ -93,7 +95,10 @@ def _by_template(port: Port) -> Count:
             applied = port.server.post("/apply-template", port.named(text)) or {}
             content = applied.get("prompt", "")
         if not isinstance(content, str) or not content:
-            raise InputError(f"--endpoint {port.server.root} applies no template")
+            raise InputError(
+                f"--endpoint {port.server.root}: /apply-template returned no prompt; use --api "
+                "completions"
+            )
         request = {"content": content, "add_special": True, "parse_special": True}
         return _whole(_number_of_tokens(port.server.post("/tokenize", request) or {}), port)
 

@@ -114,7 +114,7 @@ class Asking:
         if self.output is None or not done:
             raise NothingKept(NOTHING_KEPT)
         raise Interrupted(
-            f"interrupted; what was answered is kept in {self.output}: the same command goes on"
+            f"interrupted; the answers so far are kept in {self.output}; the same command resumes"
         )
 
 

@@ -72,8 +72,8 @@ class Port:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise Stopped(
-                f"endpoint: {root} gave no answer ({reason}); what was answered is kept with -o, "
-                "and the same command goes on (--deadline gives an answer longer)"
+                f"endpoint: {root} gave no answer ({reason}); with -o the answers so far are kept, "
+                "and the same command resumes (--deadline allows more time)"
             ) from None
         if status in (401, 403):
             raise InputError(f"--endpoint {root} wants a key (HTTP {status}): put it into {KEY}")
@@ -84,8 +84,8 @@ class Port:
             )
         if status in BUSY:
             raise Stopped(
-                f"endpoint: {root} stays busy (HTTP {status}); what was answered is kept with -o, "
-                "and the same command goes on"
+                f"endpoint: {root} stays busy (HTTP {status}); with -o the answers so far are "
+                "kept, and the same command resumes"
             )
         return status, body
 

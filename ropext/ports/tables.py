@@ -77,8 +77,8 @@ def _shares(run: Measurement) -> Table:
     """The two rows, and their difference over the same questions."""
     lengths = run.frame.lengths
     note = (
-        "share found of what is asked for, over the questions that were read, with its 95 % "
-        "interval (questions over one text count for fewer where texts differ)"
+        "share of needles found, over the answered questions, with its 95 % interval (questions "
+        "over one text count less if texts differ)"
     )
     table = table_of("Found, by length", note, _rows(run), at_lengths(FOUND, lengths, share))
     if CUT not in run.models or not table.rows:

@@ -152,7 +152,7 @@ def discordance_table(
             )
     header = ("", "task", "length", "found more", "found fewer", "as many", "p")
     note = (
-        "texts, each with its questions together; p: exact sign test (McNemar's, where a text has "
+        "texts, each with all its questions; p: exact sign test (McNemar's test if each text has "
         "one question)"
     )
     return Table(f"Text by text, against {reference}", note, header, tuple(rows))

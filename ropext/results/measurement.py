@@ -370,7 +370,7 @@ def check_alike(
         return  # the same questions, of which none was read by both
     reason = "the texts of their questions differ"
     if not (first and second):
-        reason = "one was asked in token ids, a server is asked in words"
+        reason = "one run used token ids, the server's run used text"
     raise InputError(
         f"{names[0]} and {names[1]} cannot be paired: {reason} (no question has the same words). "
         "Servers of one tokenizer and template get the same questions from the same options; a "

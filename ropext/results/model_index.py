@@ -42,9 +42,9 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
         return list(_of_record(record))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise InputError(
-            f"{directory}: ropext.json is damaged: what it says was measured is not as ropext "
-            "writes it; give the numbers with --results RUN, or take ropext.json anew from where "
-            "the checkpoint came"
+            f"{directory}: ropext.json is damaged: ropext does not write such measurements; "
+            "give the numbers with --results RUN, or copy ropext.json again from the source of the "
+            "checkpoint"
         ) from None
 
 

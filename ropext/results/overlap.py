@@ -131,8 +131,8 @@ def from_json(raw: Json) -> Trained:
         )
     except (AttributeError, TypeError, ValueError, binascii.Error):
         raise InputError(
-            f"the record is damaged: {TRAINED_ON} holds no hashes; take ropext.json anew from "
-            "where the checkpoint came, or remove it (then nothing is known of its training data)"
+            f"the record is damaged: {TRAINED_ON} holds no hashes; copy ropext.json again "
+            "from the source of the checkpoint, or remove it (then its training data are not known)"
         ) from None
 
 

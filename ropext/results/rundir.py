@@ -381,9 +381,9 @@ def _check_short_windows(runs: Sequence[Measurement]) -> None:
         old = min(by_version)
         new = max(by_version)
         raise InputError(
-            f"{by_version[old]} read its base by version {old} of the short window and "
-            f"{by_version[new]} by version {new} (2 puts a BOS in front of every window), which do "
-            f"not compare; evaluate {by_version[old]} again, or name models other than base and "
+            f"{by_version[old]} truncates its base by version {old} and "
+            f"{by_version[new]} by version {new} (2 begins every window with a BOS), so they do "
+            f"not compare. Evaluate {by_version[old]} again, or name models other than base and "
             "control (RUN:VARIANT)"
         )
 

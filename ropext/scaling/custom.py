@@ -50,7 +50,7 @@ def method(name: str) -> Method:
         if not _fits(now, wanted) or not 0 < attention < math.inf:
             raise UsageError(
                 f"--method {name} must return {len(now)} finite inverse frequencies (0 for a pair "
-                f"that stands still) and an attention factor above 0; it returned "
+                f"that does not rotate) and an attention factor above 0; it returned "
                 f"{str(wanted)[:60]}, {attention:g}"
             )
         if returned(rope, target) != (wanted, attention):
@@ -110,7 +110,7 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise UsageError(
             f"--method {name} must return two things, the inverse frequencies and the attention "
-            f"factor (1.0 where there is none); it returned {class_of(result)}{count}"
+            f"factor (1.0 for none); it returned {class_of(result)}{count}"
         )
     frequencies, attention = result
     return tuple(map(float, frequencies)), float(attention)

@@ -230,7 +230,9 @@ def compare_tables(
         if not trained and made != b"".join(after):
             step = len(after[0])
             row = next(i for i, it in enumerate(after) if it != made[i * step : (i + 1) * step])
-            said = f"row {row - offset} of {table.name} is not what the old rows give"
+            said = (
+                f"row {row - offset} of {table.name} differs from the interpolation of the old rows"
+            )
             raise ProofFailed(f"verification: {said}")
     return {
         "tensors_unchanged": others,

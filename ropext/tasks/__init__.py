@@ -57,7 +57,7 @@ def wording_of(name: str) -> Worded:
     if isinstance(task, TaskWithWording):
         return task.wording
     raise UsageError(
-        f"the task {name} is asked in token ids, and a server takes words: leave it out of --tasks"
+        f"the task {name} consists of token ids, and a server takes text: leave it out of --tasks"
     )
 
 

@@ -157,7 +157,7 @@ class Worded:
         back = encoder.decode(whole[cut:])
         if match(back, question.references, question.part) < 1:
             raise UsageError(
-                f"the task {self.name} cannot be asked with this tokenizer: "
+                f"the task {self.name} does not work with this tokenizer: "
                 f"it decodes {question.written[:60]!r} as {back[:60]!r}, so no answer would be "
                 "right"
             )
@@ -181,7 +181,7 @@ class Worded:
             guess = low + int((budget - at_low) / max(1.0, rate))
         if low >= self.most and at_low < FILLED * budget:
             raise UsageError(
-                f"the task {self.name} was asked for at length {budget}, but its material has only"
+                f"the task {self.name} at length {budget}: its material has only"
                 f" {at_low} tokens: give shorter --lengths, or more passages if they are yours"
                 " (--passages)"
             )

@@ -203,7 +203,7 @@ class TooShort(UsageError):
 
     def __init__(self, task: str, length: int, needed: int) -> None:
         super().__init__(
-            f"the task {task} was asked for at length {length}, but one item of it takes at least"
+            f"the task {task} at length {length}: one item of it takes at least"
             f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths), or"
             " leave it out of --tasks"
         )

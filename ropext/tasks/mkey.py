@@ -63,8 +63,8 @@ def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needl
     size = min(size for size, times in sizes.items() if times == available)
     if available < count:
         raise UsageError(
-            f"the task {NAME} was asked for {count} needles in one haystack, but only {available}"
-            " names take equally many tokens of this tokenizer: give fewer depths (--depths)"
+            f"the task {NAME} needs {count} names for {count} needles in one haystack, but only"
+            f" {available} names have equally many tokens in this tokenizer: give fewer --depths"
         )
     needles = list[Needle]()
     for name, (question, answer) in questions.items():

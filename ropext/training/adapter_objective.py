@@ -93,8 +93,8 @@ class AdapterObjective(Objective[Finetuned]):
             models.four_bits(device)
         if processes.is_fsdp() and device.type == "cpu":
             raise UsageError(
-                "launched with FSDP on a CPU, where accelerate silently runs DDP; use GPUs, or the "
-                "config ddp of `ropext.training.launch`"
+                "launched with FSDP on a CPU, and accelerate silently runs DDP there; use GPUs, or "
+                "the config ddp of `ropext.training.launch`"
             )
         names = list[str]()
         if self.trainable.has_lora:

@@ -156,7 +156,7 @@ class Objective(ABC, Generic[Done]):
             why = "another version of ropext wrote it, which does this in another way"
         raise OutputExists(
             f"{output} (--output) holds another finished {self.command} ({why}); give another -o, "
-            "or --force to train anew"
+            "or --force to train again"
         )
 
     def to_json(self) -> dict[str, Json]:
@@ -255,7 +255,7 @@ class Objective(ABC, Generic[Done]):
         self.call = call
         self.say = call.hooks.say
         self.show = told(self.say)
-        after = f"what is finished is kept in {folder}; run the same command to resume"
+        after = f"finished work is kept in {folder}; run the same command to resume"
         with kept_after_interrupt(after, lambda: has_work(folder)):
             with self._guarded(folder):
                 with pausing(self.say, self.show) as pause:

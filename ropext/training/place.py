@@ -68,7 +68,7 @@ def say_versions(folder: Path, now: Mapping[str, str], say: Say) -> None:
     then = ", ".join(f"{name} {before.get(name, 'absent')}" for name in changed)
     here = ", ".join(f"{name} {now.get(name, 'absent')}" for name in changed)
     if changed:
-        say(f"{folder} was begun with {then}, and goes on with {here}")
+        say(f"{folder}: started with {then}, resumes with {here}")
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:

@@ -20,8 +20,8 @@ def repair(
         fixed = families.respell(families.trusting(snapshot.config, trust))
     elif trust is not None:
         raise UsageError(
-            f"--trust {trust}: {directory} has a ropext.json, which decides; --fix alone writes"
-            " what stands there"
+            f"--trust {trust}: {directory} has a ropext.json, which decides; use --fix without"
+            " --trust"
         )
     else:
         planned = [dict(site.params) for site in known.sites if site.scaled]
@@ -31,8 +31,8 @@ def repair(
             raise
         except (KeyError, TypeError, ValueError):
             raise InputError(
-                f"{snapshot.path(provenance.NAME)} is damaged: the rope dict of a site is none "
-                "that ropext writes; take it anew from where the checkpoint came"
+                f"{snapshot.path(provenance.NAME)} is damaged: ropext does not write such a rope "
+                "dict; copy the file again from the source of the checkpoint"
             ) from None
     return fixed, tuple(families.diff(snapshot.config, fixed))
 

@@ -294,9 +294,9 @@ def test_input_and_output_stay_apart(tmp_path: Path):
     ):
         with pytest.raises(UsageError, match=words):
             write(output, force=True, reads=[base])
-    with pytest.raises(UsageError, match="lies inside"):
+    with pytest.raises(UsageError, match="is inside"):
         write(base, force=True, reads=[base / "w.safetensors"])
-    with pytest.raises(UsageError, match="lies inside"):
+    with pytest.raises(UsageError, match="is inside"):
         write(tmp_path, force=True, reads=[base])
     assert names(base) == {"config.json", "w.safetensors"}
     write(tmp_path / "base-2", reads=[base])  # a name that only begins alike
@@ -309,7 +309,9 @@ def test_outputs_without_a_name(name: str):
 
 
 def test_a_directory_is_not_named_as_a_gguf_file(tmp_path: Path):
-    with pytest.raises(UsageError, match="named as a GGUF file, and a directory"):
+    with pytest.raises(
+        UsageError, match="has the name of a GGUF file, but the output is a directory"
+    ):
         check_output(Output(tmp_path / "model.GGUF", force=True))
     check_output(Output(tmp_path / "model.GGUF", force=True, is_file=True))
 

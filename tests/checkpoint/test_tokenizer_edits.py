@@ -133,8 +133,8 @@ def test_nothing_to_clear(tmp_path: Path, text: bytes):
         b'{"a": 1]': "not valid JSON at byte 8",
         b'{"truncation": {}': "cut short",
         b'{"a": ' + b"[" * 66 + b"]" * 66 + b"}": "nested more than 64 levels deep",
-        b'{"truncation": 5}': "where an object is expected",
-        b'{"truncation": {"a": 1, "a": 2}}': "stands twice",
+        b'{"truncation": 5}': "expected an object",
+        b'{"truncation": {"a": 1, "a": 2}}': "occurs twice",
         b'{"truncation": {"a": "' + b"x" * 70_000 + b'"}}': "bytes",
     }.items(),
 )

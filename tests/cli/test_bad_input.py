@@ -248,7 +248,7 @@ def test_options_are_not_dropped_on_an_extended_directory(ropext, refused, llama
     ]
     assert ropext(*words)[0] == 0
     assert "extended from 128 by yarn" in ropext("plan", tmp_path / "out")[1]
-    assert "say how far" in refused("plan", tmp_path / "out", "--method", "pi")
+    assert "give a length" in refused("plan", tmp_path / "out", "--method", "pi")
     told = refused("plan", "ropext://demo", "--context", 1024)
     assert "--target 1024 what it is to read" in told
 
@@ -368,7 +368,7 @@ def test_a_text_in_the_place_of_documents_is_refused_in_a_sentence():
 
 def test_a_recipe_that_yaml_cannot_say_is_refused_in_a_sentence(tmp_path):
     recipe = {"model": "ropext://demo", "extend": {"method": abs, "factor": 2}}
-    with pytest.raises(UsageError, match=r"named in it as module:function"):
+    with pytest.raises(UsageError, match="of yours as module:function"):
         run(recipe, tmp_path / "out")
 
 

@@ -277,7 +277,7 @@ def test_extend_serves_in_one_program_or_in_every_one(ropext, llama, tmp_path):
     assert every == ["transformers", "vllm", "sglang", "llama.cpp", "lm-eval"]
     code, out, err = ropext(*words, "--force", "--serve", "--eval", "docs.txt")
     assert (code, out) == (2, "")
-    assert "--serve goes without later steps" in err
+    assert "--serve works only without later steps" in err
 
 
 def test_an_extended_directory_is_extended_again_from_where_it_stands(ropext, llama, tmp_path):

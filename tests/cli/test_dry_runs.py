@@ -42,7 +42,7 @@ EXTEND = ("extend", "base", "--factor", "2")
         ((*EXTEND, "-o", "taken"), "taken (--output) exists"),
         ((*EXTEND, "-o", "taken", "--force"), "is not marked as written by ropext"),
         ((*EXTEND, "-o", "base"), "is the input itself"),
-        ((*EXTEND, "-o", "base/out"), "lies inside the input"),
+        ((*EXTEND, "-o", "base/out"), "is inside the input"),
         ((*EXTEND, "-o", "file/out"), "cannot be written"),
         (("extend", "hollow", "--factor", "2", "-o", "out"), "hollow"),
         ((*EXTEND, "-o", "out", "--push-to-hub", "ORG/NAME"), "needs a token"),

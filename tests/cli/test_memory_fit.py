@@ -181,8 +181,8 @@ def test_an_amount_of_memory(text, wanted):
         (("--memory", "lots"), "write 12G or 12GiB"),
         (("--memory", "1G", "--kv", "q9"), "known are f16, q8_0, q4_0, fp8"),
         (("--kv", "f16"), "add --memory SIZE"),
-        (("--memory", "1G", "--measure", "texts"), "ask them one by one"),
-        (("--memory", "1G", "--factor", "2", "--plot", "p.png"), "ask them one by one"),
+        (("--memory", "1G", "--measure", "texts"), "do not go together"),
+        (("--memory", "1G", "--factor", "2", "--plot", "p.png"), "do not go together"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(tmp_path, ropext, words, said):

@@ -65,7 +65,7 @@ def test_the_help_names_the_stages(ropext):
             ["run", "r.yaml", "-o", "out", "extend.method=pi", "extend.beta_fast=3"],
             "--beta-fast is a knob of by-parts and yarn, not of --method pi",
         ),
-        (["run", "r.yaml", "-o", "out", "model=.."], "lies inside the input"),
+        (["run", "r.yaml", "-o", "out", "model=.."], "is inside the input"),
         (["run", "r.yaml", "-o", "out", "=4"], "a recipe has no key ''"),
         (
             ["run", "r.yaml", "-o", "out", "trust_remote_code=true"],

@@ -178,7 +178,7 @@ def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
     with pytest.raises(InputError) as caught:
         add_adapter(model, "adapter")
     said = str(caught.value)
-    assert "which is not read (" in said or "cannot be put on this model: " in said
+    assert "which is not supported (" in said or "cannot be put on this model: " in said
     assert len(said) < 400
     assert not (tmp_path / "ran").exists()
 

@@ -51,7 +51,7 @@ def test_stdout_is_the_result_and_stderr_the_narration(runs, capsys):
     code, said = evaluated(runs, capsys=capsys)
     assert code == 0
     assert "\n\nPerplexity of the last 16 tokens before each length\n" in said.out
-    assert "  gain: nats per token by which a model predicts" in said.out
+    assert "  gain: how much better a model predicts" in said.out
     assert "36 finished pieces were found" in said.err
     assert "report.html" in said.err
 
@@ -131,7 +131,7 @@ def test_compare_gives_a_csv_a_row_for_each_length_and_model(runs, capsys):
     ("words", "sentence"),
     [
         (("--format", "csv", "--json"), "--format csv and --json are two forms of the result"),
-        (("--format", "csv", "--dry-run"), "--format is of what was measured"),
+        (("--format", "csv", "--dry-run"), "--format prints a measurement"),
     ],
 )
 def test_a_format_without_a_table_is_refused(runs, words, sentence, capsys):
@@ -414,7 +414,7 @@ def test_compare_two_variants_of_one_run(runs, capsys):
     specs = [f"{runs / 'one'}:yarn-4x", f"{runs / 'one'}:pi-4x"]
     code, said = run("compare", *specs, capsys=capsys)
     assert code == 0
-    assert "NLL difference to yarn-4x" in said.out
+    assert "Loss difference to yarn-4x" in said.out
 
 
 def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path):
@@ -457,16 +457,14 @@ def test_bases_of_two_definitions_of_the_short_window_do_not_compare(runs, capsy
     manifest(tmp_path / "old", **whole | {"decides": before})
     code, said = run("compare", new, old, capsys=capsys)
     assert code == 2
-    assert (
-        f"{old} read its base by version 1 of the short window and {new} by version 2" in said.err
-    )
+    assert f"{old} truncates its base by version 1 and {new} by version 2" in said.err
     # What reads the long window is what it was, and without a BOS so is the base.
     assert run("compare", f"{new}:yarn-4x", f"{old}:yarn-4x", capsys=capsys)[0] == 0
     gate = f"tail@256 > 9 vs {old}:base"
     both = [f"{new}:yarn-4x", f"{new}:pi-4x", "--json"]
     code, said = run("compare", *both, "--fail-if", gate, capsys=capsys)
     assert code == 3
-    assert "by version 1 of the short window" in json.loads(said.out)["gates"][0]["reason"]
+    assert "truncates its base by version 1" in json.loads(said.out)["gates"][0]["reason"]
     manifest(tmp_path / "old", **whole | {"decides": before | {"bos": None}})
     assert run("compare", new, old, capsys=capsys)[0] == 0
 

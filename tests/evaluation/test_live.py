@@ -415,7 +415,7 @@ def test_a_directory_is_made_of_what_a_wrapper_of_torch_holds(place, wrapper, in
     """As `extend` and `verify` say, which read no model in memory."""
     wrapped = wrapper(loaded(place))
     sentence = (
-        rf"written by `ropext\.save\({inside}, DIR\)`, any other by {inside}\.save_pretrained"
+        rf"use `ropext\.save\({inside}, DIR\)`; for any other model {inside}\.save_pretrained"
     )
     for call in (ropext.verify, partial(ropext.extend, output="out")):
         with pytest.raises(UsageError, match=sentence):

@@ -490,7 +490,7 @@ def test_a_rope_dict_of_an_altered_record_is_one_sentence(checkpoint, value):
         if key != "rope_type":
             content["sites"][0]["params"][key] = value
     (checkpoint / "ropext.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match="damaged: the rope dict of a site"):
+    with pytest.raises(InputError, match="damaged: ropext does not write such a rope dict"):
         repair(checkpoint)
 
 

@@ -132,7 +132,7 @@ def test_a_list_of_a_thousand_million_texts_is_refused_without_reading_them(tmp_
 def test_the_same_key_or_tensor_twice(path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"x.uint32", b"x.uint16"))
-    with pytest.raises(InputError, match=r"x\.uint16 stands twice"):
+    with pytest.raises(InputError, match=r"x\.uint16 occurs twice"):
         read_gguf(path)
     path.write_bytes(whole.replace(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"))
     with pytest.raises(InputError, match="twice"):

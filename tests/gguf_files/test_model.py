@@ -126,5 +126,5 @@ def test_sentences_name_the_file_that_is_read(tmp_path):
     path = str(written(tmp_path / "yarn.gguf", "llama", YARN))
     with pytest.raises(InputError) as refused:
         inspecting.plan(path, factor=2.0, original_context=100)
-    said = f"--original-context 100: it is 64 already by {path}, its metadata as a config; leave"
+    said = f"--original-context 100 contradicts {path}, its metadata as a config, which states 64;"
     assert str(refused.value).startswith(said)

@@ -172,7 +172,7 @@ def test_an_output_that_this_run_did_not_write_needs_force(tmp_path):
         go()
     go(force=True)
     (tmp_path / "out/README.md").write_text("mine")
-    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
+    with pytest.raises(OutputExists, match="this recipe did not write it"):
         go()
     assert (tmp_path / "out/README.md").read_text() == "mine"
 
@@ -288,7 +288,7 @@ def test_a_stage_that_was_begun_goes_on_and_one_that_is_whole_is_taken(tmp_path)
     write_manifest(path, begun)
     shutil.rmtree(tmp_path / "out.run/extended")
     done, said = go()
-    assert "extend: resumes where it was interrupted" in said
+    assert "extend: resumes after an interrupt" in said
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "plan.json", "report.html"])
@@ -437,7 +437,7 @@ def test_the_dry_run_says_the_warnings_of_the_plan_and_writes_no_log(tmp_path):
 def test_the_dry_run_refuses_what_the_run_refuses(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
-    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
+    with pytest.raises(OutputExists, match="this recipe did not write it"):
         kept_by_count(tmp_path)
     (tmp_path / "out/mine.txt").unlink()
     (tmp_path / "out").rmdir()
@@ -483,7 +483,7 @@ def test_an_output_that_appears_while_the_run_goes_on_is_not_replaced(tmp_path, 
         return extend(*args, **more)
 
     monkeypatch.setattr(steps, "write_extension", meanwhile)
-    with pytest.raises(OutputExists, match="is not what a run of this recipe left"):
+    with pytest.raises(OutputExists, match="this recipe did not write it"):
         go()
     assert (tmp_path / "out/mine.txt").read_text() == "mine"
 
@@ -599,7 +599,7 @@ def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_pa
 
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
     before = sorted(tmp_path.rglob("*"))
-    for output, words in (("base/out", "lies inside the input"), ("base", "is the input itself")):
+    for output, words in (("base/out", "is inside the input"), ("base", "is the input itself")):
         with pytest.raises(UsageError, match=words):
             go(SMALL | {"model": "base"}, output, force=True)
     assert sorted(tmp_path.rglob("*")) == before

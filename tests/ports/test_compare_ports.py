@@ -103,7 +103,7 @@ def test_a_directory_is_paired_by_the_words_of_its_questions(runs, tmp_path, cap
     ropext.evaluate("ropext://demo", tmp_path / "demo", tasks="passkey", lengths="256", items=1)
     code, told = run("compare", runs / "whole", tmp_path / "demo", capsys=capsys)
     assert code == 2
-    assert "one was asked in token ids" in told.err
+    assert "one run used token ids" in told.err
 
 
 def test_a_directory_that_was_asked_the_very_words_is_paired(tmp_path, capsys, monkeypatch) -> None:

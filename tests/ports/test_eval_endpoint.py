@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_is_answered(tmp_path, capsys) -> None:
         options = ("--endpoint", url, "--lengths", "256", "--items", "2", "-o", out)
         code, told = run("eval", *options, capsys=capsys)
         assert code == 4, told.err
-        assert f"what was answered is kept in {out}" in told.err
+        assert f"the answers so far are kept in {out}" in told.err
         assert not (out / "results.json").exists()
         kept = len(sorted(out.glob("variants/port-*/*.json")))
         assert kept == len(fake.asked)
@@ -459,8 +459,8 @@ def test_an_answer_is_text_and_nothing_else(tmp_path, capsys, monkeypatch) -> No
     ("options", "says"),
     [
         (("--dtype", "float16"), "--dtype is about a model that ropext loads"),
-        (("--tasks", "copy"), "copy is asked in token ids"),
-        (("--haystack", "text"), "--haystack text is made of --data"),
+        (("--tasks", "copy"), "copy consists of token ids"),
+        (("--haystack", "text"), "--haystack text needs --data"),
     ],
 )
 def test_options_of_a_loaded_model_are_refused(options, says, capsys) -> None:

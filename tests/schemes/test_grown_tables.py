@@ -138,7 +138,7 @@ def test_verify_passes_and_finds_a_row_or_a_tensor_that_was_changed(base, grown,
     (bad / "config.json").write_text(json.dumps(config))
     other = "config.json: hidden_act is 'relu', the base's 'gelu'"
     found = ropext.verify(bad, against=str(base), deep=True)
-    said = f"verification: row 5 of {TABLE} is not what the old rows give"
+    said = f"verification: row 5 of {TABLE} differs from the interpolation of the old rows"
     assert {check.sentence for check in found.failures()} >= {said, other}
     assert other in [check.sentence for check in ropext.verify(bad).failures()]
     config = json.loads((bad / "config.json").read_text()) | {"max_position_embeddings": 131}
@@ -214,7 +214,9 @@ def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
         return stale
 
     monkeypatch.setattr(growing, "rewrite", damaged)
-    with pytest.raises(ProofFailed, match=r"row 5 of .* is not what the old rows give"):
+    with pytest.raises(
+        ProofFailed, match=r"row 5 of .* differs from the interpolation of the old rows"
+    ):
         ropext.extend(base, tmp_path / "bad", factor=4)
     assert not (tmp_path / "bad").exists()
 

@@ -196,7 +196,7 @@ def test_depths_outside_the_haystack_are_refused(task, depths):
 
 def test_more_needles_than_names_are_refused():
     encoder = Characters()
-    with pytest.raises(UsageError, match="fewer depths"):
+    with pytest.raises(UsageError, match="fewer --depths"):
         build(find_task("mkey"), encoder, noise(encoder), 10_000, depths=[0.5] * 150)
 
 

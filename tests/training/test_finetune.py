@@ -637,7 +637,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     told = []
     with monkeypatch.context() as early:
         interrupt(early, "untuned")
-        with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
+        with pytest.raises(Stopped, match=r"^interrupted; finished work is kept in "):
             train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
     assert "stopping after the current document (Ctrl-C again ends at once)" in told
     assert not list((tmp_path / "out.run").glob("*/checkpoint-*"))
@@ -645,7 +645,7 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     # After the training all of it is kept: the same call only reads and merges.
     with monkeypatch.context() as late:
         interrupt(late, "tuned")
-        with pytest.raises(Stopped, match=r"^interrupted; what is finished is kept in "):
+        with pytest.raises(Stopped, match=r"^interrupted; finished work is kept in "):
             train("finetune", extended, str(stories), output, **RUN)
     assert not output.exists()
     monkeypatch.setattr(trainer._Trainer, "train", None)

@@ -484,7 +484,7 @@ def test_an_interrupt_saves_and_the_same_command_goes_on(base, stories, tmp_path
         "fit", base, str(stories), tmp_path / "out", call=Call(Hooks(said.append)), **RANDOM
     )
     assert again.judgements.keys() == {2, 4, 6, 8}
-    assert any("was begun with torch 1.0, and goes on with torch 2" in each for each in said)
+    assert any("started with torch 1.0, resumes with torch 2" in each for each in said)
 
 
 def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
@@ -500,7 +500,7 @@ def test_an_interrupt_while_documents_are_read_keeps_what_was_read(
 
     monkeypatch.setattr(Store, "put", asks)
     with pytest.raises(
-        Stopped, match=r"^interrupted; what is finished is kept in .*out\.run; run the same"
+        Stopped, match=r"^interrupted; finished work is kept in .*out\.run; run the same"
     ):
         train("fit", base, str(stories), tmp_path / "out", **RANDOM)
     assert len(names) == 2

@@ -69,7 +69,7 @@ def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
 ):
     launched(1, fsdp=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
-    with pytest.raises(UsageError, match="must say fsdp_version: 2 and"):
+    with pytest.raises(UsageError, match="must set fsdp_version: 2 and"):
         count_training("finetune", extended, str(tmp_path / "nowhere.jsonl"), steps=2)
 
 
