@@ -93,7 +93,7 @@ def finished(extended: Path, output: Path) -> list[str]:
     if start(extended, output, log).wait():
         raise SystemExit(log.read_text())
     for line in log.read_text().splitlines():
-        if line.startswith("going on"):
+        if line.startswith("resuming"):
             print(f"last run: {line}")
     return [hashlib.sha256((output / name).read_bytes()).hexdigest() for name in COMPARED]
 

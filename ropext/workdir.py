@@ -121,15 +121,15 @@ class Workdir:
             anew = "" if force is None else ", or --force to start over"
             if SCHEMA in names:
                 raise OutputExists(
-                    f"{folder} holds a run of another version of ropext {self.command}, which does "
-                    f"this in another way; give another -o{anew}"
+                    f"{folder} holds a run of another version of ropext {self.command}, whose "
+                    f"results differ; give another -o{anew}"
                 )
             raise OutputExists(
                 f"{folder} holds another run of ropext {self.command} (it differs in "
                 f"{first_of(names)}); repeat that command to resume it, give another -o{anew}"
             )
         if not force and (names := self._edited()):
-            anew = "" if force is None else "; --force makes them anew"
+            anew = "" if force is None else "; --force writes them again"
             raise OutputExists(
                 f"{folder} holds files that were added or edited since ropext wrote its own: "
                 f"{guard.shown(names)}; move them away first, or give another -o{anew}"

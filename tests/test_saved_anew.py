@@ -21,7 +21,7 @@ def test_an_untouched_base_is_a_note(theta):
     base = PLAIN | {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     (check,) = checks(base)
     assert check.passed
-    assert "note: rope_theta stands in rope_parameters alone" in check.sentence
+    assert "note: rope_theta is only in rope_parameters" in check.sentence
     assert "--fix writes it" in check.sentence
     # MLX-LM 0.32.2, TGI 3.3.6 and ExLlamaV2 0.3.2 were measured to read it otherwise.
     assert check.sentence.endswith("among the newest engines measured: mlx, tgi and exllamav2")
@@ -45,4 +45,4 @@ def test_one_that_no_loader_of_today_loses_is_a_note():
     saved |= {"rope_parameters": YARN | {"rope_theta": 1e6}}
     (check,) = checks(saved, True)
     assert check.passed
-    assert "note: the yarn scaling stands in rope_parameters alone" in check.sentence
+    assert "note: the yarn scaling is only in rope_parameters" in check.sentence

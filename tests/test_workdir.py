@@ -81,7 +81,7 @@ def test_what_another_version_does_otherwise_is_not_gone_on_with(tmp_path, comma
     """Its values are the same, and what they give is not."""
     work(place(tmp_path, command, schema=1, seed=1))
     newer = place(tmp_path, command, schema=2, seed=1)
-    with pytest.raises(OutputExists, match=r"which does this in another way; give .*--force to"):
+    with pytest.raises(OutputExists, match=r"whose results differ; give .*--force to"):
         newer.check(False)
     with newer.claimed(True):
         assert not (newer.folder / KEPT).exists()
@@ -321,7 +321,7 @@ def test_finetune_leaves_a_finished_run_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ropext.run(RECIPE, "X")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match=r"X\.run/extended/X \(DIR\) lies inside X\.run"):
+    with pytest.raises(UsageError, match=r"X\.run/extended/X \(DIR\) is inside X\.run"):
         ropext.finetune("X.run/extended/X", "ropext://tuning", "X", steps=2, force=True)
     shutil.copytree("X.run/extended/X", "copy")
     with pytest.raises(OutputExists, match=r"^X\.run holds a run of ropext run, and ropext fine"):

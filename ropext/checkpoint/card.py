@@ -243,9 +243,9 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
     try:
         return read_bytes(path, README_LIMIT).decode(), None
     except UnicodeDecodeError:
-        return None, f"{path} is not UTF-8 text, so the new card stands alone"
+        return None, f"{path} is not UTF-8 text, so the new card leaves it out"
     except InputError as error:
-        return None, f"{error}, so the new card stands alone"
+        return None, f"{error}, so the new card leaves it out"
 
 
 def facts(rows: Iterable[tuple[str, object]]) -> Table:
@@ -304,9 +304,9 @@ def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObje
 
 
 def _proved(proof: JsonObject | None) -> str:
-    """What was proved, in one sentence."""
+    """Return one sentence about the verification."""
     if not proof:
-        return "It was not proved with stock transformers (--no-verify)."
+        return "It was not verified with transformers (--no-verify)."
     if "rotary_modules" in proof:
         return (
             f"transformers {proof['transformers']} built the model from it without its weights: "
@@ -314,8 +314,8 @@ def _proved(proof: JsonObject | None) -> str:
             f"and {proof['tensors_compared']} tensors were as planned; {proof['forward']}."
         )
     same = (
-        f"{proof['tensors_unchanged']} of the rewritten file in every byte the base's, "
-        f"{proof['rows_bit_exact']} old rows in every bit; "
+        f"{proof['tensors_unchanged']} of the rewritten file equal the base's byte for byte, "
+        f"{proof['rows_bit_exact']} old rows bit for bit; "
     )
     return (
         f"transformers {proof['transformers']} loads it: {proof['tensors_compared']} tensors with "

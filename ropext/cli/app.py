@@ -21,21 +21,21 @@ from ropext.narration import interruptible
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
 COMMANDS = {
-    "inspect": "Say what position scheme a model or GGUF has.",
+    "inspect": "Show the position settings of a model or GGUF.",
     "plan": "Show what an extension of a model or GGUF would do.",
-    "extend": "Write an extended checkpoint or GGUF and prove it.",
+    "extend": "Write an extended checkpoint or GGUF and verify it.",
     "verify": "Check a directory or GGUF against its plan.",
-    "fit": "Learn a spectrum from text, weights untouched.",
+    "fit": "Learn RoPE frequencies from text; the weights stay the same.",
     "finetune": "Train an extended checkpoint briefly.",
-    "run": "Do what a recipe says.",
+    "run": "Run all steps of a recipe.",
     "recipes": "List the recipes that come with ropext, or print one.",
     "schema": "Print the JSON schema of a recipe.",
-    "eval": "Measure a model at its long lengths.",
+    "eval": "Measure a model at long lengths.",
     "compare": "Compare evaluations on the same tokens.",
     "push": "Upload an output to the hub.",
-    "serve": "Answer OpenAI's API from a model in memory.",
+    "serve": "Serve a model in memory through an OpenAI-compatible API.",
     "methods": "List the scaling methods, or show one.",
-    "demo": "Show it all on a small bundled model.",
+    "demo": "Run all steps on a small bundled model.",
 }
 # Commands of many options, whose help is in groups; --help shows what most users need.
 GROUPED = ("extend", "plan", "eval", "fit", "finetune")
@@ -68,7 +68,7 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
     app = typer.Typer(
         name="ropext",
         help="Extend the context window of pretrained models, Hugging Face checkpoints and GGUF "
-        "files, and prove that it works.",
+        "files, and verify the result.",
         epilog="Begin with `ropext demo`, or with `ropext inspect` and `ropext plan` on a model of "
         "yours.",
         no_args_is_help=True,

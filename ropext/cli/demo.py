@@ -15,17 +15,22 @@ Output = Annotated[
         "-o",
         callback=at_home,
         metavar="DIR",
-        help="directory that keeps it all [ropext-demo; with --full ropext-demo-full]",
+        help=(
+            "directory for everything that the demo writes [ropext-demo; with --full "
+            "ropext-demo-full]"
+        ),
     ),
 ]
 Full = Annotated[
     bool,
-    typer.Option("--full", help="also PI, NTK, a fitted spectrum, a longer LoRA and its control"),
+    typer.Option(
+        "--full", help="also PI, NTK, fitted RoPE frequencies, a longer LoRA and its control"
+    ),
 ]
 
 
 def command(out: Out, output: Output = None, full: Full = False) -> None:
-    """Show it all on a small bundled model. Extend, prove, fine-tune, measure; no network."""
+    """Run all steps on a small bundled model. Extend, verify, fine-tune, evaluate; no network."""
     from ropext import demo
     from ropext.results import rundir
 

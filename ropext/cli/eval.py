@@ -96,7 +96,7 @@ def command(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Measure a model at its long lengths. By perplexity and retrieval, beside the base."""
+    """Measure a model at long lengths. Perplexity and retrieval, compared with truncated text."""
     from ropext.results.gates import parse_gate
 
     out.check_format(table_format)

@@ -76,8 +76,8 @@ def command(
     push_to_hub: PushToHub = None,
     public: Public = False,
 ) -> None:
-    """Write an extended checkpoint or GGUF and verify it. No weight changes; config.json, or the
-    keys of the GGUF, do."""
+    """Write an extended checkpoint or GGUF and verify it. Changes position settings, not trained
+    weights."""
     if output is None and not dry_run:
         raise UsageError(
             "give -o OUT, the directory or GGUF file to write (or --dry-run to see the plan)"

@@ -104,7 +104,7 @@ def command(
     push_to_hub: push.PushToHub = None,
     public: push.Public = False,
 ) -> None:
-    """Learn a spectrum from text, weights untouched. config.json says what was found."""
+    """Learn RoPE frequencies from text; the weights stay the same. config.json stores them."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.pipeline.fitting import fit_request
     from ropext.training import fit_report

@@ -12,7 +12,9 @@ from ropext.options.extend import Reach
 Plot = Annotated[
     Path | None,
     typer.Option(
-        "--plot", metavar="FILE.png", help="draw the spectrum, or how alike a table's rows are"
+        "--plot",
+        metavar="FILE.png",
+        help="draw the RoPE frequencies, or the similarity of a position table's rows",
     ),
 ]
 
@@ -34,7 +36,7 @@ def command(
     pairs: Pairs = False,
     revision: options.Revision = None,
 ) -> None:
-    """Say what position scheme a model or GGUF has. From its small files alone."""
+    """Show the position settings of a model or GGUF. Reads only config files and headers."""
     from ropext import inspecting
     from ropext.report import text
 

@@ -66,7 +66,7 @@ _FOLDING = MethodPage(
     name=self_extend.NAME,
     summary=f"{self_extend.SUMMARY[:1].upper()}{self_extend.SUMMARY[1:]}.",
     paper="Self-Extend (Jin et al. 2024, arXiv 2401.01325)",
-    carried="in memory alone: ropext serve, ropext.patch, ropext eval, ropext plan --measure",
+    carried="only in memory: ropext serve, ropext.patch, ropext eval, ropext plan --measure",
     knobs=_folding_knobs(),
 )
 
@@ -75,7 +75,7 @@ def command(
     out: Out,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one method")] = None,
 ) -> None:
-    """List the scaling methods, or show one. With its knobs, its paper and how it is carried."""
+    """List the scaling methods, or show one. With its options, its paper and its rope type."""
     if name == self_extend.NAME:
         page_text = _FOLDING.text(_FOLDING.carried)
         out.result(f"{page_text}\n  {self_extend.EXCEPTION}", _FOLDING)
@@ -87,6 +87,6 @@ def command(
         out.result(f"{text}\n{common}", page)
         return
     rows = [f"{m.name:<9} {m.summary}" for m in scaling.METHODS.values()]
-    rows.append(f"\nIn memory alone: {self_extend.NAME}: {self_extend.SUMMARY}.")
+    rows.append(f"\nOnly in memory: {self_extend.NAME}: {self_extend.SUMMARY}.")
     rows.append("\nropext methods NAME shows the knobs, the paper and how a config carries it.")
     out.result("\n".join(rows), [_page_of(m) for m in scaling.METHODS.values()])

@@ -65,8 +65,8 @@ def command(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Show what an extension of a model or GGUF would do. Of an extended one: how to serve it, and
-    with --for alone: whether these loaders read it as its config means (exit code 0, 3 or 6)."""
+    """Show what an extension of a model or GGUF would do. For an extended model it shows how to
+    serve it; with only --for it checks these engines (exit code 0, 3 or 6)."""
     from ropext import inspecting
 
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})

@@ -40,7 +40,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="STAGE",
-        help="do this stage and all later ones again: plan, extend, fit, finetune, evaluate or "
+        help="repeat this stage and all later ones: plan, extend, fit, finetune, evaluate or "
         "report",
     ),
 ]
@@ -69,7 +69,7 @@ def command(
     push_to_hub: PushToHub = None,
     public: Public = False,
 ) -> None:
-    """Do what a recipe says. Plan, extend, prove, fit, fine-tune, evaluate, report; resumable."""
+    """Run all steps of a recipe. Plan, extend, verify, fit, fine-tune, evaluate; resumable."""
     from ropext.pipeline import job
     from ropext.pipeline.running import Stages
 

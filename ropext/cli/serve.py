@@ -39,7 +39,7 @@ def command(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Answer OpenAI's API from a model in memory. By any method, Self-Extend too."""
+    """Serve a model in memory through an OpenAI-compatible API. With any method."""
     from ropext.dequantising import directory_of
     from ropext.inputs import read_text
     from ropext.options.extend import parse_extend
@@ -50,14 +50,14 @@ def command(
     if given:
         if "method" not in given:
             raise UsageError(
-                "say by which method to extend in memory: --method self-extend, or yarn"
+                "give the method to extend with in memory: --method self-extend, or yarn"
             )
         wish = parse_extend(given, read_text)
     fold = None
     if folding:
         fold = SelfExtend(**folding).fold
         if given.get("method") != NAME:
-            raise UsageError(f"{flag(next(iter(folding)))} is of --method {NAME}")
+            raise UsageError(f"{flag(next(iter(folding)))} belongs to --method {NAME}")
     loading = DocumentOptions(**reading)
     check_parts()
     from ropext.serving import app, served
@@ -69,10 +69,7 @@ def command(
         ready = served.load(asked, loading, out.say)
         is_local = app.is_local(host)
         if not is_local:
-            warning = (
-                f"warning: [open-port] {host} is reached from other machines; whoever reaches it "
-                "can ask this model"
-            )
+            warning = f"warning: [open-port] other machines can reach {host} and use this model"
             if not app.has_key():
                 warning += f", and no key is set ({KEY})"
             out.say(warning)
@@ -81,8 +78,8 @@ def command(
         shown_host = f"[{host}]" if ":" in host else host  # of IPv6
         address = f"http://{shown_host}:{bound}/v1"
         out.result(
-            f"{address} answers as {model}, {ready.limit:,} tokens (Ctrl-C ends it)",
+            f"{address} serves {model}, up to {ready.limit:,} tokens (Ctrl-C stops it)",
             {"url": address, "model": model, "max_model_len": ready.limit},
         )
         app.run(app.ModelPort(ready, out.say, only_local=is_local), taken)
-    out.say("the port is closed")
+    out.say("the server has stopped")

@@ -35,7 +35,9 @@ Record = Annotated[
     bool,
     typer.Option("--record", help="write the weights' SHA-256 into ropext.json, for --deep"),
 ]
-Fix = Annotated[bool, typer.Option("--fix", help="repair the config's spellings, diff first")]
+Fix = Annotated[
+    bool, typer.Option("--fix", help="repair RoPE config keys for other engines; prints the diff")
+]
 Trust = Annotated[
     Literal["rope_parameters", "rope_scaling"] | None,
     typer.Option(
@@ -65,7 +67,7 @@ Plain = Annotated[
     typer.Option(
         "--plain",
         metavar="URL",
-        help="hold --endpoint against a server of the unscaled model; no model is loaded",
+        help="compare --endpoint with a server of the unscaled model, without loading a model",
     ),
 ]
 KeptFile = Annotated[
@@ -85,7 +87,9 @@ Tolerance = Annotated[
 ]
 Report = Annotated[
     bool,
-    typer.Option("--report", help="with --endpoint: fill in the issue form of a loader's cell"),
+    typer.Option(
+        "--report", help="with --endpoint: fill in the issue form for the table of engines"
+    ),
 ]
 
 
@@ -107,7 +111,7 @@ def command(
     device: options.Device = "cpu",
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Check a directory or GGUF against its plan. Spectrum, spellings, lengths and weights."""
+    """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
     from ropext import inspecting, loaders, verifying
     from ropext.ports.beside import PlainServer
     from ropext.report import text

@@ -29,7 +29,9 @@ from ropext.results.measurement import Measurement, Store
 from ropext.workdir import USED, Workdir
 
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
-LIVE_KEPT_NOTHING = "interrupted; nothing was kept (of a model in memory all results or none are)"
+LIVE_KEPT_NOTHING = (
+    "interrupted; nothing was kept (results of a model in memory are kept only when complete)"
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class EvaluationJob:
 def _check_stop(hooks: Hooks) -> None:
     """End where that was asked for while documents were read or weights fetched."""
     if hooks.stop():
-        raise NothingKept("interrupted before a model read anything")
+        raise NothingKept("interrupted before the first measurement")
 
 
 def _measure(evaluation: Evaluation, place: Workdir | None, hooks: Hooks) -> Measurement:

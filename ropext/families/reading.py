@@ -53,7 +53,7 @@ def departures(
 ) -> tuple[list[str], tuple[RopeSite, ...]]:
     """Say where stock transformers computes another spectrum than the authors' own code, and give
     the embeddings that stock has where they are not the ones extended."""
-    stock = f"[authors-code] stock transformers {config.version()} differs from the authors here"
+    stock = f"[authors-code] transformers {config.version()} differs from the authors here"
     out = []
     built = {site.label: site for site in sites}
     for site in sites:
@@ -62,7 +62,7 @@ def departures(
         if text.row.mscale_keys and short != long:
             out.append(
                 f"{stock}: it reads the short factors at every length, their code the long ones "
-                f"beyond {site.rope.original_context} tokens, which is what is extended"
+                f"beyond {site.rope.original_context} tokens; ropext extends theirs"
             )
             # Its module holds both sets; its forward pass reads the short one.
             rope = replace(site.rope, short_pair_factors=tuple(short or ()))
@@ -76,8 +76,8 @@ def departures(
         if holder.has(key):
             out.append(
                 f"{stock}: it ignores {unread} and runs the base at theta "
-                f"{text.defaults['theta']:g}, their code has {sites[0].rope.theta:g}, which is "
-                "what is extended"
+                f"{text.defaults['theta']:g}, their code has {sites[0].rope.theta:g}; ropext "
+                "extends theirs"
             )
             theirs = {"rope_theta": text.defaults["theta"]}
             rope = replace(sites[0].rope, theta=theirs["rope_theta"])

@@ -166,8 +166,8 @@ class _Faults:
             return self._head_dim(key)
         if key == self._theta() and self.text.has("rope_parameters"):
             sentence = (
-                f"{key} stands in rope_parameters alone (a transformers 5 save drops it): "
-                "transformers 4, MLX-LM and others then run with their default theta"
+                f"{key} is only in rope_parameters (a transformers 5 save drops it): "
+                "transformers 4, MLX-LM and others then use their default theta"
             )
             return Problem(key, sentence, dropped=True)
         return None
@@ -219,8 +219,8 @@ class _Faults:
         if kind == "default" or not self.text.has("rope_parameters"):
             return None
         sentence = (
-            f"the {kind} scaling stands in rope_parameters alone: transformers 4, MLX-LM and others"
-            " then run without it"
+            f"the {kind} scaling is only in rope_parameters: transformers 4, MLX-LM and others"
+            " then ignore it"
         )
         return Problem("rope_scaling", sentence, dropped=True)
 

@@ -83,12 +83,12 @@ class Reach(Options):
     )
     from_original: bool = wanted(
         False,
-        "extend an already scaled model from its original spectrum and context",
+        "scale a model that is scaled already from its original context",
         panel=Panel.HOW_FAR,
     )
     for_loaders: Loaders = wanted(
         (),
-        "accept only what these loaders read exactly, e.g. vllm,llama.cpp",
+        "accept only settings that these engines compute exactly, e.g. vllm,llama.cpp",
         "LOADERS",
         panel=Panel.METHOD,
         basic=True,
@@ -97,7 +97,7 @@ class Reach(Options):
     # which one, and of --method auto which methods compete.
     even_so: bool = wanted(
         False,
-        "extend even if scaling cannot help, or if a loader in --for was not measured",
+        "extend even if scaling cannot help, or if an engine in --for was not measured",
         panel=Panel.METHOD,
     )
 
@@ -111,8 +111,8 @@ class Reach(Options):
 
 
 HOW = (
-    f"how to scale: {', '.join(scaling.METHODS)}; where nothing rotates: "
-    f"{', '.join(tables.METHODS)}; in memory alone: {self_extend.NAME}; a function of yours: "
+    f"how to scale: {', '.join(scaling.METHODS)}; without RoPE: "
+    f"{', '.join(tables.METHODS)}; only in memory: {self_extend.NAME}; a function of yours: "
     "module:function"
 )
 
@@ -145,7 +145,7 @@ class _Extension(Reach):
 
     untrained: Neutral[bool] = wanted(
         False,
-        "extend by 64 times or more although no training follows",
+        "allow 64× or more without training",
         panel=Panel.METHOD,
     )
 

@@ -13,7 +13,7 @@ from ropext.table import Table, with_rows
 
 PLOTS = {
     "nll-by-position": "Loss by position",
-    "gain": "Context gain by position",
+    "gain": "Gain over truncation by position",
 }
 
 
@@ -72,9 +72,9 @@ def _facts(work: Work) -> Table:
         ("context", f"{plan.context:,}"),
         ("target", f"{plan.target:,} (factor {plan.factor:g})"),
         ("spectrum (SHA-256)", plan.main.wanted.digest()[:16]),
-        ("proved", f"with transformers {proved['transformers']}" if proved else "no"),
+        ("verified", f"with transformers {proved['transformers']}" if proved else "no"),
     ]
-    return Table("What was made", "config.json carries it", ("", ""), tuple(rows))
+    return Table("What was made", "config.json", ("", ""), tuple(rows))
 
 
 def _training_table(work: Work) -> Table | None:

@@ -220,17 +220,17 @@ def plan_lines(plan: PortPlan) -> list[str]:
         lines.append(_questions_line(plan))
     if plan.window is None:
         lines.append(
-            "no row of cut text: neither --context nor --against says what the trained window is"
+            "no truncated baseline: neither --context nor --against gives the trained context"
         )
     elif plan.plain is None:
         lines.append(
-            f"beside it the same questions cut to {plan.window[0]} tokens ({plan.window[1]}), read "
-            "by this server; --plain URL asks one of the unscaled model"
+            f"baseline: the same questions truncated to {plan.window[0]} tokens "
+            f"({plan.window[1]}), on this server; --plain URL uses a server of the unscaled model"
         )
     else:
         lines.append(
-            f"beside it the same questions cut to {plan.window[0]} tokens ({plan.window[1]}), read "
-            f"by {plan.plain.server.root}"
+            f"baseline: the same questions truncated to {plan.window[0]} tokens "
+            f"({plan.window[1]}), on {plan.plain.server.root}"
         )
     if plan.reads is not None:
         count = len(plan.reads.texts.ids)

@@ -65,7 +65,7 @@ def row_names(run: Measurement) -> dict[str, str]:
         window = length_text(endpoint["window"])
         plain = endpoint["plain"]
         reader = "this server" if plain is None else f"{plain['model']} at {plain['url']}"
-        names[CUT] = f"cut to {window}, read by {reader}"
+        names[CUT] = f"truncated to {window}, on {reader}"
     return names
 
 

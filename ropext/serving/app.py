@@ -75,7 +75,7 @@ class ModelPort:
         own, and may send a form without asking, but no JSON."""
         name = (request.url.hostname or "").strip("[]").lower()
         if self.only_local and name not in LOCAL:
-            raise Refusal(f"this server answers as {' or '.join(LOCAL)} alone", 403)
+            raise Refusal(f"this server accepts only the host names {' and '.join(LOCAL)}", 403)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         wanted = self.key and request.url.path != "/health"
         if wanted and not hmac.compare_digest(given.encode(), self.key.encode()):

@@ -115,12 +115,14 @@ def fit_story(done: Fitted) -> Story:
         "notes": list(done.notes),
     }
     summary = (
-        f"Its spectrum was fitted on text with the weights frozen: {objective.needs.moving} "
-        f"numbers, {done.step} steps, starting from {done.start}; {done.reason}."
+        "Its RoPE frequencies were fitted on text with the weights frozen: "
+        f"{objective.needs.moving} numbers, {done.step} steps, starting from {done.start}; "
+        f"{done.reason}."
     )
     if done.kept == START:
         summary = (
-            f"A fit of the spectrum was tried ({done.tokens:,} tokens) and not kept: {done.reason}."
+            f"A fit of the RoPE frequencies was tried ({done.tokens:,} tokens) and not kept: "
+            f"{done.reason}."
         )
     return Story(section, (summary,), fit_tables(done), training.used.to_json())
 

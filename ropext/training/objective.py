@@ -153,7 +153,7 @@ class Objective(ABC, Generic[Done]):
             return self.kind.of(output, kept[CONTENT])
         why = f"it differs in {first_of(names)}"
         if SCHEMA in names:
-            why = "another version of ropext wrote it, which does this in another way"
+            why = "another version of ropext wrote it, whose results differ"
         raise OutputExists(
             f"{output} (--output) holds another finished {self.command} ({why}); give another -o, "
             "or --force to train again"

@@ -321,7 +321,7 @@ class SpectrumObjective(Objective[Fitted]):
         method = self.space(self.start).method
         plan = plan_with(self.snapshot, self.options, method, self.steps.knobs(step))
         variant = self.variant(FITTED, plan)
-        said = f"reading them by the spectrum of step {step}, as its config says"
+        said = f"evaluating the RoPE frequencies of step {step}, from the written config"
         try:
             self.models |= self._measure(said, [variant], pause)
         except NanInLogits as error:

@@ -144,7 +144,7 @@ class _Trainer(transformers.Trainer):
         if stopping.patience and self.state.global_step in missed(evaluations):
             self.lower_rate()
         if _no_better([evaluation["held_out"] for evaluation in evaluations], stopping.patience):
-            self.say(f"{stopping.patience} evaluations in a row were no better: stopping")
+            self.say(f"{stopping.patience} evaluations in a row without improvement: stopping")
             self.control.should_training_stop = True
         return {WATCHED: value}
 
@@ -439,7 +439,7 @@ def train(job: Optimisation, say: Say) -> History:
         history = history_in(start, job.stopping.patience)
         if _finished(history, job):
             return history
-        say(f"going on after step {history.steps}")
+        say(f"resuming after step {history.steps}")
     trainer = _Trainer(
         model=job.model,
         args=train_args,

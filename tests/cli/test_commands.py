@@ -380,4 +380,4 @@ def test_recipes_are_listed_without_a_word(ropext):
 def test_the_help_of_extend_speaks_of_gguf_files_too(ropext):
     text = " ".join(ropext("extend", "--help")[1].split())
     assert "directory or .gguf file to write" in text
-    assert "config.json, or the keys of the GGUF, do" in text
+    assert "an extended checkpoint or GGUF and verify it" in text

@@ -73,7 +73,7 @@ def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
     assert longest > 900
     # At 256 the two rows are one: nothing is asked twice.
     assert len(fake.asked) == 12 + 6
-    assert "cut to 256, read by this server" in Path(tmp_path / "o/report.md").read_text("utf-8")
+    assert "truncated to 256, on this server" in Path(tmp_path / "o/report.md").read_text("utf-8")
 
 
 def test_a_plain_server_reads_the_cut_text(tmp_path, capsys) -> None:
@@ -92,7 +92,7 @@ def test_without_a_window_there_is_no_cut_row_and_it_is_said(capsys) -> None:
         code, told = run("eval", "--endpoint", url, *LENGTHS, capsys=capsys)
     assert code == 0
     assert "no row of cut text" in told.out
-    assert "cut to" not in told.out
+    assert "truncated to" not in told.out
 
 
 def test_a_silent_cut_is_seen_by_its_usage(capsys) -> None:

@@ -39,7 +39,7 @@ def test_a_model_is_extended_in_memory_and_served(directory, asked, capsys):
     code, said = run("serve", str(directory), *words, capsys=capsys)
     assert code == 0, said.err
     assert said.out.startswith("http://127.0.0.1:")
-    assert f"/v1 answers as {directory}, 128 tokens" in said.out
+    assert f"/v1 serves {directory}, up to 128 tokens" in said.out
     assert asked[0]["id"] == str(directory)
     assert asked[0]["max_model_len"] == 128
     assert "0 tokens kept, 3 read, 4 written" in said.err
@@ -51,7 +51,7 @@ def test_a_directory_is_served_as_it_is_and_another_host_is_warned_of(directory,
     code, said = run("serve", str(directory), *words, capsys=capsys)
     assert code == 0, said.err
     assert '"max_model_len": 64' in said.out
-    assert "warning: [open-port] 0.0.0.0 is reached from other machines" in said.err
+    assert "warning: [open-port] other machines can reach 0.0.0.0" in said.err
     assert "no key is set (ROPEXT_ENDPOINT_KEY)" in said.err
 
 
@@ -84,11 +84,14 @@ def test_a_digest_tells_other_weights_and_another_method_apart(directory, asked,
 
 def test_what_cannot_be_served_is_refused_before_a_port_is_open(directory, asked, capsys):
     for words, sentence in (
-        (("--factor", "2"), "say by which method to extend in memory"),
+        (("--factor", "2"), "give the method to extend with in memory"),
         (("--method", "self-extend"), "give --factor 4, or --target 256"),
         (("--method", "nonsense", "--factor", "2"), "is not a method"),
-        (("--method", "yarn", "--factor", "2", "--literal"), "--literal is of --method self-ext"),
-        (("--window", "16"), "--window is of --method self-extend"),
+        (
+            ("--method", "yarn", "--factor", "2", "--literal"),
+            "--literal belongs to --method self-ext",
+        ),
+        (("--window", "16"), "--window belongs to --method self-extend"),
     ):
         code, said = run("serve", str(directory), *words, "--port", "0", capsys=capsys)
         assert code == 2

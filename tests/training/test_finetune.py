@@ -507,7 +507,7 @@ def test_killed_it_goes_on_with_the_losses_of_an_uninterrupted_run(
         train("finetune", extended, str(stories), output, **RUN | {"seed": 1})
     told = []
     done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
-    assert any("going on after step 4" in sentence for sentence in told)
+    assert any("resuming after step 4" in sentence for sentence in told)
     assert done.by_step == tuned[0].by_step
     assert done.evaluations == tuned[0].evaluations
     merged = load_file(output / "model.safetensors")
@@ -536,7 +536,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(
     monkeypatch.undo()
     told = []
     done = train("finetune", extended, str(stories), output, call=Call(Hooks(told.append)), **RUN)
-    assert "going on after step 2" in told
+    assert "resuming after step 2" in told
     assert done.by_step == tuned[0].by_step
     merged = load_file(output / "model.safetensors")
     for name, tensor in load_file(tuned[1] / "model.safetensors").items():

@@ -261,7 +261,7 @@ def test_out_of_memory_names_three_options_and_the_same_call_goes_on(
         call=Call(Hooks(told.append)),
         **options,
     )
-    assert "going on after step 3" in told
+    assert "resuming after step 3" in told
 
 
 def test_what_the_cpus_allocator_says_is_told_as_out_of_memory_too():

@@ -269,7 +269,7 @@ def test_a_killed_fit_goes_on_to_the_same_spectrum(plain, base, stories, tmp_pat
         train("fit", base, str(stories), output, **RANDOM | {"ceiling": 3.0})
     told = []
     again = train("fit", base, str(stories), output, call=Call(Hooks(told.append)), **RANDOM)
-    assert any("going on after step 4" in sentence for sentence in told)
+    assert any("resuming after step 4" in sentence for sentence in told)
     assert again.by_step == done.by_step
     assert again.judgements == done.judgements
     assert again.pair_factors == done.pair_factors
