@@ -196,7 +196,7 @@ def one(model: str, data: str, table: str, options: dict[str, Any], within: Sequ
     target = judge.frame.longest
     print(f"\n## {factor} times the context: {target} tokens\n")
     print(f"{len(judge.documents)} documents, tail of {judge.frame.tail} tokens.\n")
-    print("| spectrum | tail perplexity | tail loss | far half loss | short tax | passkey |")
+    print("| spectrum | tail perplexity | tail loss | second half loss | short tax | passkey |")
     print("|---|---|---|---|---|---|")
     sums, counts = base.sums(*judge.frame.tail_span(target))
     inside = float(sums.sum() / counts.sum())
@@ -258,7 +258,7 @@ def short_rows(factor: float, batch_tokens: Sequence[int], seed: int) -> None:
     ways += [{"strategy": "pose", "batch_tokens": own} for own in batch_tokens]
     found: dict[str, tuple[Reading, list[ItemScore]]] = {}
     print(f"\n## {factor:g} times the context: {judge.frame.longest} tokens, seed {seed}\n")
-    print("| rows | tail perplexity | tail loss | far half loss | short tax | passkey |", end="")
+    print("| rows | tail perplexity | tail loss | second half loss | short tax | passkey |", end="")
     print(" cost, forward tokens | of the first |\n" + "|---" * 8 + "|")
     whole, lines = 0, []
     for way in ways:

@@ -113,7 +113,7 @@ def with_interval(values: np.ndarray) -> str:
 
 def table(cells: Cells) -> str:
     """Share of keys found and loss of the right answer, and the share by depth."""
-    head = ["variant", "haystacks", "keys found", "nats a token of the answer"]
+    head = ["variant", "haystacks", "needles found", "nats a token of the answer"]
     head += [f"{name}, in the half that truncation cuts off" for name in ("found", "nats")]
     head += [f"found at {depth:.0%}" for depth in DEPTHS]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

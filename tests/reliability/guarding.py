@@ -405,7 +405,7 @@ MEANWHILE: dict[str, Callable[[Path], None]] = {
 REPLACERS = ("extend MODEL", "extend MODEL, by symlink", "fit MODEL", "finetune DIR")
 
 
-COMPARED = re.compile("is the input itself|lies inside|is a link, and")  # what the guard says
+COMPARED = re.compile("is the input itself|is inside|is a link, and")  # what the guard says
 
 
 def announced(kind: Kind, relation: str, given: str) -> tuple[str, ...]:
