@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 README = "README.md: lines of its blocks"
 FLOORS = "pyproject.toml: dependencies"
-EXTRAS = "pyproject.toml: optional-dependencies"
+EXTRAS = "pyproject.toml: extras dev, lm-eval"
 PINS = "constraints.txt: versions"
 CENSUS = "ropext/families/types.json"
 DEFAULTS = "ropext/families/defaults.json"
@@ -57,7 +57,11 @@ def content(root: Path, what: str) -> str:
     if file == "README.md":
         return "".join(f"{language}\n{lines}" for language, lines in blocks(text))
     if file == "pyproject.toml":
-        return json.dumps(tomllib.loads(text)["project"][part])
+        project = tomllib.loads(text)["project"]
+        if part == "dependencies":
+            return json.dumps(project[part])
+        names = part.removeprefix("extras ").split(", ")
+        return json.dumps({name: project["optional-dependencies"][name] for name in names})
     if part == "architectures":
         return json.dumps(json.loads(text)[part])
     # What a script imports may move in the package, and measures the same.

@@ -48,6 +48,8 @@ def parts(root):
         ("README.md", "These lines run on a bundled model", "They run on a bundled model", []),
         ("pyproject.toml", '"typer>=', '"typer>=9', ["floors"]),
         ("pyproject.toml", '"lm-eval>=', '"lm-eval>=9', ["lm-eval"]),
+        ("pyproject.toml", '"hypothesis>=', '"hypothesis>=9', ["lm-eval"]),
+        ("pyproject.toml", '"mkdocs-material>=', '"mkdocs-material>=99', []),
         ("pyproject.toml", "line-length = 100", "line-length = 90", []),
         ("ropext/families/types.json", '"gpt2"', '"gpt3"', ["oracle", "spellings"]),
         ("ropext/loaders/gguf.json", '"qwen2": {', '"qwen4": {', ["gguf"]),
