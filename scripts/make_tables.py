@@ -46,7 +46,7 @@ _ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "mlx", "exllamav3")
 
 def methods() -> str:
     """The tables of docs/methods.md."""
-    lines = ["| method | what it does | carried as | paper |", "|---|---|---|---|"]
+    lines = ["| method | what it does | saved as rope type | paper |", "|---|---|---|---|"]
     lines += [f"| `{m.name}` | {m.summary} | {m.carried} | {m.paper} |" for m in METHODS.values()]
     lines += ["", "| method | knob | default | meaning |", "|---|---|---|---|"]
     for method in METHODS.values():

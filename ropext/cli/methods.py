@@ -36,7 +36,7 @@ class MethodPage:
         lines = [
             f"{self.name}: {self.summary}",
             f"  paper    {self.paper}",
-            f"  carried  {carried}",
+            f"  stored   {carried}",
         ]
         for knob in self.knobs:
             lines.append(f"  {knob.flag:<20} {knob.help}{shown_default(knob.default)}")

@@ -146,7 +146,7 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
         )
     count = len(corpus.documents)
     if count < FEWEST_DOCUMENTS:
-        few = f"{count} documents give ranges in place of intervals"
+        few = f"{count} documents give ranges instead of intervals"
         if count == 1:
             few = "one document gives no interval"
         lines.append(

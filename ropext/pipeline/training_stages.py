@@ -85,7 +85,7 @@ def _training_counts(options: TrainingOptions, epochs: float | None = None) -> J
     if epochs is not None:
         what = f"{epochs:g} passes over the data"
     if batch is None:
-        what += ", as many tokens a step as suit the model"
+        what += ", tokens per step by the size of the model"
     else:
-        what += f", {batch:,} tokens a step"
+        what += f", {batch:,} tokens per step"
     return {"what": what, "steps": steps, "batch_tokens": batch}

@@ -89,9 +89,9 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
     if needs_no_scaling(model) and not recipe.from_original:
         hint += "; --length-only raises that length, which is all that is needed"
     raise NotExpressible(
-        f"--method {method} moves no pair of this model, since each turns at least {fewest:.4g}"
-        f" times in its {ropes[0].context} tokens; only the stated length would grow{hint}"
-        " (--even-so extends it anyway)"
+        f"--method {method} changes no frequency of this model: each pair makes at least "
+        f"{fewest:.4g} rotations in its {ropes[0].context} tokens; only the stated length would "
+        f"grow{hint} (--even-so extends it anyway)"
     )
 
 

@@ -489,7 +489,7 @@ def spectra(
 ) -> bytes:
     """Wavelength of each pair, one line per model; the base's, if it is there, is grey. A dotted
     line marks each named length."""
-    axis = axes(title, "tokens per full turn", "pair (0 turns fastest)")
+    axis = axes(title, "tokens per rotation", "rotary pair (0 is the fastest)")
     styled = dict(styled or {})
     last = max(len(inv_freq) for inv_freq in models.values()) - 1
     for what, tokens in lengths.items():

@@ -14,10 +14,13 @@ class ByPartsKnobs:
     """The ramp's two ends, in turns inside the trained context (alpha and beta of eq. 18)."""
 
     beta_fast: float = field(
-        default=32.0, metadata={"help": "pairs with more turns than this are kept"}
+        default=32.0,
+        metadata={
+            "help": "pairs with more rotations in the context than this keep their frequency"
+        },
     )
     beta_slow: float = field(
-        default=1.0, metadata={"help": "pairs with fewer turns than this are interpolated"}
+        default=1.0, metadata={"help": "pairs with fewer rotations than this are interpolated"}
     )
 
 
@@ -26,10 +29,13 @@ class Llama3Knobs:
     """Llama 3's names for the same two ends."""
 
     low_freq_factor: float = field(
-        default=1.0, metadata={"help": "pairs with fewer turns than this are interpolated"}
+        default=1.0, metadata={"help": "pairs with fewer rotations than this are interpolated"}
     )
     high_freq_factor: float = field(
-        default=4.0, metadata={"help": "pairs with more turns than this are kept"}
+        default=4.0,
+        metadata={
+            "help": "pairs with more rotations in the context than this keep their frequency"
+        },
     )
 
 
@@ -75,7 +81,7 @@ METHODS = (
     ),
     Method(
         name="llama3",
-        summary="Llama 3.1's scaling: by-parts with bounds of 1 and 4 turns.",
+        summary="Llama 3.1's scaling: by-parts with bounds of 1 and 4 rotations.",
         paper="Llama team 2024, arXiv 2407.21783; released code",
         carried="llama3",
         scale=llama3,

@@ -15,10 +15,14 @@ class YarnKnobs:
     """The ramp's two ends, in turns inside the trained context."""
 
     beta_fast: float = field(
-        default=BETA_FAST, metadata={"help": "pairs with more turns than this are kept"}
+        default=BETA_FAST,
+        metadata={
+            "help": "pairs with more rotations in the context than this keep their frequency"
+        },
     )
     beta_slow: float = field(
-        default=BETA_SLOW, metadata={"help": "pairs with fewer turns than this are interpolated"}
+        default=BETA_SLOW,
+        metadata={"help": "pairs with fewer rotations than this are interpolated"},
     )
     truncate: bool = field(
         default=True, metadata={"help": "round the ramp's ends to whole pairs, as the paper's code"}

@@ -414,14 +414,14 @@ def test_the_dry_run_says_of_each_stage_what_its_options_ask_for(tmp_path):
     }
     found = counts_of(tmp_path / "out", wish)["stages"]
     said = {name: own["what"] for name, own in found.items()}
-    assert said["fit"] == "2 steps, 8,192 tokens a step"
-    assert said["finetune"] == "at most 400 steps, 1,024 tokens a step"
+    assert said["fit"] == "2 steps, 8,192 tokens per step"
+    assert said["finetune"] == "at most 400 steps, 1,024 tokens per step"
     assert said["evaluate"] == (
         "at most 8 documents, 4 questions of passkey at each depth; at 64, 128, 256, 512; by base, "
         "untouched, control, extended, fitted, tuned"
     )
     found = counts_of(tmp_path / "out", wish, ["finetune.epochs=2"])
-    assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens a step"
+    assert found["stages"]["finetune"]["what"] == "2 passes over the data, 1,024 tokens per step"
     assert list(tmp_path.iterdir()) == []
 
 
