@@ -154,6 +154,18 @@ def limit_memory(most: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
+def free_descriptors() -> int | None:
+    """Return how many more files this process may open; None if the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    return soft - len(os.listdir("/dev/fd"))
+
+
 def peak_memory() -> int:
     """Return the bytes that this process held at its highest."""
     if sys.platform == "win32":

@@ -68,6 +68,8 @@ def command(
         )
         ready = served.load(asked, loading, out.say)
         is_local = app.is_local(host)
+        answering = app.ModelPort(ready, out.say, only_local=is_local)
+        answering.worker.check()
         if not is_local:
             warning = f"warning: [open-port] other machines can reach {host} and use this model"
             if not app.has_key():
@@ -81,5 +83,5 @@ def command(
             f"{address} serves {model}, up to {ready.limit:,} tokens (Ctrl-C stops it)",
             {"url": address, "model": model, "max_model_len": ready.limit},
         )
-        app.run(app.ModelPort(ready, out.say, only_local=is_local), taken)
+        app.run(answering, taken)
     out.say("the server has stopped")

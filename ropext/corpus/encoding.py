@@ -14,6 +14,7 @@ from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
 from ropext.jsontext import Json
 from ropext.models.sandbox import ask
+from ropext.models.tokenizer import panics_refused
 from ropext.results.overlap import Hashes, unique
 
 PASSAGE = 64
@@ -171,7 +172,8 @@ class DocumentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
-        ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        with panics_refused(self.tokenizer.name_or_path, "a text"):
+            ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         # The reader puts the BOS. It is taken from the ids of a template, never from its text,
         # whose first word some tokenizers cut otherwise where no BOS stands in front.
         if self.chat and self.bos is not None and ids[:1] == [self.bos]:
@@ -271,7 +273,8 @@ class DocumentEncoder:
         """At most `limit` tokens from the start of a text, BOS included."""
         size = limit * CHARACTERS_PER_TOKEN
         while True:
-            ids, sizes = self._encode(text[:size])
+            with panics_refused(self.tokenizer.name_or_path, name):
+                ids, sizes = self._encode(text[:size])
             if size >= len(text) or len(ids) >= limit + CUT_MARGIN:
                 break
             size *= 2

@@ -1,7 +1,8 @@
 """A process of its own for what strangers' chat templates and tokenizers do, within limits.
 
-A template is a program that can loop for ever, and a dozen of a tokenizer's normalizers can each
-double a text; nothing stops them from inside. Run as a script, this file is the child: each line of
+A template is a program that can loop for ever, a regular expression that reads an answer can
+backtrack for ever, and a dozen of a tokenizer's normalizers can each double a text; nothing stops
+them from inside. Run as a script, this file is the child: each line of
 its stdin is a question in JSON, each line of its stdout the answer.
 """
 
@@ -12,10 +13,11 @@ import signal
 import string
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ropext.errors import InputError
 from ropext.systems import limit_memory
@@ -62,7 +64,7 @@ def ask(kind: str, question: "JsonObject", size: int = 0) -> "Json":
         answer = None
     if answer is None:
         raise TimeoutError(f"it takes more than {seconds:.0f} seconds or {memory >> 30} GiB")
-    if kind == "render":  # many documents are asked for, and a tokenizer once
+    if kind in ("render", "parse"):  # these are asked often, and a tokenizer once
         _idle[key] = child
     else:
         child.communicate()
@@ -130,6 +132,33 @@ def render(template: str, messages: "Json", words: "dict[str, Json]", opening: b
     return text
 
 
+class AnswerParser:
+    """The parser of transformers that finds thoughts and tool calls in the answer that a model is
+    writing. All pieces of one answer together have the time of one question."""
+
+    def __init__(self) -> None:
+        self.parser: Any = None
+        self.spent = 0.0  # seconds, on this answer
+
+    def __call__(self, template: "Json", prompt: str, text: str, ends: bool) -> "Json":
+        """Return the events of the next piece; a template begins another answer to `prompt`."""
+        started = time.perf_counter()
+        events = []
+        if template is not None:
+            from transformers.utils.chat_parsing.response_parser import ResponseParser
+
+            self.spent = 0.0
+            self.parser = ResponseParser(template, prefix=prompt)
+            events += self.parser.initial_events
+        events += self.parser.feed(text)
+        if ends:
+            events += self.parser.finalize()[1]
+        self.spent += time.perf_counter() - started
+        if self.spent > SECONDS:
+            raise TimeoutError(f"it takes more than {SECONDS:.0f} seconds")
+        return events
+
+
 def main() -> None:
     """Answer until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
@@ -137,6 +166,7 @@ def main() -> None:
         "render": render,
         "encode": encode,
         "build": build,
+        "parse": AnswerParser(),
     }
     answer_to = answers[sys.argv[1]]
     # What it needs is imported before its time is counted.
@@ -144,6 +174,8 @@ def main() -> None:
         render("", [], {}, False)
     elif answer_to is build:
         from transformers import AutoTokenizer  # noqa: F401
+    elif isinstance(answer_to, AnswerParser):
+        from transformers.utils.chat_parsing.response_parser import ResponseParser  # noqa: F401
     for line in sys.stdin:
         seconds, memory, question = json.loads(line)
         limit_memory(memory)

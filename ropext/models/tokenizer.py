@@ -1,5 +1,7 @@
 """The tokenizer beside a model, tried in a process of its own before it is loaded here."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ropext.checkpoint import Snapshot
@@ -56,3 +58,18 @@ def _needs_trial(snapshot: Snapshot) -> bool:
             if any(type(item) in (int, float) and item > COUNTED for item in flat(value)):
                 return True
     return False
+
+
+@contextmanager
+def panics_refused(model: str, what: str) -> Iterator[None]:
+    """Turn a panic of `tokenizers`, which is no Exception, into the user's mistake that it is."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"the tokenizer of {model} cannot read {what}: the tokenizers library stopped with "
+            f"{reason!r}"
+        ) from None

@@ -105,7 +105,6 @@ class AnswerSoFar:
             "prompt_tokens": asked,
             "completion_tokens": written,
             "total_tokens": asked + written,
-            "prompt_tokens_details": {"cached_tokens": self.streamer.kept},
         }
 
 

@@ -1,15 +1,18 @@
 """The port: a few paths, one model, one machine."""
 
 import asyncio
+import gc
 import hmac
 import ipaddress
 import json
 import os
+import re
 import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,19 +21,38 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ropext.errors import InputError
-from ropext.jsontext import Json, parse_object
+from ropext.jsontext import Json, JsonObject
 from ropext.models.load import silenced
 from ropext.narration import Say, interruptible, silent
 from ropext.ports.server import KEY
 from ropext.serving.answers import AnswerSoFar
-from ropext.serving.questions import Refusal, check_model, prompt_ids, question_of
+from ropext.serving.connections import BACKLOG, AcceptErrors, bounded
+from ropext.serving.questions import (
+    Body,
+    Refusal,
+    Turn,
+    check_model,
+    parsed,
+    prompt_ids,
+    question_of,
+)
 from ropext.serving.served import LiveModel, model_card
 from ropext.serving.turns import Item, TurnStreamer, Worker
 
-MOST_BYTES = 64 << 20  # of a request's body: some ten million tokens
+AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
 LOCAL = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"(?:([\w.-]+)|\[([0-9a-fA-F:.]+)\])(?::[0-9]{1,5})?", re.ASCII)  # of a header
 Action = Callable[[Request], Awaitable[Response]]
+Read = TypeVar("Read")
+
+
+class JsonAnswer(JSONResponse):
+    """JSON; half of a surrogate pair, which a request can hold, becomes a question mark."""
+
+    def render(self, content: Json) -> bytes:
+        """Write the JSON."""
+        return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class ModelPort:
@@ -43,6 +65,7 @@ class ModelPort:
         self.key = os.environ.get(KEY, "")
         self.worker = Worker(served, say)
         self.created = int(time.time())
+        self.reading = asyncio.Semaphore(AT_ONCE)
 
     def app(self) -> Starlette:
         """The application for uvicorn."""
@@ -56,7 +79,12 @@ class ModelPort:
             ("GET", "/health", self.health),
         ]
         routes = [Route(path, self._guarded(do), methods=[verb]) for verb, path, do in actions]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors(self.say))
+        yield
 
     def _guarded(self, action: Action) -> Action:
         async def guarded(request: Request) -> Response:
@@ -64,7 +92,7 @@ class ModelPort:
                 self._check(request)
                 return await action(request)
             except Refusal as error:
-                return JSONResponse(error.body, error.status)
+                return JsonAnswer(error.body, error.status)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
 
@@ -73,11 +101,14 @@ class ModelPort:
     def _check(self, request: Request) -> None:
         """Refuse who lacks the key, and web pages: a page in a browser can name any host as its
         own, and may send a form without asking, but no JSON."""
-        name = (request.url.hostname or "").strip("[]").lower()
-        if self.only_local and name not in LOCAL:
+        # `request.url` is made of the Host header, and of other things if it cannot be read.
+        host = HOST.fullmatch(request.headers.get("host", ""))
+        if host is None:
+            raise Refusal("the Host header must be a name or an address, with or without port", 403)
+        if self.only_local and (host[1] or host[2]).lower() not in LOCAL:
             raise Refusal(f"this server accepts only the host names {' and '.join(LOCAL)}", 403)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        wanted = self.key and request.url.path != "/health"
+        wanted = self.key and request.scope["path"] != "/health"
         if wanted and not hmac.compare_digest(given.encode(), self.key.encode()):
             raise Refusal(
                 f"the key is wrong or missing (Bearer, {KEY})", 401, "", "invalid_api_key"
@@ -95,9 +126,12 @@ class ModelPort:
         return await self._answer(request, is_chat=False)
 
     async def _answer(self, request: Request, is_chat: bool) -> Response:
-        body = await _body(request)
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
-        question = await asyncio.to_thread(question_of, self.served, body, name, is_chat)
+
+        def read(body: Body) -> Turn:
+            return question_of(self.served, body, name, is_chat)
+
+        question = await self._read(request, read)
         queue, streamer = self.worker.ask(question)
         answer = AnswerSoFar(self.served.name, question, streamer)
         items = _items(queue, streamer, request)
@@ -105,51 +139,63 @@ class ModelPort:
             return StreamingResponse(answer.events(items), media_type="text/event-stream")
         async for item in items:
             answer.add(item)
-        return JSONResponse(answer.whole())
+        return JsonAnswer(answer.whole())
+
+    async def _read(self, request: Request, read: Callable[[Body], Read]) -> Read:
+        """Parse a request and read it in a thread, a few at a time."""
+        data = await _body(request, self.served.most_bytes)
+
+        def parse_and_read() -> Read:
+            return read(parsed(self.served, data))
+
+        async with self.reading:
+            return await asyncio.to_thread(parse_and_read)
 
     async def models(self, request: Request) -> Response:
         """List the one model."""
-        return JSONResponse({"object": "list", "data": [model_card(self.served, self.created)]})
+        return JsonAnswer({"object": "list", "data": [model_card(self.served, self.created)]})
 
     async def model(self, request: Request) -> Response:
         """Describe the one model."""
         check_model(self.served, request.path_params["name"])
-        return JSONResponse(model_card(self.served, self.created))
+        return JsonAnswer(model_card(self.served, self.created))
 
     async def tokenize(self, request: Request) -> Response:
         """Count the tokens of messages or of a prompt, as an answer would read them."""
-        body = await _body(request)
-        check_model(self.served, body.get("model"))
-        is_chat = "messages" in body
-        ids = await asyncio.to_thread(prompt_ids, self.served, body, is_chat)
-        told = {"count": len(ids), "max_model_len": self.served.limit, "tokens": ids}
-        return JSONResponse(told)
+
+        def read(body: Body) -> JsonObject:
+            check_model(self.served, body.get("model"))
+            ids = prompt_ids(self.served, body, is_chat="messages" in body)
+            return {"count": len(ids), "max_model_len": self.served.limit, "tokens": ids}
+
+        return JsonAnswer(await self._read(request, read))
 
     async def is_loaded(self, request: Request) -> Response:
         """Tell `transformers chat`, which asks before it begins, that the model is there; nothing
         is loaded by it."""
-        check_model(self.served, (await _body(request)).get("model"))
+
+        def read(body: Body) -> None:
+            check_model(self.served, body.get("model"))
+
+        await self._read(request, read)
         event = json.dumps({"status": "ready", "model": self.served.name, "cached": True})
         return Response(f"data: {event}\n\n", media_type="text/event-stream")
 
     async def health(self, request: Request) -> Response:
-        """Say that the port is open."""
-        return JSONResponse({"status": "ok"})
+        """Say whether questions are answered."""
+        if not self.worker.thread.is_alive():
+            raise Refusal("the thread that answers has ended; restart the server", 503)
+        return JsonAnswer({"status": "ok"})
 
 
-async def _body(request: Request) -> dict[str, Json]:
-    """The JSON object that a request sends, within bounds."""
-    parts = list[bytes]()
-    size = 0
+async def _body(request: Request, most: int) -> bytes:
+    """The bytes that a request sends, within bounds."""
+    data = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise Refusal(f"the request has more than {MOST_BYTES >> 20} MiB", 413)
-        parts.append(part)
-    try:
-        return parse_object(b"".join(parts), "the request", MOST_BYTES)  # code is full of brackets
-    except InputError as error:
-        raise Refusal(str(error)) from None
+        data += part
+        if len(data) > most:
+            raise Refusal(f"the request has more than {most:,} bytes", 413)
+    return bytes(data)
 
 
 async def _items(
@@ -210,7 +256,13 @@ def server_of(port: ModelPort) -> uvicorn.Server:
     """uvicorn with nothing of its own in the log."""
     config = uvicorn.Config(
         port.app(),
+        http=bounded(),  # type: ignore[arg-type]  # a class is called in the same way
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        backlog=BACKLOG,
         log_config=None,
+        log_level="error",  # else each request that is no HTTP is a line
         access_log=False,
         timeout_graceful_shutdown=PATIENCE,
         server_header=False,
@@ -225,5 +277,6 @@ def has_key() -> bool:
 
 def run(port: ModelPort, taken: socket.socket) -> None:
     """Answer until Ctrl-C, which is how a server ends."""
+    gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
     with suppress(KeyboardInterrupt), interruptible(silent, "", at_once=True), silenced():
         server_of(port).run(sockets=[taken])

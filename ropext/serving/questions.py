@@ -1,17 +1,21 @@
-"""From the body of a request to a question: checked, its prompt in tokens, its length refused where
-model and answer have no room, never cut."""
+"""From the body of a request to a question: parsed within bounds, checked, its prompt in tokens.
+
+A prompt that leaves no room for an answer is refused; it is never cut.
+"""
 
 import copy
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from transformers.cli.serving.utils import BaseHandler, Modality
 
-from ropext.jsontext import Json, JsonObject
+from ropext.errors import InputError
+from ropext.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.sandbox import ask
+from ropext.models.tokenizer import panics_refused
 from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not giv
 MOST_STOPS = 16  # OpenAI takes four
 LARGEST_SEED = 2**63 - 1
 # Sampling settings that requests may name, beside OpenAI's under the names of transformers.
+# Smaller temperatures overflow the logits; on CUDA that ends every later call of the process.
+COLDEST = 1e-3
+LARGEST_BIAS = 100  # as OpenAI's
 RANGES = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -43,6 +50,12 @@ NOT_DONE: Mapping[str, tuple[Json, ...]] = {
     "functions": (None, []),
     "audio": (None,),
 }
+
+
+# A text is tokenised whole if so many characters for each token of the context are not too many
+# tokens already. Its beginning alone may have a few tokens more than within the whole text.
+CHARACTERS_A_TOKEN = 16
+CUT_MARGIN = 256
 
 
 class Refusal(Exception):
@@ -74,6 +87,31 @@ class Turn:
     def most(self) -> int:
         """Tokens of the answer at most."""
         return int(self.settings.max_new_tokens or 0)
+
+
+def parsed(served: LiveModel, data: bytes) -> Body:
+    """Parse a request. Its values are counted first, for nothing else runs while JSON is parsed."""
+    containers, commas = _values(data)
+    most_containers = max(CONTAINER_LIMIT, served.limit)
+    if containers > most_containers:
+        raise Refusal(f"the request holds more than {most_containers:,} objects and arrays")
+    most_values = CONTAINER_LIMIT + 4 * served.limit
+    if commas > most_values:
+        raise Refusal(f"the request holds more than {most_values:,} values")
+    try:
+        return parse_object(data, "the request", containers=len(data))
+    except InputError as error:
+        raise Refusal(str(error)) from None
+
+
+def _values(data: bytes) -> tuple[int, int]:
+    """Count the objects and arrays of a JSON text, and its commas, outside of strings."""
+    text = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    codes = np.frombuffer(text, np.uint8)
+    outside = ~np.logical_xor.accumulate(codes == ord('"'))
+    brackets = (codes == ord("[")) | (codes == ord("{"))
+    commas = codes == ord(",")
+    return int(np.count_nonzero(brackets & outside)), int(np.count_nonzero(commas & outside))
 
 
 def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn:
@@ -131,10 +169,22 @@ def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
 
 
 def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[int]:
-    if len(text) > served.limit * 256:  # a token holds at most some dozens of characters
+    if len(text) > served.most_bytes:  # a chat template can make much of little
         raise _too_long(served, f"your {param} have {len(text)} characters", param)
     clean = text.encode("utf-8", "replace").decode()  # JSON can escape half of a surrogate pair
-    return list(served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"])
+    size = served.limit * CHARACTERS_A_TOKEN
+    try:
+        with panics_refused(served.name, f"the {param}"):
+            ids = served.tokenizer(clean[:size], add_special_tokens=bool(special))["input_ids"]
+            if len(clean) > size and len(ids) > served.limit + CUT_MARGIN:
+                raise _too_long(
+                    served, f"your {param} resulted in more than {len(ids)} tokens", param
+                )
+            if len(clean) > size:
+                ids = served.tokenizer(clean, add_special_tokens=bool(special))["input_ids"]
+    except InputError as error:
+        raise Refusal(str(error), 400, param) from None
+    return list(ids)
 
 
 def _rendered(served: LiveModel, body: Body) -> str:
@@ -149,7 +199,7 @@ def _rendered(served: LiveModel, body: Body) -> str:
         raise Refusal(f"{served.name} has no chat template; use /v1/completions", 400, "messages")
     try:
         turns = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise Refusal(
             "each message must have a role, and a text or parts of type text as its content",
             400,
@@ -172,7 +222,7 @@ def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
     if wanted is None:
         wanted = _integer(body, "max_tokens", 1, None)
     if wanted is None:
-        wanted = _generation_config(body).get("max_new_tokens")
+        wanted = _integer(_generation_config(body), "max_new_tokens", 1, None)
     if wanted is None and not is_chat:
         wanted = min(DEFAULT_COMPLETION, max(1, served.limit - asked))
     if asked >= served.limit:
@@ -211,6 +261,9 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
         value = _number(stated, name, low, high)
         if value is not None:
             setattr(settings, name, value)
+    temperature = settings.temperature
+    if temperature and temperature < COLDEST:
+        raise Refusal(f"temperature must be 0, or at least {COLDEST}", 400, "temperature")
     top_k = _integer(stated, "top_k", -1, None)
     if top_k is not None:
         settings.top_k = max(top_k, 0)
@@ -251,8 +304,9 @@ def _bias(served: LiveModel, given: Json) -> dict[tuple[int, ...], float]:
     except (TypeError, ValueError, AttributeError):
         bias = {}
     inside = all(0 <= token < served.vocabulary for (token,) in bias)
-    if not bias or not inside or not all(map(math.isfinite, bias.values())):
-        raise Refusal("logit_bias must be numbers by token ids", 400, "logit_bias")
+    if not bias or not inside or not all(abs(value) <= LARGEST_BIAS for value in bias.values()):
+        words = f"logit_bias must be numbers from -{LARGEST_BIAS} to {LARGEST_BIAS} by token ids"
+        raise Refusal(words, 400, "logit_bias")
     return bias
 
 

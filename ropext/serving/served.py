@@ -42,6 +42,11 @@ class LiveModel:
     content: str = ""  # digest of the weights and of how they are extended
 
     @property
+    def most_bytes(self) -> int:
+        """The most bytes that a request may have; no prompt that fits has more."""
+        return 64 * self.limit + (1 << 20)
+
+    @property
     def vocabulary(self) -> int:
         """Rows of the input embedding."""
         return int(self.model.get_input_embeddings().weight.shape[0])

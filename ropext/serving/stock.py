@@ -1,7 +1,7 @@
 """What is taken from transformers' own server, and one sentence where it is missing or has moved.
 
 Its handlers do not hold a seed until a question's turn comes, leave stop words in the text and load
-what a request names; the parts below them are used: streamer, thread, messages, answer's parser.
+what a request names; the parts below them are used: streamer, messages, response templates.
 """
 
 from importlib import import_module
@@ -15,13 +15,12 @@ MODULE = "transformers.cli.serving.utils"
 PARTS = (
     "BaseHandler",
     "DirectStreamer",
-    "InferenceThread",
     "Modality",
     "ReasoningText",
     "ToolCall",
     "_GenerationCancelled",
     "_StreamError",
-    "build_response_parser",
+    "get_response_template",
 )
 PACKAGES = ("starlette", "uvicorn")
 

@@ -4,36 +4,92 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from transformers import Cache, StoppingCriteria
 from transformers.cli.serving.utils import (
     DirectStreamer,
-    InferenceThread,
     ReasoningText,
     ToolCall,
     _GenerationCancelled,
     _StreamError,
-    build_response_parser,
+    get_response_template,
 )
 
+from ropext.errors import InputError
+from ropext.jsontext import Json
+from ropext.models.sandbox import ask
 from ropext.narration import Say
-from ropext.serving.questions import Refusal, Turn
+from ropext.serving.questions import Body, Refusal, Turn, question_of
 from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; more are told to come again
 Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
 
 
+class ChildParser:
+    """Finds thoughts and tool calls in an answer, by the model's response template.
+
+    Its regular expressions run in a child process with limits. The child is asked first when the
+    model writes, for the prompt is decoded and searched then, and that takes time.
+    """
+
+    initial_events: Sequence[Json] = ()  # they come with those of the first piece
+
+    def __init__(self, served: LiveModel, ids: Sequence[int]) -> None:
+        self.served = served
+        self.ids = ids  # of the prompt
+        self.template = get_response_template(served.tokenizer, served.model)  # until it is asked
+
+    def feed(self, text: str) -> Json:
+        """Return the events of the next piece."""
+        try:
+            return self._asked(text, ends=False)
+        except ValueError as error:
+            raise self._failed(error) from None
+
+    def finalize(self) -> tuple[Json, Json]:
+        """Return the last events; the streamer takes a ValueError for an answer cut short."""
+        return {}, self._asked("", ends=True)
+
+    def _asked(self, text: str, ends: bool) -> Json:
+        question: dict[str, Json] = {"template": None, "prompt": "", "text": text, "ends": ends}
+        if self.template is not None:
+            question["template"] = self.template
+            question["prompt"] = self.served.tokenizer.decode(list(self.ids))
+            self.template = None
+        try:
+            return ask("parse", question)
+        except TimeoutError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> Refusal:
+        sentence = f"the response template of {self.served.name} fails on this answer: {error}"
+        return Refusal(sentence, 500)
+
+
+def _check_template(served: LiveModel) -> None:
+    template = get_response_template(served.tokenizer, served.model)
+    if template is None:
+        return
+    try:
+        ask("parse", {"template": template, "prompt": "", "text": "", "ends": False})
+    except (ValueError, TimeoutError) as error:
+        raise InputError(
+            f"response_template in tokenizer_config.json of {served.name} is wrong: {error}; "
+            "correct it, or remove it, and tool calls come as text"
+        ) from None
+
+
 class TurnStreamer(DirectStreamer):
     """Stock's streamer, which also holds back what may begin a stop word, and ends at one."""
 
     def __init__(self, served: LiveModel, question: Turn, queue: "asyncio.Queue[Item]") -> None:
-        prompt = torch.tensor([question.ids])
         parser = None
-        if question.is_chat:
-            parser = build_response_parser(served.tokenizer, served.model, prompt)
+        if question.is_chat and get_response_template(served.tokenizer, served.model) is not None:
+            parser = ChildParser(served, question.ids)
         self.stop = question.stop
         self.decoded = ""  # before stop words are looked for
         self.held = ""
@@ -41,7 +97,9 @@ class TurnStreamer(DirectStreamer):
         self.ids: list[int] = []  # what was written
         self.kept = 0  # tokens of the prompt that the kept cache held
         rust = served.tokenizer.backend_tokenizer
-        super().__init__(rust, asyncio.get_running_loop(), queue, response_parser=parser)
+        loop = asyncio.get_running_loop()
+        # A ChildParser has what the streamer calls of stock's parser.
+        super().__init__(rust, loop, queue, response_parser=parser)  # type: ignore[arg-type]
 
     @property
     def has_left(self) -> bool:
@@ -160,15 +218,20 @@ class Worker:
     def __init__(self, served: LiveModel, say: Say) -> None:
         self.served = served
         self.say = say
-        self.thread = InferenceThread()
+        self.questions = SimpleQueue[tuple[Turn, TurnStreamer]]()
         self.kept = KeptCache()
         self.lock = threading.Lock()
         self.waiting = 0
+        # One thread for all: CUDA graphs of `torch.compile` belong to the thread that made them.
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
 
     def ask(self, question: Turn) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
         """Give a question its place; its answer comes through the queue."""
-        queue: asyncio.Queue[Item] = asyncio.Queue()
-        streamer = TurnStreamer(self.served, question, queue)
+        if not self.thread.is_alive():
+            raise Refusal("the thread that answers has ended; restart the server", 503)
+        items: asyncio.Queue[Item] = asyncio.Queue()
+        streamer = TurnStreamer(self.served, question, items)
         with self.lock:
             before = self.waiting
             if before < MOST_WAITING:
@@ -177,8 +240,35 @@ class Worker:
             raise Refusal(f"{before} questions are waiting; ask again later", 503)
         place = f", {before} before it" if before else ""
         self.say(f"{question.id}: {len(question.ids):,} tokens{place}")
-        self.thread.submit(self._answer, question, streamer)
-        return queue, streamer
+        self.questions.put((question, streamer))
+        return items, streamer
+
+    def check(self) -> None:
+        """Refuse a model that cannot answer: its response template is wrong, or its own settings
+        fail. Two short questions are tried, with these settings and without sampling."""
+        _check_template(self.served)
+        asyncio.run(self._tried({}))
+        asyncio.run(self._tried({"temperature": 0}))
+        self.kept.forget()
+
+    async def _tried(self, settings: Body) -> None:
+        name = self.served.name
+        try:
+            body = {"prompt": [0], "max_tokens": 2, **settings}
+            question = question_of(self.served, body, "trial", is_chat=False)
+            self._generate(question, TurnStreamer(self.served, question, asyncio.Queue()))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InputError(
+                f"{name} cannot answer a question of one token: {reason}; if its "
+                "generation_config.json sets this, remove the setting"
+            ) from error
+
+    def _work(self) -> None:
+        while True:
+            question, streamer = self.questions.get()
+            self._answer(question, streamer)
+            del question, streamer  # what they hold, while the next question is waited for
 
     def _answer(self, question: Turn, streamer: TurnStreamer) -> None:
         """Answer on the thread; whatever goes wrong, the next question has its turn."""
@@ -187,7 +277,9 @@ class Worker:
                 self._generate(question, streamer)
         except _GenerationCancelled:
             pass
-        except Exception as error:  # a bug, or no memory: the log has it whole
+        except Refusal as error:
+            streamer.fail(str(error))
+        except BaseException as error:  # a bug, no memory, a panic of `tokenizers`: the log has it
             self.kept.forget()
             self.say("".join(traceback.format_exception(error)))
             streamer.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -92,11 +92,11 @@ class Client:
         assert lines[-2:] == ["data: [DONE]", ""]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
-    def wait_for(self, words):
+    def wait_for(self, *words):
         """The first line of the log that has the words, as soon as it is there."""
         for _ in range(600):
             for line in list(self.lines):
-                if words in line:
+                if all(word in line for word in words):
                     return line
             time.sleep(0.05)
         raise AssertionError((words, self.lines))
