@@ -187,7 +187,7 @@ def _walk(
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Why a weight file stays behind whose tensors have the names of those that stock loads.
-OTHER_SET = "another set of the same weights, which stock does not load"
+OTHER_SET = "another set of the same weights, which transformers does not load"
 VARIANT = "a variant of the weights, which only who names it loads"
 VARIANT_NAME = re.compile(r"model\.(?!safetensors)[\w]+(-\d{5}-of-\d{5})?\.safetensors")
 ADAPTER_CONFIG = "adapter_config.json"

@@ -157,13 +157,13 @@ REFUSALS = {
     "own order": "keeps its frequencies in an order of its own (by image axes) and refuses every"
     " scaled rope type; only its code could be changed",
     "twin": "keeps an unscaled rotary embedding beside the scaled one, for the layers that"
-    " rope_scaling_layers leaves out, and a plan has one spectrum for all layers",
+    " rope_scaling_layers leaves out, and a plan has one set of frequencies for all layers",
     "learned": "has a learned table of absolute positions; inspect, plan, extend, verify, eval,"
     " finetune and push take it, each as a command of its own; fit, run, plan --measure and"
     " --method auto do not yet",
     "sinusoidal": "adds fixed sinusoids to its embeddings, which no config key changes",
-    "alibi": "uses ALiBi: its slopes are hard-coded in stock transformers and follow from the"
-    " number of heads alone, so that no config and no weight can carry others; it reads any length"
+    "alibi": "uses ALiBi: its slopes are hard-coded in transformers and follow from the"
+    " number of heads, so that no config and no weight can carry others; it reads any length"
     " as it is (MPT to the max_seq_len of its config, which may be raised by hand), and"
     " ropext.patch and eval --method scale its slopes in memory",
     "buckets": "uses T5's relative buckets; inspect, plan, extend, verify and patch take them",
@@ -365,11 +365,11 @@ def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
     """Why stock transformers is not asked about a type; "" where it is."""
     if differs := packaged("renamed.json")["differs"].get(kind):
-        return f"config.json: {kind} brings its own code, which differs from stock {differs}"
+        return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):
         return (
             f"config.json: model_type {shown(kind)} comes with code of its own (auto_map), which"
-            " ropext cannot verify; only model types of stock transformers are extended"
+            " ropext cannot verify; it extends only model types of transformers"
         )
     return ""
 

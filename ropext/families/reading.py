@@ -130,14 +130,14 @@ def interpret(
         notes.append(PREDICTS)
     if model_type != config["model_type"]:
         notes.append(
-            f"[own-code] {config['model_type']} is {model_type} by class: it is read, planned and "
-            "proved as that type; the code that auto_map names may know fewer rope types "
+            f"[own-code] {config['model_type']} is {model_type} by class: ropext reads, plans and "
+            "verifies it as that type; the code that auto_map names may know fewer rope types "
             "(DeepSeek's: linear, dynamic and yarn)"
         )
     elif config.get("auto_map"):
         notes.append(
-            "[own-code] auto_map names model code of its own; ropext speaks of the stock class of "
-            "this type"
+            "[own-code] auto_map names model code of its own; ropext describes the class of this "
+            "type in transformers"
         )
     departing, built = departures(text, sites)
     stated = Stated(

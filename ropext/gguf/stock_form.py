@@ -36,7 +36,7 @@ def stock_form(
     for params in forms.candidates(plain_rope, ggml_read(rope, dim), context):
         if params["rope_type"] in ("proportional", "longrope"):
             return params
-    raise NotExpressible("no stock rope type that is allowed here carries this spectrum exactly")
+    raise NotExpressible("no rope type that is allowed here stores these frequencies exactly")
 
 
 def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:

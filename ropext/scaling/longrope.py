@@ -113,7 +113,7 @@ def parse_pair_factors(text: str, name: str) -> PairFactors:
         return tuple(row[0] for row in rows), None, None
     if len(set(rows)) > 1:
         raise InputError(
-            f"--pair-factors {name}: its {len(rows)} rows differ, but a stock config has one set "
+            f"--pair-factors {name}: its {len(rows)} rows differ, but a config has one set "
             "of factors for all layers"
         )
     return rows[0], None, None

@@ -197,7 +197,7 @@ LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
 
 def is_cheap(words):
     """Whether a page's command runs here: its model is there, and nothing is trained or read."""
-    local = [word for word in words[1:2] if word.startswith(".") or "/" in word]
+    local = [w for w in words[1:2] if w.startswith(".") or "/" in w or w.endswith(".gguf")]
     there = all(Path(word).exists() or word.startswith("ropext://") for word in local)
     placeholder = any(word.isupper() and len(word) > 2 for word in words)
     return words[0] in CHEAP and there and not placeholder and not {*LATER} & {*words}
