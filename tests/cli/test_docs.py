@@ -16,18 +16,19 @@ from ropext.options.recipe import RecipeSource, make, parse
 
 ROOT = Path(__file__).parents[2]
 # cli.md holds usage lines, no commands; it is generated from the commands themselves.
-PAGES = ("README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = ("README.md", *sorted(p.relative_to(ROOT).as_posix() for p in DOCS.rglob("*.md")))
 WITH_COMMANDS = (
-    *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/finetuning.md"),
+    *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/fine-tune.md"),
     *(
         "docs/evaluation.md",
         "docs/kv-cache.md",
-        "docs/pipeline.md",
+        "docs/recipes-and-ci.md",
         "docs/loaders.md",
         "docs/trainers.md",
     ),
     *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
-    *("docs/ports.md", "docs/operations.md"),
+    *("docs/ports.md", "docs/deploy.md"),
 )
 
 
@@ -74,7 +75,7 @@ def check_parsed(found):
 def test_commands_are_found_wherever_they_stand():
     assert ["demo"] in commands("README.md")
     assert ["eval", "tuned", "--data"] in [words[:3] for words in commands("README.md")]
-    launched = [words for words in commands("docs/finetuning.md") if words[0] == "finetune"]
+    launched = [words for words in commands("docs/fine-tune.md") if words[0] == "finetune"]
     assert ["extended", "--data", "books.jsonl", "-o", "tuned"] in [own[1:] for own in launched]
     assert ["plan", "MODEL", "--factor", "4", "--for", "vllm,llama.cpp"] in commands(
         "docs/loaders.md"
@@ -104,23 +105,23 @@ def test_other_programs_that_a_page_starts_are_here():
 
 
 def test_the_recipe_on_a_page_is_read():
-    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    text = (ROOT / "docs/recipes-and-ci.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
-    asked = make(RecipeSource("docs/pipeline.md", parse(block, "docs/pipeline.md")))
+    asked = make(RecipeSource("docs/recipes-and-ci.md", parse(block, "docs/recipes-and-ci.md")))
     assert asked.stages == ("plan", "extend", "fit", "finetune", "evaluate", "report")
 
 
 def test_the_overrides_on_a_page_are_read():
-    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    text = (ROOT / "docs/recipes-and-ci.md").read_text("utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     words = re.findall(r"`([a-z]+(?:\.[a-z_]+)?=[^`]+)`", text)
     assert len(words) >= 4
     for word in words:
-        make(RecipeSource("docs/pipeline.md", parse(block, "docs/pipeline.md")), [word])
+        make(RecipeSource("docs/recipes-and-ci.md", parse(block, "docs/recipes-and-ci.md")), [word])
 
 
 def test_the_job_on_a_page_is_a_workflow_whose_commands_parse():
-    text = (ROOT / "docs/pipeline.md").read_text("utf-8")
+    text = (ROOT / "docs/recipes-and-ci.md").read_text("utf-8")
     (block,) = re.findall(r"^```yml\n(.*?)^```", text, re.M | re.S)
     job = yaml.safe_load(block)["jobs"]["gate"]
     ran = [step["run"] for step in job["steps"] if "run" in step]
@@ -135,7 +136,7 @@ def test_the_job_on_a_page_is_a_workflow_whose_commands_parse():
 
 
 def test_the_job_of_a_cluster_parses():
-    text = (ROOT / "docs/operations.md").read_text("utf-8")
+    text = (ROOT / "docs/deploy.md").read_text("utf-8")
     (block,) = re.findall(r"^```yml\n(.*?)^```", text, re.M | re.S)
     spec = yaml.safe_load(block)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -147,7 +148,7 @@ def test_the_job_of_a_cluster_parses():
 @pytest.mark.slow
 def test_the_gates_over_several_methods_hold_and_can_fail(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (words,) = [own for own in commands("docs/pipeline.md") if own[0] == "eval"]
+    (words,) = [own for own in commands("docs/recipes-and-ci.md") if own[0] == "eval"]
     code, heard = run(*words, capsys=capsys)
     assert code == 0, heard.err
     assert heard.out.count("\npassed  ") == 4  # two gates on each of two methods
@@ -184,8 +185,9 @@ def test_every_link_between_pages_leads_somewhere(page):
 
 
 def test_the_index_names_every_page():
-    text = (ROOT / "docs/README.md").read_text("utf-8")
-    assert [page for page in PAGES[1:] if f"({Path(page).name})" not in text] == ["docs/README.md"]
+    text = (DOCS / "README.md").read_text("utf-8")
+    missing = [page for page in PAGES[1:] if f"({page.removeprefix('docs/')})" not in text]
+    assert missing == ["docs/README.md"]
 
 
 # The pages whose commands run one after the other, each on what the last one wrote.
@@ -205,7 +207,7 @@ def is_cheap(words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "least"), [("README.md", 3), ("docs/pipeline.md", 2), ("docs/operations.md", 6)]
+    ("page", "least"), [("README.md", 3), ("docs/recipes-and-ci.md", 2), ("docs/deploy.md", 6)]
 )
 def test_what_is_cheap_on_a_page_runs(ropext, tmp_path, monkeypatch, page, least):
     make_llama(tmp_path / "model")
