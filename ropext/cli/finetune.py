@@ -38,7 +38,6 @@ def command(
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
     wanted = push.asked_push(push_to_hub, public)
-    from ropext.training import tuned_report
     from ropext.training.request import FinetuneRequest
 
     call = call_of(out, force=force)
@@ -47,4 +46,6 @@ def command(
     request = FinetuneRequest(directory, data, Finetune(**given))
     done = trained(out, request, output, call, dry_run, wanted)
     if done is not None:
+        from ropext.training import tuned_report
+
         push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)

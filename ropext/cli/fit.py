@@ -107,7 +107,6 @@ def command(
     """Learn RoPE frequencies from text; the weights stay the same. config.json stores them."""
     wanted = push.asked_push(push_to_hub, public)
     from ropext.pipeline.fitting import fit_request
-    from ropext.training import fit_report
 
     call = call_of(out, force=force)
     if output is None and not dry_run:
@@ -115,4 +114,6 @@ def command(
     request = fit_request(model, data, Fit(**given), revision)
     done = trained(out, request, output, call, dry_run, wanted)
     if done is not None:
+        from ropext.training import fit_report
+
         push.result(out, fit_report.fit_result(done), done, done.output, wanted)

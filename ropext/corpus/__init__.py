@@ -14,7 +14,13 @@ from ropext.corpus.selection import (
     split_documents,
     texts_of,
 )
-from ropext.corpus.sources import RawDocument, Source, read_documents, unread_files
+from ropext.corpus.sources import (
+    RawDocument,
+    Source,
+    read_documents,
+    require_data,
+    unread_files,
+)
 
 __all__ = [
     "Basket",
@@ -30,6 +36,7 @@ __all__ = [
     "draw",
     "glue_documents",
     "read_documents",
+    "require_data",
     "split_documents",
     "texts_of",
     "unread_files",

@@ -121,6 +121,12 @@ def is_missing(source: Source) -> bool:
     return is_path(source.data) and not Path(_repository(source)[0]).is_dir()
 
 
+def require_data(source: Source) -> None:
+    """Refuse data that can only be a path here, if nothing has that path."""
+    if is_missing(source):
+        raise source.error(f"{source.data}: there is no such file or folder")
+
+
 def _documents(source: Source) -> Iterator[RawDocument]:
     path = source.place
     if isinstance(source.data, Texts):
@@ -136,9 +142,8 @@ def _documents(source: Source) -> Iterator[RawDocument]:
     elif path.exists():
         source.part({NO_SPLIT: None})
         yield from _read_file(path, path.name, source, named=True)
-    elif is_missing(source):
-        raise source.error(f"{source.data}: there is no such file or folder")
     else:
+        require_data(source)
         yield from _within(_read_dataset(source), source.data, source)
 
 

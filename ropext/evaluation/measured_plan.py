@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ropext.checkpoint import open_snapshot, with_weights
-from ropext.corpus import Corpus
+from ropext.corpus import Corpus, Source, require_data
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.contenders import Contenders, closed_forms, rivals
 from ropext.evaluation.documents import DocumentWords
@@ -71,6 +71,7 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
     hooks = call.hooks
     trust = call.trust_remote_code
     model = request.model
+    require_data(Source(request.data, flag=AS_PLAN.data))
     snapshot = open_snapshot(model, revision=request.revision)
     plans, left_out = closed_forms(snapshot, request.recipe, model)
     beside = rivals(snapshot, request.recipe, request.folding)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ropext import guard
+from ropext.corpus import require_data
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
+from ropext.evaluation.documents import source_of
 from ropext.evaluation.lineup import Lineup, line_up
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.preparing import prepare
@@ -59,6 +61,8 @@ class EvaluationRequest:
             read["MODEL"] = self.model
         guard.check(read, {"--output": output, "--losses": self.losses})
         guard.check_file(self.losses, "--losses", guard.LOSSES)
+        if options.data is not None:
+            require_data(source_of(options))
         with self._decided(output, call) as evaluation:
             for variant in evaluation.lineup.variants:
                 if not variant.snapshot.is_on_hub:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ropext import bundled, guard
+from ropext.corpus.sources import Source, is_missing
 from ropext.errors import InputError, UsageError
-from ropext.inputs import from_home, is_path
+from ropext.inputs import from_home
 from ropext.narration import scrub
 from ropext.options.fields import (
-    DOCUMENTS,
     EVALUATE,
     EXTEND,
     FINETUNE,
@@ -116,9 +116,8 @@ def check_data(recipe: Recipe) -> None:
         if role_at(loc) is not Role.DOCUMENTS or entry.value is None:
             continue
         section, key = loc
-        place = str(recipe.options(section)[keys_of(section)[key]])
-        is_local = is_path(place) or Path(place).suffix in DOCUMENTS
-        if "://" not in place and is_local and not Path(place).exists():
+        place = recipe.options(section)[keys_of(section)[key]]
+        if is_missing(Source(place)):
             raise InputError(
                 f"{entry.where}: {section}.{key} is {place}, and there is no such file or folder"
             )

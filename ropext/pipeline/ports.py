@@ -32,7 +32,10 @@ def plan_port(
     guard.check(reads(given, AskPort), {"--output": output})
     options = port_options(given)
     if options.data is not None:
-        _require_data(options)
+        from ropext.corpus import require_data  # late: most servers are asked without texts
+        from ropext.evaluation.documents import source_of
+
+        require_data(source_of(options))
     plan = prepare_port(options, model, _texts(options))
     if plan.losses is not None:
         plan = reading_texts(plan, _as_tokens(options, plan.wish.lengths))
@@ -47,16 +50,6 @@ def evaluate_port(plan: PortPlan, output: Path | None, call: Call) -> Measuremen
     for line in plan_lines(plan):
         call.hooks.say(line)
     return measure_port(plan, output, call, write_port_report)
-
-
-def _require_data(options: AskPort) -> None:
-    """Refuse texts that are not there, before a server is asked."""
-    from ropext.corpus.sources import is_missing  # late: most servers are asked without texts
-    from ropext.evaluation.documents import source_of
-
-    source = source_of(options)
-    if is_missing(source):
-        raise source.error(f"{source.data}: there is no such file or folder")
 
 
 def _texts(options: AskPort) -> tuple[str, ...]:

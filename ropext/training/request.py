@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropext import guard
+from ropext.corpus import Source, require_data
 from ropext.dequantising import directory_of
 from ropext.models.load import silenced
 from ropext.narration import Call
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
-from ropext.training.objective import Finish
 from ropext.workdir import beside
 
 if TYPE_CHECKING:  # of the two kinds one is imported
     from ropext.training.adapter_objective import AdapterObjective
+    from ropext.training.objective import Finish
     from ropext.training.spectrum_objective import SpectrumObjective
 
 
@@ -31,9 +32,12 @@ class FinetuneRequest:
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["AdapterObjective"]:
         """Open the checkpoint, read the documents, and choose the settings."""
-        from ropext.training import finetune
-
         _guard({"DIR": self.directory}, self.data, self.options, output)
+        require_data(Source(self.data))
+        if self.options.evaluate is not None:
+            require_data(Source(self.options.evaluate, flag="--eval"))
+        from ropext.training import finetune  # late: a wrong path is refused before torch is loaded
+
         with silenced():
             yield finetune.prepare(self.directory, self.data, self.options)
 
@@ -46,15 +50,16 @@ class FitRequest:
     data: str  # a place, or the texts themselves
     options: Fit
     revision: str | None = None
-    finish: Finish | None = None  # adds to the output, before that has its name
+    finish: "Finish | None" = None  # adds to the output, before that has its name
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["SpectrumObjective"]:
         """Open the model, a GGUF as a directory of its weights while this lasts, read the
         documents, and choose the settings."""
-        from ropext.training import fit
-
         _guard({"MODEL": self.model}, self.data, self.options, output)
+        require_data(Source(self.data))
+        from ropext.training import fit  # late, as above
+
         with silenced(), directory_of(self.model, call.hooks.say) as place:
             objective = fit.prepare(place, self.data, self.options, self.revision, named=self.model)
             objective.finish = self.finish

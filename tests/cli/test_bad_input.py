@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from command_line import drive
 from tiny_checkpoint import make_llama
 
 from ropext import evaluate, extend, run
@@ -387,3 +388,20 @@ def test_a_name_that_no_file_has(ropext):
         code, _, err = ropext(*words)
         assert code == 2
         assert "longer than 255 bytes" in err
+
+
+NO_TORCH = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+
+
+def test_a_wrong_path_of_documents_is_refused_before_anything_is_loaded(tmp_path):
+    """No model of these names is there, and torch cannot be imported: neither is asked for."""
+    asked = {
+        "eval nobody/none --data books.txt": "--data books.txt",
+        "plan nobody/none --factor 4 --measure books.txt": "--measure books.txt",
+        "fit nobody/none --factor 4 --data ./books -o out": "--data ./books",
+        "finetune nobody/none --data books.jsonl -o out": "--data books.jsonl",
+        "finetune nobody/none --data ropext://tuning --eval ./books -o out": "--eval ./books",
+    }
+    answers = drive(tmp_path, [line.split() for line in asked], before=NO_TORCH)
+    for (line, named), (code, _, err) in zip(asked.items(), answers, strict=True):
+        assert (code, err) == (2, f"error: {named}: there is no such file or folder\n"), line
