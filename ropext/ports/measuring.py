@@ -340,6 +340,7 @@ def _do(work: Requests, parallel: int, asking: Asking) -> None:
         hooks.say(f"the server is asked {len(work.pieces)} {work.what}: {work.total:,} tokens")
     hooks.show(0, work.total, work.what)
     done = 0
+    ended = 0
 
     def unless_stopped(piece: Callable[[], int]) -> int:
         return 0 if hooks.stop() else piece()
@@ -350,7 +351,10 @@ def _do(work: Requests, parallel: int, asking: Asking) -> None:
             while pending and not hooks.stop():
                 finished, pending = wait(pending, 0.5, FIRST_COMPLETED)
                 done += sum(future.result() for future in finished)
-                hooks.show(done, work.total, work.what)
+                ended += len(finished)
+                # Each question in hand is ended once before the first estimate of the time left.
+                if finished and ended >= min(parallel, len(work.pieces)):
+                    hooks.show(done, work.total, work.what)
         finally:
             for future in pending:
                 future.cancel()

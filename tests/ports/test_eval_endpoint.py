@@ -18,6 +18,8 @@ from command_line import run
 from fake_server import Fake, looked_up, serving, words
 from json_schema import check_file
 
+from ropext.narration import Call, Hooks, told
+from ropext.pipeline.ports import evaluate_port, plan_port
 from ropext.results.rundir import read_run
 
 LENGTHS = ("--lengths", "256,1024", "--items", "2")
@@ -375,6 +377,26 @@ def test_questions_asked_at_the_same_time_have_the_same_answers(tmp_path, capsys
             assert most[0] == int(at_once)
     for name in ("items.jsonl", "results.json"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("parallel", "left"), [(1, "4 min"), (2, "2 min")])
+def test_the_first_answers_give_an_estimate_of_the_time_left(parallel, left) -> None:
+    """Five questions take a minute each, or two of them at once, by a clock that is set by hand.
+    The server is slower than the half second after which ropext looks at what is done."""
+    now = [0.0]
+
+    def slow(text: str) -> str:
+        time.sleep(0.7)
+        now[0] += 60 / parallel
+        time.sleep(0.7)
+        return looked_up(text)
+
+    said = list[str]()
+    show = told(said.append, lambda: now[0])
+    with serving(Fake(limit=4096, says=slow)) as url:
+        given = {"endpoint": url, "lengths": "256", "items": 1, "parallel": parallel}
+        evaluate_port(plan_port(given, None, (), None), None, Call(Hooks(show=show)))
+    assert f"about {left} left: questions" in said[0]
 
 
 def test_what_is_refused_beside_other_questions_is_asked_once_more_alone(tmp_path, capsys) -> None:
