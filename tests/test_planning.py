@@ -509,8 +509,9 @@ def test_an_infinite_factor_stops_a_pair():
             plan(configs.LLAMA, method="longrope", pair_factors=(wrong,) * 64)
 
 
-def counted(monkeypatch, **options):
-    """How often a plan for Llama 3.1 runs a method, looks for a form and asks the loaders."""
+def counted(monkeypatch, shown=True, **options):
+    """How often a plan for Llama 3.1, shown whole, runs a method, looks for a form and asks the
+    loaders."""
     counts = Counter()
 
     def count(module, name):
@@ -526,8 +527,15 @@ def counted(monkeypatch, **options):
     count(attempts, "carry")
     count(ConfigCarrier, "readings")
     with suppress(NotExpressible):
-        make_plan(configs.LLAMA31, Extend(target=262144, **options))
+        made = make_plan(configs.LLAMA31, Extend(target=262144, **options))
+        if shown:
+            made.to_json()
     return counts
+
+
+def test_a_plan_that_nobody_shows_runs_its_method_alone(monkeypatch):
+    counts = counted(monkeypatch, shown=False, method="yarn", from_original=True)
+    assert counts == {"scale": 1, "carry": 1}
 
 
 def test_each_method_is_run_once_for_a_plan(monkeypatch):

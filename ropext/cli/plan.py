@@ -192,11 +192,11 @@ def _shown(plan: "ExtensionPlan", details: bool) -> str:
 
 def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
     """Print the plan of the method that was named, else of the one to take, then the ranking."""
-    from ropext.planning.plan import Recommendation
+    from ropext.planning.methods import Recommendation
     from ropext.report.ranking import ranking_text
 
     chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
-    plan = replace(plan, recommendation=chosen)
+    plan = replace(plan, advised=chosen)
     mark = ranked.overlap.mark if ranked.overlap else ""
     body = ranking_text(ranked.ranking, ranked.plans, ranked.left_out, mark)
     out.result(f"{_shown(plan, details)}\n\n{body}", plan.to_json() | {"measured": ranked})

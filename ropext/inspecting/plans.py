@@ -16,7 +16,9 @@ from ropext.inspecting.inspection import open_given, positions_of, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
-from ropext.planning.plan import ASKED_UNTRAINED, LENGTH_ONLY, Recommendation
+from ropext.planning.attempts import LENGTH_ONLY
+from ropext.planning.methods import Recommendation
+from ropext.planning.plan import ASKED_UNTRAINED
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 from ropext.schemes import read_positions
@@ -65,7 +67,7 @@ def told_far(made: Plan) -> Plan:
     if factor < ASKED_UNTRAINED or made.recipe.untrained:
         return made
     why = f"extend refuses {factor:g}× the context without training (--untrained writes it anyway)"
-    return replace(made, recommendation=Recommendation("none", False, why))
+    return replace(made, advised=Recommendation("none", False, why))
 
 
 def plan_config(

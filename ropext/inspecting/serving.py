@@ -12,7 +12,6 @@ from ropext.errors import GateFailed, NotMeasured
 from ropext.families import Model
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.jsontext import values_json
-from ropext.planning.plan import WRONG
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def gate(served: Served, names: Sequence[str]) -> LoaderGate:
     readings = list[loaders.LoaderReading]()
     for name in names:
         readings += served.carrier.of_loader(name, served.readings)
-    wrong = [reading for reading in readings if reading.verdict in WRONG]
+    wrong = [reading for reading in readings if reading.verdict in loaders.WRONG]
     unknown = [reading for reading in readings if reading.verdict == "not measured"]
     asked = f"--for {','.join(names)}"
     if wrong:

@@ -7,6 +7,7 @@ from ropext.loaders.lookup import (
     loader_of,
     misread,
     nearest_exact,
+    newest,
     parse_for,
     readers_for,
     readings,
@@ -24,9 +25,10 @@ from ropext.loaders.serving import (
     override_lines,
     serving_lines,
 )
-from ropext.loaders.table import readers
+from ropext.loaders.table import WRONG, readers
 
 __all__ = [
+    "WRONG",
     "LoaderReading",
     "Override",
     "OverrideLine",
@@ -40,6 +42,7 @@ __all__ = [
     "loader_of",
     "misread",
     "nearest_exact",
+    "newest",
     "override_lines",
     "parse_for",
     "readers",

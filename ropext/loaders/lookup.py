@@ -35,6 +35,14 @@ class LoaderReading:
     has_reason: bool = field(default=True, metadata={"json": None})
 
 
+def newest(readings: Iterable[LoaderReading]) -> tuple[LoaderReading, ...]:
+    """Each loader in its newest version, which comes first."""
+    latest: dict[str, LoaderReading] = {}
+    for reading in readings:
+        latest.setdefault(reading.loader, reading)
+    return tuple(latest.values())
+
+
 def sourced(why: str, evidence: str) -> str:
     """Return what is said of a cell, with what stands behind it where no engine read a model."""
     behind = loader_table()["evidence"].get(evidence)

@@ -14,7 +14,7 @@ from ropext.families.described import Facts
 from ropext.forms import Params
 from ropext.jsontext import JsonObject
 from ropext.loaders.kinds import kinds_of
-from ropext.loaders.lookup import LoaderReading, readings
+from ropext.loaders.lookup import LoaderReading, newest, readings
 from ropext.loaders.table import ServeData, loader_table
 from ropext.narration import pasted
 
@@ -94,22 +94,21 @@ def serving_lines(
 ) -> tuple[Serving, ...]:
     """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
     order; a masked model runs in transformers alone."""
-    newest = _newest(
-        readings(
-            directory.family,
-            params,
-            model_type=directory.model_type,
-            length=target,
-            target=target,
-        )
+    known = readings(
+        directory.family,
+        params,
+        model_type=directory.model_type,
+        length=target,
+        target=target,
     )
+    latest = {reading.loader: reading for reading in newest(known)}
     words = _words_for(directory, target)
     family_of_gguf = directory.family
     if "longrope-standing" in kinds_of(params):
         family_of_gguf = ""  # what the converter makes of it is not measured
     lines = list[Serving]()
     for template in loader_table()["serve_directories"]:
-        reading = newest[template["reading"]]
+        reading = latest[template["reading"]]
         if template["loader"] == "llama.cpp":
             lines.append(_llama_cpp(template, reading, words, family_of_gguf))
         else:
@@ -119,14 +118,6 @@ def serving_lines(
         if directory.masked_lm:
             break
     return tuple(lines)
-
-
-def _newest(listed: Iterable[LoaderReading]) -> dict[str, LoaderReading]:
-    """Return each loader's first reading, which is that of its newest version."""
-    newest = dict[str, LoaderReading]()
-    for reading in listed:
-        newest.setdefault(reading.loader, reading)
-    return newest
 
 
 def _words_for(directory: ServedDirectory, target: int) -> dict[str, str]:
@@ -153,11 +144,11 @@ def override_lines(
 ) -> tuple[OverrideLine, ...]:
     """Return how to run the base's own weights with the plan's numbers, in each loader that takes a
     config and reads these as planned."""
-    newest = _newest(readings)
+    latest = {reading.loader: reading for reading in newest(readings)}
     lines = list[OverrideLine]()
     for template in loader_table()["serve_directories"]:
         loader = template["loader"]
-        if loader not in newest or newest[loader].verdict != "same":
+        if loader not in latest or latest[loader].verdict != "same":
             continue
         argv = tuple[str, ...]()
         if loader == "transformers":

@@ -15,6 +15,7 @@ from typing import Literal, NotRequired, TypedDict
 from ropext.loaders.versions import NEVER, VersionSpan, version_of
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
+WRONG: tuple[Verdict, ...] = ("different", "ignored", "error")
 
 # A cell in JSON: a verdict, or an object that says more. `is` is a keyword of Python's classes.
 CellObject = TypedDict(

@@ -6,10 +6,24 @@ from dataclasses import dataclass, replace
 from ropext import forms, scaling
 from ropext.carriers import Carrier, carry
 from ropext.errors import UsageError, listed
-from ropext.loaders import LoaderReading
+from ropext.loaders import WRONG, LoaderReading, newest
 from ropext.options.extend import Extend, knobs_for
-from ropext.planning.plan import LENGTH_ONLY, WRONG, MethodRow, newest
-from ropext.rope import RopeSite, explain
+from ropext.rope import Explanation, RopeSite, explain
+
+LENGTH_ONLY = "length-only"  # what stands in the place of a method
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method's two numbers for this model and target; None where it needs an input of its own."""
+
+    method: str
+    explanation: Explanation | None
+    form: str | None  # the rope type that would carry it, None where nothing can
+    note: str = ""
+    attention_factor: float = 1.0
+    read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
+    misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,41 @@ from ropext.errors import NotExpressible, listed
 from ropext.families import Model
 from ropext.options.extend import KNOBS, Extend
 from ropext.options.fields import flag
-from ropext.planning.attempts import Attempt, Attempts
-from ropext.planning.plan import (
-    LENGTH_ONLY,
-    MethodRow,
-    Recommendation,
-    Way,
-    by_options,
-)
+from ropext.planning.attempts import LENGTH_ONLY, Attempt, Attempts, MethodRow
 from ropext.rope import Rope, RopeSite, turns
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the two ways to extend a model that is scaled already."""
+
+    options: str  # as one types them
+    condition: str  # if it is the right one
+    form: str | None  # the rope type that carries it, None where nothing can
+    read_by: tuple[str, ...]
+    misread_by: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """The options, their condition, and who reads the result."""
+        if self.form is None:
+            return f"{self.options}: {self.condition}; cannot be written exactly"
+        said = f"{self.options}: {self.condition}; written as {form_name(self.form)}"
+        said += f", exact in {listed(self.read_by)}" if self.read_by else ""
+        return said + (f", wrong in {listed(self.misread_by)}" if self.misread_by else "")
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The method to take ("none" where none helps), whether from the original spectrum, and why."""
+
+    method: str
+    from_original: bool
+    reason: str
+
+
+def form_name(rope_type: str | None) -> str:
+    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
+    return "theta" if rope_type == "default" else rope_type or "-"
 
 
 def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> RopeSite:
@@ -156,6 +182,13 @@ def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> 
     if any(known):
         said += f" ({'; '.join(known)})"
     return f"{said}; --even-so writes it anyway"
+
+
+def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    grouped = dict[str, list[str]]()
+    for loader, options in nearest.items():
+        grouped.setdefault(options, []).append(loader)
+    return {options: tuple(names) for options, names in grouped.items()}
 
 
 def _where(carrier: Carrier, names: Sequence[str]) -> str:
@@ -299,14 +332,14 @@ class _Case:
     method: str
 
 
-def rows_of(attempts: Attempts, recipe: Extend, chosen: str = "") -> tuple[MethodRow, ...]:
+def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow, ...]:
     """The row of every method, and that of the user's own where it is the chosen one."""
     return tuple(attempts.row(recipe, method, chosen) for method in scaling.beside(chosen))
 
 
-def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> Recommendation:
-    """The first case that applies and whose method can be written; of a scaled model where none
-    can, the first from its original spectrum."""
+def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
+    """Return the first case that applies and whose method can be written; of a scaled model where
+    none can, the first from its original spectrum. The chosen method has the request's knobs."""
     model = attempts.model
     target = attempts.target
     if model.obstacles:
@@ -318,14 +351,13 @@ def recommend(attempts: Attempts, recipe: Extend, rows: Sequence[MethodRow]) -> 
     if needs_no_scaling(model) and recipe.attention is None and not recipe.from_original:
         return Recommendation(LENGTH_ONLY, False, _why_no_scaling(model))
     cases = _cases(attempts.carrier, recipe)
-    first = _first(attempts.carrier, recipe, cases, rows)
+    first = _first(attempts, recipe, cases, chosen)
     if first is not None:
         return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        originals = rows_of(attempts, recipe.changed(from_original=True))
         unscaled = _unscaled_cases(attempts.carrier, recipe)
-        first = _first(attempts.carrier, recipe, unscaled, originals)
+        first = _first(attempts, recipe.changed(from_original=True), unscaled)
         if first is not None:
             why = f"no config can store a scaling of its current frequencies{_for(recipe)}"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
@@ -386,14 +418,13 @@ def _preferred(carrier: Carrier) -> tuple[str, ...]:
 
 
 def _first(
-    carrier: Carrier, recipe: Extend, cases: Sequence[_Case], rows: Sequence[MethodRow]
+    attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
 ) -> tuple[str, str] | None:
     """Method and reason of the first case whose method can be written."""
-    by_name = {row.method: row for row in rows}
     passed: dict[str, list[str]] = {}
     for case in cases:
-        row = by_name[case.method]
-        lost = carrier.three_axes and row.form not in ("default", "yarn")
+        row = attempts.row(recipe, case.method, chosen)
+        lost = attempts.carrier.three_axes and row.form not in ("default", "yarn")
         if row.form is None or lost:
             note = row.note or f"rope type {row.form} loses mRoPE"
             passed.setdefault(note, []).append(row.method)
@@ -427,7 +458,7 @@ def default_method(attempts: Attempts, recipe: Extend) -> str:
         return knobs <= set(scaling.find(method).knob_names())
 
     cases = [case for case in _cases(carrier, recipe) if takes(case.method)]
-    first = _first(carrier, recipe, cases, rows_of(attempts, recipe))
+    first = _first(attempts, recipe, cases)
     if first is not None:
         return first[0]
     preferred = _preferred(carrier)

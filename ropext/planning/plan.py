@@ -1,68 +1,38 @@
 """The plan as a value: what `extend` does, why, and who reads the result how."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ropext import families, loaders, scaling
 from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
+from ropext.families.published import Published
 from ropext.jsontext import values_json
 from ropext.narration import pasted
 from ropext.options.extend import Extend
-from ropext.rope import Edit, Explanation, RopeSite, Spectrum
+from ropext.planning.attempts import LENGTH_ONLY, Attempt, Attempts, MethodRow
+from ropext.planning.memory import cache_bytes
+from ropext.planning.methods import (
+    Recommendation,
+    Way,
+    by_options,
+    form_name,
+    recommend,
+    rows_of,
+    ways_of,
+)
+from ropext.rope import Edit, RopeSite, Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 from ropext.table import Table
 
-
-@dataclass(frozen=True)
-class MethodRow:
-    """A method's two numbers for this model and target; None where it needs an input of its own."""
-
-    method: str
-    explanation: Explanation | None
-    form: str | None  # the rope type that would carry it, None where nothing can
-    note: str = ""
-    attention_factor: float = 1.0
-    read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
-    misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
-
-
-LENGTH_ONLY = "length-only"  # what stands in the place of a method
 # Times the context with nothing trained: from here on --untrained is asked for. Nobody publishes an
 # untrained scaling by more than 4 times (families/published.json).
 ASKED_UNTRAINED = 64
-
-
-@dataclass(frozen=True)
-class Way:
-    """One of the two ways to extend a model that is scaled already."""
-
-    options: str  # as one types them
-    condition: str  # if it is the right one
-    form: str | None  # the rope type that carries it, None where nothing can
-    read_by: tuple[str, ...]
-    misread_by: tuple[str, ...]
-
-    def sentence(self) -> str:
-        """The options, their condition, and who reads the result."""
-        if self.form is None:
-            return f"{self.options}: {self.condition}; cannot be written exactly"
-        said = f"{self.options}: {self.condition}; written as {_form(self.form)}"
-        said += f", exact in {listed(self.read_by)}" if self.read_by else ""
-        return said + (f", wrong in {listed(self.misread_by)}" if self.misread_by else "")
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """The method to take ("none" where none helps), whether from the original spectrum, and why."""
-
-    method: str
-    from_original: bool
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -91,9 +61,7 @@ class ExtensionPlan:
     edits: tuple[Edit, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what agrees
-    readings: tuple[loaders.LoaderReading, ...] = ()
     obstacles: tuple[str, ...] = ()  # why no extension can help
-    kv_cache_bytes: int | None = None  # of one sequence of `target` tokens at 2 bytes a value
     task: str = ""  # as the hub names it, where the config says so
     fold: Fold | None = None  # of Self-Extend, which no config says
     method_source: str | None = None  # of a function of the user's, as it was when this was planned
@@ -110,6 +78,16 @@ class ExtensionPlan:
     @property
     def factor(self) -> float:
         return self.target / self.context
+
+    @property
+    def readings(self) -> tuple[loaders.LoaderReading, ...]:
+        """How each engine reads the result."""
+        return ()
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """The bytes of one sequence of `target` tokens, at 2 bytes a value."""
+        return None
 
     @property
     def words(self) -> Words:
@@ -263,17 +241,45 @@ def why_unfolded(model: Model) -> str:
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with who reads the result how."""
 
-    carrier: Carrier
-    methods: tuple[MethodRow, ...]
-    recommendation: Recommendation
-    ways: tuple[Way, ...] = ()  # of a model that is scaled already
+    attempts: Attempts = field(compare=False)  # at this model and target, by any method
+    attempt: Attempt  # that this plan makes
+    advised: Recommendation | None = None  # replaces what the methods' rows recommend
     # Tokens that the weights were trained on, where a record tells that it reads further untrained.
     trained: int | None = None
     is_quantised: bool = False  # its weights are packed
 
+    @cached_property
+    def methods(self) -> tuple[MethodRow, ...]:
+        """The row of every method."""
+        return rows_of(self.attempts, self.recipe, self.method)
+
+    @cached_property
+    def ways(self) -> tuple[Way, ...]:
+        """Both ways to extend a model that is scaled already."""
+        return ways_of(self.attempts, self.recipe, self.method)
+
+    @cached_property
+    def recommendation(self) -> Recommendation:
+        """The method to take, and why."""
+        others = self.recipe.changed(length_only=False)  # what the methods would do
+        return self.advised or recommend(self.attempts, others, self.method)
+
+    @cached_property
+    def readings(self) -> tuple[loaders.LoaderReading, ...]:
+        return self.attempts.readings(self.model.scaled_sites[0], self.attempt)
+
+    @cached_property
+    def kv_cache_bytes(self) -> int | None:
+        return cache_bytes(self.carrier, self.target)
+
     @property
     def form(self) -> str:
         return f", written as {self.main.params['rope_type']}"
+
+    @property
+    def carrier(self) -> Carrier:
+        """What carries the spectrum: a config, or the keys and tensors of a GGUF."""
+        return self.attempts.carrier
 
     @property
     def model(self) -> Model:
@@ -285,11 +291,21 @@ class Plan(ExtensionPlan):
         return self.carrier.words
 
     @property
+    def authors(self) -> Published | None:
+        """What the model's authors publish about a plan such as this one, if it is known."""
+        authors = families.recipe_of(self.model)
+        if authors is None:
+            return None
+        if self.recipe.length_only and (authors.card is None or self.target <= authors.card):
+            return None
+        return authors
+
+    @property
     def untrained_factor(self) -> float:
         recipe = self.recipe
         if recipe.finetune or recipe.like or self.keeps_spectrum:
             return 1.0
-        authors = families.recipe_of(self.model)
+        authors = self.authors
         if authors is not None and authors.agrees(self):
             return 1.0
         trained = self.trained or max(self.context, self.model.context)
@@ -350,7 +366,7 @@ class Plan(ExtensionPlan):
     def _written(self) -> list[tuple[str, str]]:
         """Which rope type carries it, and its attention factor."""
         written = (
-            f"{site.label + ': ' if site.label else ''}{_form(site.params['rope_type'])}"
+            f"{site.label + ': ' if site.label else ''}{form_name(site.params['rope_type'])}"
             for site in self.sites
             if site.scaled
         )
@@ -383,7 +399,7 @@ class Plan(ExtensionPlan):
                 cells = [str(seen.pairs_extrapolated), f"{seen.worst_extrapolation:.3g}"]
                 cells += [f"{seen.mean_compression:.3g}"]
             mark = "*" if row.method == self.method else ""
-            rows.append((row.method + mark, *cells, _form(row.form), row.note))
+            rows.append((row.method + mark, *cells, form_name(row.form), row.note))
         header = ("method", "pairs extrapolated", "worst", "mean compression", "written as", "")
         return Table("", LEGEND, header, tuple(rows))
 
@@ -428,9 +444,9 @@ class Plan(ExtensionPlan):
         nearest = dict[str, str]()
         if self.refusal is not None:
             return nearest
-        for reading in newest(self.readings):
+        for reading in loaders.newest(self.readings):
             options = ""
-            if reading.verdict in WRONG:
+            if reading.verdict in loaders.WRONG:
                 options = self.carrier.nearest(reading.loader, self.main.params, self.target)
             if options:
                 nearest[reading.loader] = options
@@ -469,12 +485,6 @@ LEGEND = """\
   largest ratio. Mean compression: how many times slower the pairs rotate, on average."""
 
 
-def _form(rope_type: str | None) -> str:
-    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
-    return "theta" if rope_type == "default" else rope_type or "-"
-
-
-WRONG = ("different", "ignored", "error")
 # LongRoPE took LLaMA2 from 4k to 2,048k (Ding et al. 2024, table 4): nobody went further.
 FARTHEST = 512
 
@@ -491,21 +501,6 @@ def too_far(recipe: Extend, context: int, target: int) -> str:
         f"{target:,} tokens are {factor:g}× the model's {context:,}, and no model was ever "
         f"extended beyond {FARTHEST}×. {meant}? (--even-so extends it anyway)"
     )
-
-
-def newest(readings: Iterable[loaders.LoaderReading]) -> tuple[loaders.LoaderReading, ...]:
-    """Each loader in its newest version, which comes first."""
-    latest: dict[str, loaders.LoaderReading] = {}
-    for reading in readings:
-        latest.setdefault(reading.loader, reading)
-    return tuple(latest.values())
-
-
-def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    grouped = dict[str, list[str]]()
-    for loader, options in nearest.items():
-        grouped.setdefault(options, []).append(loader)
-    return {options: tuple(names) for options, names in grouped.items()}
 
 
 def _site_json(site: RopeSite) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The plan for rotary embeddings, in the order in which it is made."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -12,25 +12,16 @@ from ropext.families import Model
 from ropext.forms import same
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.attempts import Attempts, attempt_of
-from ropext.planning.memory import cache_bytes
+from ropext.planning.attempts import LENGTH_ONLY, Attempts, attempt_of
 from ropext.planning.methods import (
     default_method,
     needs_no_scaling,
     plan_site,
-    recommend,
     require_lasting,
     require_motion,
-    rows_of,
-    ways_of,
 )
-from ropext.planning.plan import (
-    LENGTH_ONLY,
-    ExtensionPlan,
-    Plan,
-    why_unfolded,
-)
-from ropext.planning.warnings import Planned, warnings_of
+from ropext.planning.plan import ExtensionPlan, Plan, why_unfolded
+from ropext.planning.warnings import warnings_of
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
@@ -79,19 +70,11 @@ def make_plan(
     params = {site.label: site.params for site in sites if site.scaled}
     written = families.write(dict(config), model, params, target)
     _read_again(written, method, {site.label: site.wanted for site in sites})
-    others = recipe.changed(length_only=False)  # what the methods would do
-    rows = rows_of(attempts, others, method)
     main = next(site for site in sites if site.scaled)
-    readings = attempts.readings(model.scaled_sites[0], attempt)
-    ways = ways_of(attempts, recipe, method)
-    planned = Planned(carrier, recipe, method, context, target, main, readings, ways)
-    notes = tuple[str, ...]()
-    authors = planned.authors
-    if authors is not None and authors.agrees(planned):
-        notes = (authors.against(planned),)
-    return Plan(
+    plan = Plan(
         name=name,
-        carrier=carrier,
+        attempts=attempts,
+        attempt=attempt,
         recipe=recipe,
         method=method,
         knobs=asdict(knobs) if knobs else {},  # type: ignore[call-overload]
@@ -100,15 +83,16 @@ def make_plan(
         sites=sites,
         config=written,
         edits=carrier.edits(main, target, config, written),
-        methods=rows,
-        recommendation=recommend(attempts, others, rows),
-        warnings=warnings_of(planned),
-        notes=notes,
-        readings=readings,
-        ways=ways,
+        warnings=(),
+        obstacles=model.obstacles,
+        task=_task(model),
         method_source=scaling.source_of(method),
-        **_of_model(carrier, target),
     )
+    notes = tuple[str, ...]()
+    authors = plan.authors
+    if authors is not None and authors.agrees(plan):
+        notes = (authors.against(plan),)
+    return replace(plan, warnings=warnings_of(plan), notes=notes)
 
 
 def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
@@ -122,13 +106,11 @@ def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
     return not recipe.from_original and all(value is None for value in given)
 
 
-def _of_model(carrier: Carrier, target: int) -> dict[str, Any]:
-    """What a plan tells of its model; no task of a composite, which does more than text."""
-    model = carrier.model
-    task = "text-generation" if model.text_type == model.model_type else ""
-    task = "fill-mask" if model.masked_lm else task
-    kv_cache_bytes = cache_bytes(carrier, target)
-    return {"obstacles": model.obstacles, "kv_cache_bytes": kv_cache_bytes, "task": task}
+def _task(model: Model) -> str:
+    """What the model does, as the hub names it; "" of a composite, which does more than text."""
+    if model.masked_lm:
+        return "fill-mask"
+    return "text-generation" if model.text_type == model.model_type else ""
 
 
 def make_folded_plan(

@@ -3,17 +3,10 @@ list. It returns its sentence, which begins with the name in brackets, or "" whe
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
-from ropext import families
-from ropext.carriers import Carrier
-from ropext.families import Model
-from ropext.families.published import Published
-from ropext.loaders import LoaderReading
-from ropext.options.extend import Extend
-from ropext.planning.plan import ASKED_UNTRAINED, WRONG, Plan, Way, newest, too_far
-from ropext.rope import RopeSite
+from ropext.loaders import WRONG, newest
+from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
@@ -26,49 +19,14 @@ EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the sta
 VLLM_ONE_POSITION = ("qwen3_vl", "qwen3_5")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What is planned for rotary embeddings, and who reads it."""
-
-    carrier: Carrier
-    recipe: Extend
-    method: str
-    context: int
-    target: int
-    main: RopeSite
-    readings: tuple[LoaderReading, ...]
-    ways: tuple[Way, ...]
-
-    @property
-    def model(self) -> Model:
-        """The model as its config was read."""
-        return self.carrier.model
-
-    @property
-    def form(self) -> str:
-        """The rope type that carries it."""
-        form: str = self.main.params["rope_type"]
-        return form
-
-    @property
-    def authors(self) -> Published | None:
-        """What the model's authors say, where that is known and speaks of such a plan."""
-        authors = families.recipe_of(self.model)
-        if authors is None:
-            return None
-        if self.recipe.length_only and (authors.card is None or self.target <= authors.card):
-            return None
-        return authors
-
-
-def published(plan: Planned) -> str:
+def published(plan: Plan) -> str:
     authors = plan.authors
     if authors is None or authors.agrees(plan):
         return ""
     return f"[published] {authors.against(plan)}"
 
 
-def length_only(plan: Planned) -> str:
+def length_only(plan: Plan) -> str:
     if not plan.recipe.length_only:
         return ""
     return (
@@ -78,14 +36,14 @@ def length_only(plan: Planned) -> str:
     )
 
 
-def nothing_moves(plan: Planned) -> str:
+def nothing_moves(plan: Plan) -> str:
     main = plan.main
     if plan.recipe.length_only or main.wanted.inv_freq != main.rope.spectrum.inv_freq:
         return ""
     return "[still] no frequency changes: only the stated length grows"
 
 
-def pairs_stop(plan: Planned) -> str:
+def pairs_stop(plan: Plan) -> str:
     main = plan.main
     pairs = zip(main.wanted.inv_freq, main.rope.spectrum.inv_freq, strict=True)
     still = [i for i, (turn, before) in enumerate(pairs) if not turn and before]
@@ -100,7 +58,7 @@ def pairs_stop(plan: Planned) -> str:
     return f"[still] rotary pairs {named} no longer rotate: they see no position"
 
 
-def farther_than_anybody(plan: Planned) -> str:
+def farther_than_anybody(plan: Plan) -> str:
     doubt = too_far(plan.recipe, plan.context, plan.target)
     if not doubt:
         return ""
@@ -141,7 +99,7 @@ def far(plan: Plan) -> str:
     )
 
 
-def not_longer(plan: Planned) -> str:
+def not_longer(plan: Plan) -> str:
     if not plan.recipe.from_original or plan.target > plan.model.context:
         return ""
     return reached(plan.target, plan.model.context)
@@ -160,7 +118,7 @@ def reached(target: int, context: int) -> str:
     )
 
 
-def temperature(plan: Planned) -> str:
+def temperature(plan: Plan) -> str:
     if plan.main.wanted.attention_factor == plan.main.rope.attention_factor:
         return ""
     if plan.model.temperature == "rotated channels":
@@ -176,15 +134,15 @@ def temperature(plan: Planned) -> str:
     return ""
 
 
-def unknown_keys_of_yarn(plan: Planned) -> str:
+def unknown_keys_of_yarn(plan: Plan) -> str:
     return _unknown_keys(plan, ("attn_factor",))
 
 
-def unknown_keys_of_longrope(plan: Planned) -> str:
+def unknown_keys_of_longrope(plan: Plan) -> str:
     return _unknown_keys(plan, ("short_mscale", "long_mscale"))
 
 
-def _unknown_keys(plan: Planned, keys: tuple[str, ...]) -> str:
+def _unknown_keys(plan: Plan, keys: tuple[str, ...]) -> str:
     if keys[0] not in plan.main.params or not plan.carrier.in_transformers:
         return ""
     return (
@@ -193,18 +151,18 @@ def _unknown_keys(plan: Planned, keys: tuple[str, ...]) -> str:
     )
 
 
-def form_of_mrope(plan: Planned) -> str:
-    if not plan.carrier.three_axes or plan.form in ("default", "yarn"):
+def form_of_mrope(plan: Plan) -> str:
+    if not plan.carrier.three_axes or plan.main.params["rope_type"] in ("default", "yarn"):
         return ""
     return (
         "[mrope] vLLM and SGLang support mrope_section only with a theta or yarn: under "
-        f"{plan.form} "
+        f"{plan.main.params['rope_type']} "
         "they rotate images as if they were text"
     )
 
 
-def ramp_of_mrope(plan: Planned) -> str:
-    if not plan.carrier.three_axes or plan.form != "yarn":
+def ramp_of_mrope(plan: Plan) -> str:
+    if not plan.carrier.three_axes or plan.main.params["rope_type"] != "yarn":
         return ""
     if plan.model.text_type.startswith(VLLM_ONE_POSITION):
         return (
@@ -218,7 +176,7 @@ def ramp_of_mrope(plan: Planned) -> str:
     )
 
 
-def images_of_mrope(plan: Planned) -> str:
+def images_of_mrope(plan: Plan) -> str:
     if not plan.carrier.three_axes or plan.target <= plan.context:
         return ""
     return (
@@ -228,7 +186,7 @@ def images_of_mrope(plan: Planned) -> str:
     )
 
 
-def softmax(plan: Planned) -> str:
+def softmax(plan: Plan) -> str:
     main = plan.main
     before = plan.model.site(main.label).rope.softmax_factor
     if before == main.wanted.softmax_factor:
@@ -239,7 +197,7 @@ def softmax(plan: Planned) -> str:
     )
 
 
-def float32(plan: Planned) -> str:
+def float32(plan: Plan) -> str:
     if plan.target <= FLOAT32_MATTERS:
         return ""
     return (
@@ -248,7 +206,7 @@ def float32(plan: Planned) -> str:
     )
 
 
-def two_sets(plan: Planned) -> str:
+def two_sets(plan: Plan) -> str:
     if plan.main.wanted.short_inv_freq is None:
         return ""
     return (
@@ -258,18 +216,18 @@ def two_sets(plan: Planned) -> str:
     )
 
 
-def disputed(plan: Planned) -> str:
+def disputed(plan: Plan) -> str:
     if plan.authors is None or not plan.authors.contradiction:
         return ""
     return f"[disputed] {plan.authors.contradiction}"
 
 
-def composed(plan: Planned) -> str:
+def composed(plan: Plan) -> str:
     """Two scalings together are a longrope. A temperature alone, or a plain embedding, is composed
     with nothing."""
     if plan.recipe.from_original or plan.recipe.length_only:
         return ""
-    if plan.form != "longrope" or plan.main.rope.is_geometric:
+    if plan.main.params["rope_type"] != "longrope" or plan.main.rope.is_geometric:
         return ""
     others = [f"{r.loader} ({r.verdict})" for r in newest(plan.readings) if r.verdict in WRONG]
     if not others:
@@ -285,7 +243,7 @@ def composed(plan: Planned) -> str:
 
 
 # In the order in which they are shown, behind what the config itself gives cause for.
-ROTARY: tuple[Callable[[Planned], str], ...] = (
+ROTARY: tuple[Callable[[Plan], str], ...] = (
     length_only,
     nothing_moves,
     pairs_stop,
@@ -305,7 +263,7 @@ ROTARY: tuple[Callable[[Planned], str], ...] = (
 )
 
 
-def warnings_of(plan: Planned) -> tuple[str, ...]:
+def warnings_of(plan: Plan) -> tuple[str, ...]:
     """The warnings of a plan for rotary embeddings."""
     model = plan.model
     needed = EVEN_SO

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ropext.loaders import loader_of
+from ropext.loaders import WRONG, loader_of, newest
 from ropext.planning import ExtensionPlan
-from ropext.planning.plan import WRONG, newest
 from ropext.report.text import (
     extend_command,
     fact_lines,

@@ -4,8 +4,8 @@ from ropext import scaling
 from ropext.errors import listed
 from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import octaves
+from ropext.loaders import WRONG, newest
 from ropext.planning import Plan
-from ropext.planning.plan import WRONG, newest
 from ropext.results import FITTED, START
 from ropext.results.perplexity import by_position
 from ropext.results.values import Value

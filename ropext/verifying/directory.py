@@ -7,7 +7,6 @@ from ropext import families, loaders, proof
 from ropext.errors import ProofFailed, listed
 from ropext.families import Model
 from ropext.jsontext import Json
-from ropext.planning.plan import WRONG
 from ropext.verifying.checks import Check, Checker, Subject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_other_sets, check_weights
@@ -69,7 +68,7 @@ def _misled(model: Model) -> list[str]:
         if plain.loader in seen:
             continue  # the newest comes first
         seen.add(plain.loader)
-        if plain.verdict == "same" and modern.verdict in WRONG:
+        if plain.verdict == "same" and modern.verdict in loaders.WRONG:
             misled.append(modern.loader)
     return misled
 
