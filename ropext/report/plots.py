@@ -48,11 +48,6 @@ REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
 LONGEST_NAME = 48  # letters of a name in a legend
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.
 HEADROOM_NATS = 1.5
-# Beside an arrow, in points; and the axis' share of a picture with its legend, at least.
-ARROW_SHIFT = 18
-TEXT_WIDTH = 36
-CUT = "a band goes on"  # in a legend, of the marks where bands leave the frame
-AXIS_SHARE = 0.6
 
 
 def _palette() -> dict[str, int]:
@@ -286,15 +281,16 @@ def side_by_side(plots: Sequence[tuple[LinePlot, Sequence[Curve]]]) -> bytes:
 def draw_curves(
     axis: "Axes", plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> None:
-    """Draw lines on an axis, each with its band, and an arrow where one leaves the frame."""
+    """Draw lines on an axis, each with its band; the legend names lines that leave the frame."""
     floor, ceiling = _limits(plot, curves)
     styled = styled or styles(curve.label for curve in curves)
     places = list[float]()
     for curve in curves:
         style = styled[curve.label]
         label = plain(curve.label)
-        if not any(floor <= value <= ceiling for value in curve.points):
-            label += " (off the scale)"
+        outside = [value for value in curve.points if value < floor or value > ceiling]
+        if outside:
+            label += f" (off the scale: {max(outside, key=abs):.3g})"
         axis.plot(curve.places, curve.points, label=label, marker="o", ms=3, **style)
         lows = [low for low, _ in curve.bands]
         highs = [high for _, high in curve.bands]
@@ -304,111 +300,6 @@ def draw_curves(
         axis.axhline(0, color=INK, lw=0.9)
     axis.set_ylim(floor, ceiling)
     _draw_positions(axis, plot, places)
-    bottom, top = axis.get_ylim()
-    _mark_cut_bands(axis, curves, styled)
-    _draw_arrows(axis, curves, styled, bottom, side=1)
-    _draw_arrows(axis, curves, styled, top, side=-1)
-
-
-def _mark_cut_bands(axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style]) -> None:
-    """Mark where the bands of lines leave the frame, and name the mark in the legend. Where a line
-    itself is outside it has an arrow."""
-    bottom, top = axis.get_ylim()
-    is_named = False
-    for curve in curves:
-        below = list[bool]()
-        above = list[bool]()
-        for point, (low, high) in zip(curve.points, curve.bands, strict=True):
-            below.append(low < bottom <= point)
-            above.append(point <= top < high)
-        for edge, marker, outside in ((bottom, "v", below), (top, "^", above)):
-            for number in _beginnings(outside):
-                axis.plot(
-                    curve.places[number],
-                    edge,
-                    marker=marker,
-                    ms=6,
-                    ls="",
-                    color=styled[curve.label]["color"],
-                    clip_on=False,
-                    zorder=6,
-                )
-                if not is_named:
-                    axis.plot([], [], marker=marker, ms=6, ls="", color=GREY, label=CUT)
-                    is_named = True
-
-
-def _beginnings(outside: Sequence[bool]) -> list[int]:
-    """The first place of each stretch of places that lie outside."""
-    first = list[int]()
-    before = False
-    for number, here in enumerate(outside):
-        if here and not before:
-            first.append(number)
-        before = here
-    return first
-
-
-def _draw_arrows(
-    axis: "Axes", curves: Sequence[Curve], styled: Mapping[str, Style], edge: float, side: int
-) -> None:
-    """Draw an arrow where a line leaves the frame, with its value that lies furthest outside.
-    `side` is 1 at the lower edge, -1 at the upper one."""
-    leaving = list[tuple[float, float, str]]()  # where, how far, whose
-    for curve in curves:
-        far = min(curve.points) if side == 1 else max(curve.points)
-        if (edge - far) * side > 0 and math.isfinite(far):
-            place = _crossing(curve.places, curve.points, edge, side)
-            leaving.append((place, far, curve.label))
-    leaving.sort()
-    shifts = _apart([_points(axis, place) for place, _, _ in leaving])
-    for (place, far, label), shift in zip(leaving, shifts, strict=True):
-        colour = styled[label]["color"]
-        axis.annotate(
-            f"{far:.3g}",
-            (place, edge),
-            (shift, 30 * side),
-            ha="center",
-            va="center",
-            fontsize=9,
-            color=colour,
-            zorder=6,
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "->", "color": colour},
-        )
-
-
-def _crossing(places: Sequence[float], values: Sequence[float], edge: float, side: int) -> float:
-    """Where a line leaves the frame for the last time, on a logarithmic axis; where it is furthest
-    outside, if it never leaves from inside."""
-    outside = [(edge - value) * side > 0 for value in values]
-    for after in range(len(values) - 1, 0, -1):
-        before = after - 1
-        if outside[after] and not outside[before]:
-            share = (edge - values[before]) / (values[after] - values[before])
-            return places[before] * math.pow(places[after] / places[before], share)
-    far = min(values) if side == 1 else max(values)
-    return places[list(values).index(far)]
-
-
-def _points(axis: "Axes", place: float) -> float:
-    """About where a place lies on a logarithmic axis, in points; the legend is not laid out yet."""
-    figure = axis.get_figure(root=True)
-    assert figure is not None
-    low, high = axis.get_xlim()
-    width = 72.0 * figure.get_figwidth() * AXIS_SHARE
-    return width * math.log(place / low) / math.log(high / low)
-
-
-def _apart(centres: Sequence[float]) -> list[float]:
-    """How far each text stands from its place, in order, so that none lies over another."""
-    shifts = list[float]()
-    last = -math.inf
-    for centre in centres:
-        at = max(centre + ARROW_SHIFT, last + TEXT_WIDTH)
-        shifts.append(at - centre)
-        last = at
-    return shifts
 
 
 def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
