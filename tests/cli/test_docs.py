@@ -184,10 +184,33 @@ def test_every_link_between_pages_leads_somewhere(page):
             assert anchor in anchors(place.read_text("utf-8")), (page, target)
 
 
-def test_the_index_names_every_page():
-    text = (DOCS / "README.md").read_text("utf-8")
-    missing = [page for page in PAGES[1:] if f"({page.removeprefix('docs/')})" not in text]
-    assert missing == ["docs/README.md"]
+# Where each kind of reader begins, and which page answers them.
+DOORS = {
+    "GGUF": "docs/gguf.md",
+    "serving": "docs/serving.md",
+    "research": "docs/evaluation.md",
+    "fine-tuning": "docs/fine-tune.md",
+    "contributing": "CONTRIBUTING.md",
+}
+
+
+def linked(page):
+    """The pages to which a page links."""
+    text = (ROOT / page).read_text("utf-8")
+    targets = re.findall(r"\]\(([^)#:\s]+\.md)[^)]*\)", text)
+    return {
+        ((ROOT / page).parent / name).resolve().relative_to(ROOT).as_posix() for name in targets
+    }
+
+
+def test_the_readme_links_to_each_door_and_the_index_to_every_page():
+    """So each page is two clicks from the README, and the page of each kind of reader is one."""
+    first = linked("README.md")
+    wanted = {"docs/README.md", *DOORS.values()}
+    assert wanted <= first, wanted - first
+    assert [page for page in PAGES[1:] if page not in linked("docs/README.md")] == [
+        "docs/README.md"
+    ]
 
 
 # The pages whose commands run one after the other, each on what the last one wrote.
