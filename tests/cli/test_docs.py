@@ -27,8 +27,8 @@ WITH_COMMANDS = (
         "docs/loaders.md",
         "docs/trainers.md",
     ),
-    *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serving.md"),
-    *("docs/ports.md", "docs/deploy.md"),
+    *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serve.md"),
+    *("docs/check-a-server.md", "docs/deploy.md"),
 )
 
 
@@ -214,7 +214,7 @@ def test_the_readme_links_to_each_door_and_the_index_to_every_page():
 
 
 # The pages whose commands run one after the other, each on what the last one wrote.
-GUIDE = ("docs/guide.md", "docs/choosing.md", "docs/serving.md")
+GUIDE = ("docs/guide.md", "docs/choosing.md", "docs/serve.md")
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
 LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
