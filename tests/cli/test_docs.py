@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ("README.md", *sorted(p.relative_to(ROOT).as_posix() for p in DOCS.rglob("*.md")))
 WITH_COMMANDS = (
-    *("README.md", "docs/guide.md", "docs/gguf.md", "docs/fitting.md", "docs/fine-tune.md"),
+    *(
+        "README.md",
+        "docs/install.md",
+        "docs/quickstart.md",
+        "docs/gguf.md",
+        "docs/fitting.md",
+        "docs/fine-tune.md",
+    ),
     *(
         "docs/evaluation.md",
         "docs/kv-cache.md",
@@ -165,6 +172,21 @@ def test_the_pages_speak_of_every_command():
     assert [name for name in COMMANDS if f"ropext {name}" not in text] == []
 
 
+def test_the_page_of_exit_codes_has_each_code_of_an_error():
+    text = (DOCS / "reference/exit-codes.md").read_text("utf-8")
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)}
+    source = (ROOT / "ropext/errors.py").read_text("utf-8")
+    assert listed == {int(code) for code in re.findall(r"exit_code = (\d+)", source)} | {0, 1}
+
+
+def test_the_page_of_environment_variables_has_each_one_that_the_package_reads():
+    text = (DOCS / "reference/environment.md").read_text("utf-8")
+    sources = [path.read_text("utf-8") for path in sorted((ROOT / "ropext").rglob("*.py"))]
+    wanted = {name for own in sources for name in re.findall(r'environ\.get\("(\w+)"', own)}
+    assert {"OLLAMA_MODELS", "ROPEXT_ENDPOINT_KEY"} <= wanted
+    assert sorted(name for name in wanted if f"`{name}`" not in text) == []
+
+
 def anchors(text):
     """The anchors that a Markdown page's headings get."""
     heads = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
@@ -214,7 +236,7 @@ def test_the_readme_links_to_each_door_and_the_index_to_every_page():
 
 
 # The pages whose commands run one after the other, each on what the last one wrote.
-GUIDE = ("docs/guide.md", "docs/choosing.md", "docs/serve.md")
+GUIDE = ("docs/install.md", "docs/quickstart.md", "docs/choosing.md", "docs/serve.md")
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
 LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
