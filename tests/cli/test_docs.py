@@ -209,7 +209,7 @@ def test_every_link_between_pages_leads_somewhere(page):
 # Where each kind of reader begins, and which page answers them.
 DOORS = {
     "GGUF": "docs/gguf.md",
-    "serving": "docs/serving.md",
+    "serving": "docs/serve.md",
     "research": "docs/evaluation.md",
     "fine-tuning": "docs/fine-tune.md",
     "contributing": "CONTRIBUTING.md",
