@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ropext.errors import InputError, Stopped
 from ropext.jsontext import Json, JsonObject
+from ropext.narration import scrub
 from ropext.ports.server import BUSY, KEY, MOST_TOKENS, Server
 
 SHOWN = 300  # characters of a server's error
@@ -92,7 +93,8 @@ class Port:
 
 def error_text(status: int, body: bytes) -> str:
     """A server's own words on one line, and no more of them than a line shows."""
-    words = " ".join(body[: 4 * SHOWN].decode(errors="replace").split())
+    text = scrub(body.decode(errors="replace"))  # a server may repeat its key
+    words = " ".join(text[: 4 * SHOWN].split())
     return f"HTTP {status}: {words[:SHOWN]}"
 
 
@@ -114,7 +116,7 @@ def reply_of(answer: JsonObject) -> Reply:
         said = thought.strip()
     usage = _object(answer, "usage")
     return Reply(
-        said[:KEPT],
+        scrub(said)[:KEPT],
         has_thought=bool(thought) or "<think>" in written,
         ran_out=ran_out,
         tokens=_count(usage, "prompt_tokens"),

@@ -20,6 +20,7 @@ from json_schema import check_file
 
 from ropext.narration import Call, Hooks, told
 from ropext.pipeline.ports import evaluate_port, plan_port
+from ropext.ports.port import error_text
 from ropext.results.rundir import read_run
 
 LENGTHS = ("--lengths", "256,1024", "--items", "2")
@@ -453,6 +454,21 @@ def test_texts_that_are_not_there_are_refused_before_a_server_is_asked(tmp_path,
         capsys, "http://127.0.0.1:9/v1", *LENGTHS, "--data", tmp_path / "nothing.txt"
     )
     assert (code, "nothing.txt: there is no such file or folder" in err) == (2, True)
+
+
+def test_a_key_that_the_server_repeats_is_stored_nowhere(tmp_path, capsys, monkeypatch) -> None:
+    """In an answer, also if the limit of what is kept cuts the key, and in an error."""
+    key = "CaNaRy-of-a-key-of-a-server"
+    monkeypatch.setenv("ROPEXT_ENDPOINT_KEY", key)
+    output = tmp_path / "o"
+    with serving(Fake(says=lambda text: f"{key} {'y' * 1960} {key}")) as url:
+        code, told = run("eval", "--endpoint", url, *LENGTHS, "-o", output, capsys=capsys)
+    assert code == 0
+    files = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    every = b"".join(files).decode(errors="replace")
+    assert '"said": "*** yyy' in every
+    for text in (every, told.out, told.err, error_text(400, f"no access: {key}".encode())):
+        assert key[:8] not in text
 
 
 def test_no_server_at_all_is_exit_code_5(capsys) -> None:
