@@ -305,6 +305,6 @@ def test_the_guide_runs_as_it_stands(ropext, tmp_path, monkeypatch):
         assert code == 0, (words, err)
         assert out
         ran += 1
-    assert ran == 18
+    assert ran == 19
     assert (tmp_path / "spectrum.png").stat().st_size > 10_000
     assert (tmp_path / "model-4x/model.safetensors").samefile(tmp_path / "model/model.safetensors")

@@ -10,8 +10,8 @@ from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.report import text
 
-TRAINED = "where its weights were trained since that scaling, or nobody knows"
-NOT_TRAINED = "where its weights were not trained since that scaling"
+TRAINED = "if its weights were trained after that scaling, or this is not known"
+NOT_TRAINED = "if its weights were not trained after that scaling"
 MODELS = {
     "DeepSeek V3": (published.config("DeepSeek-V3"), "yarn"),
     "gpt-oss": (published.config("gpt-oss"), "yarn"),
