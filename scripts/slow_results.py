@@ -109,8 +109,11 @@ def write(root: Path, part: str, log: str) -> Path:
 
 
 def floors(root: Path) -> list[str]:
-    """Each dependency at the oldest version that is allowed."""
-    wishes = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    """Each dependency, and each of `ropext serve`, at the oldest version that is allowed."""
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    wishes = list(project["dependencies"])
+    # transformers is a dependency already, and pip takes no extra in a constraint.
+    wishes += [own for own in project["optional-dependencies"]["serve"] if "[" not in own]
     return [wish.replace(">=", "==") for wish in wishes]
 
 
