@@ -302,7 +302,7 @@ class Snapshot:
         """The model as stock transformers 5 reads it, and where its spellings contradict that;
         `context` replaces a trained length that it misstates, `original` is the one before its
         scaling, where it does not say that."""
-        return families.interpret(self.config, context, original)
+        return families.interpret(self.config, context, original, self.config_name)
 
     def read(self, context: int | None = None, original: int | None = None) -> Model:
         """The model, whose spellings have to agree."""

@@ -169,16 +169,13 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
         every = text.integer(key, 1, MOST_LAYERS)
         if every is not None:
             stated[key] = every
-    return layers_of_class(text.type, layers, stated, text.facts)
+    return _layers_of_class(text, layers, stated)
 
 
-def layers_of_class(
-    text_type: str, layers: int, stated: Mapping[str, int], facts: Facts
-) -> tuple[str, ...]:
+def _layers_of_class(text: TextConfig, layers: int, stated: Mapping[str, int]) -> tuple[str, ...]:
     """The type of each layer as the class makes it: by a key that says of how many layers one is
     of another type (`stated`), or by itself."""
-    row = family(text_type, facts)
-    defaults = defaults_of(text_type, facts)
+    defaults = text.defaults
     run: list[str] = defaults.get("layer_types") or []
     for key, (first, second) in defaults.get("layers_by", {}).items():
         if key not in stated:
@@ -190,7 +187,7 @@ def layers_of_class(
             run = [first] * others + [second]
     if not run:
         return ()
-    start = defaults["num_hidden_layers"] - layers if row.counts_back else 0
+    start = defaults["num_hidden_layers"] - layers if text.row.counts_back else 0
     made = [run[(start + i) % len(run)] for i in range(layers)]
     made[-1] = defaults.get("last_layer_type", made[-1])
     return tuple(made)
@@ -236,19 +233,7 @@ def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
     every = text.size("no_rope_layer_interval", MOST_LAYERS) or text.row.skips_every
     if not every or not ("no_rope_layer_interval" in text.defaults or text.row.skips_every):
         return []
-    return _skipping(every, layers or 0)
-
-
-def _skipping(every: int, layers: int) -> list[bool]:
-    """Whether each layer rotates, where every so many-th does not."""
-    return [(i + 1) % every != 0 for i in range(layers)]
-
-
-def rotation_of_class(text_type: str, layers: int, facts: Facts) -> list[bool]:
-    """Whether each layer rotates, by the class alone; nothing where all do."""
-    every = defaults_of(text_type, facts).get("no_rope_layer_interval")
-    every = every or family(text_type, facts).skips_every
-    return _skipping(every, layers) if every else []
+    return [(i + 1) % every != 0 for i in range(layers or 0)]
 
 
 def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:

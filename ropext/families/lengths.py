@@ -5,11 +5,11 @@ length before the scaling in some releases (Vicuna-16k) and after it in others (
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ropext.errors import InputError
 from ropext.forms import Params
-from ropext.rope import CONFIG, RopeSite
+from ropext.rope import RopeSite
 
 ORIGINAL = "original_max_position_embeddings"
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
@@ -46,12 +46,12 @@ class StatedLengths:
     stated: int  # max_position_embeddings
     context: int | None  # of the user: what it reads now ...
     original: int | None  # ... and what it read before the scaling that it declares
-    trained: int = 0  # what its family was trained on before a linear scaling; 0 = not known
-    named: int | None = None  # an original_max_position_embeddings beside the rope dict
+    trained: int  # what its family was trained on before a linear scaling; 0 = not known
+    named: int | None  # an original_max_position_embeddings beside the rope dict
     # What other keys of a length hold, and the one of them that this family is released with.
-    others: Mapping[str, object] = field(default_factory=dict)
-    longer: int | None = None
-    source: str = CONFIG  # what a sentence calls that which states them
+    others: Mapping[str, object]
+    longer: int | None
+    source: str  # what a sentence calls that which states them
 
 
 def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:

@@ -1,5 +1,4 @@
-"""What a config, or the header of a GGUF file, says about positions, the Model that follows, and
-what is said about a config."""
+"""What a config says about positions, the Model that follows, and what is said about a config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,9 +8,17 @@ from ropext import forms
 from ropext.errors import ConfigError
 from ropext.families.config import shown
 from ropext.families.described import Facts
-from ropext.families.geometry import CacheLayer, Sizes, attends, is_windowed, partial_factor
+from ropext.families.geometry import (
+    CacheLayer,
+    Sizes,
+    TextConfig,
+    attends,
+    is_windowed,
+    kv_layers,
+    partial_factor,
+)
 from ropext.families.lengths import NAMED, Lengths
-from ropext.families.table import LOGIT_SCALES, Family, family
+from ropext.families.table import LOGIT_SCALES, Family
 from ropext.forms import Params
 from ropext.rope import ABSENT, Edit, Rope, RopeSite
 
@@ -102,34 +109,25 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What is stated of a text model: read and checked, whatever its source calls it."""
+    """A text config whose rope dicts were read and checked."""
 
     model_type: str
-    text_type: str
-    path: tuple[str, ...] = ()  # where the text part stands inside a config
-    facts: Facts  # of types that the census lacks
-    sizes: Sizes
+    text: TextConfig
+    path: tuple[str, ...]  # to the text part inside the config
     sites: tuple[RopeSite, ...]
     # As stock has them, where it is known to differ from the authors, and what is said of that.
     stock_sites: tuple[RopeSite, ...]
-    departures: tuple[str, ...] = ()
+    departures: tuple[str, ...]
     lengths: tuple[Lengths, ...]  # of each site
-    cache: tuple[CacheLayer, ...] | None  # of the layers that keep anything
     mrope: bool
-    lists_thetas: bool = False  # a theta for each layer, or 0 for one that does not rotate
-    beside: Mapping[str, Any]  # the keys beside the rope dicts, of which some scale logits
-    notes: tuple[str, ...] = ()
-
-    @property
-    def row(self) -> Family:
-        """The row of its type."""
-        return family(self.text_type, self.facts)
+    notes: tuple[str, ...]
 
 
 def model_of(stated: Stated) -> Model:
     """The model of these embeddings, with what is to be said about it."""
-    row = stated.row
-    sizes = stated.sizes
+    text = stated.text
+    row = text.row
+    sizes = text.sizes
     sites = stated.sites
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = _observe(stated, context)
@@ -143,7 +141,7 @@ def model_of(stated: Stated) -> Model:
     spans = stated.lengths
     return Model(
         model_type=stated.model_type,
-        text_type=stated.text_type,
+        text_type=text.type,
         path=stated.path,
         sites=sites,
         stock_sites=stated.stock_sites,
@@ -164,19 +162,19 @@ def model_of(stated: Stated) -> Model:
         forms=allowed,
         temperature=temperature,
         reach=reach,
-        kv_layers=stated.cache,
+        kv_layers=kv_layers(text),
         notes=tuple(dict.fromkeys(notes)),
         obstacles=tuple(obstacles),
         asks_context=next((span.asks_context for span in spans if span.asks_context), ""),
         asks_original=next((span.asks_original for span in spans if span.asks_original), ""),
-        described=stated.facts,
+        described=text.facts,
     )
 
 
 def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | None]:
     """Say what windows mean for an extension: notes, obstacles, and the reach that they leave."""
-    row = stated.row
-    sizes = stated.sizes
+    row = stated.text.row
+    sizes = stated.text.sizes
     notes = [f"[family] {row.remark}"] if row.remark else []
     obstacles: list[str] = []
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -205,7 +203,7 @@ def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | 
         notes.append(sentence)
     if _rotates_windows_alone(stated, windowed < len(kinds)):
         obstacles.append(
-            f"[windowed] {stated.text_type} rotates in its windowed layers only and its "
+            f"[windowed] {stated.text.type} rotates in its windowed layers only and its "
             "full-attention layers have no positions; scaling would move trained local layers and "
             "lengthen nothing"
         )
@@ -214,9 +212,9 @@ def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | 
 
 def _rotates_windows_alone(stated: Stated, some_see_all: bool) -> bool:
     """Whether no layer that sees all tokens rotates."""
-    row = stated.row
-    sizes = stated.sizes
-    if sizes.rotates and stated.lists_thetas:
+    row = stated.text.row
+    sizes = stated.text.sizes
+    if sizes.rotates and stated.text.has("layer_rope_theta"):
         layers = zip(sizes.layer_types, sizes.rotates, strict=False)
         turning = [is_windowed(kind) for kind, turns in layers if turns]
         return bool(turning) and all(turning) and some_see_all
@@ -228,9 +226,9 @@ def _logit_scales(stated: Stated) -> list[str]:
     ropes: list[Mapping[str, Any]] = [site.params for site in stated.sites if site.scaled]
     named = []
     for scale in LOGIT_SCALES:
-        if scale.key == "mscale_all_dim" and not stated.row.softmax_mscale:
+        if scale.key == "mscale_all_dim" and not stated.text.row.softmax_mscale:
             continue  # other families read the pair as a part of the attention factor
-        holders = ropes if scale.in_rope else [stated.beside]
+        holders = ropes if scale.in_rope else [stated.text.values]
         values = next((held for held in holders if held.get(scale.key)), None)
         if values is not None:
             keys = [k for k in (scale.key, *scale.beside) if values.get(k) is not None]

@@ -10,7 +10,7 @@ from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config
 from ropext.families.config import Dict, added_by, facts_of, locate, text_part
 from ropext.families.described import Described, Facts, Numbers
-from ropext.families.geometry import TextConfig, kv_layers, rotary_dim
+from ropext.families.geometry import TextConfig, rotary_dim
 from ropext.families.lengths import (
     LENGTH_KEYS,
     NAMED,
@@ -35,7 +35,7 @@ from ropext.families.model import (
 from ropext.families.params import read_flat, read_nested
 from ropext.families.table import Label, is_mrope
 from ropext.forms import Params
-from ropext.rope import RopeSite
+from ropext.rope import CONFIG, RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -103,9 +103,13 @@ def read(config: dict[str, Any], context: int | None = None, original: int | Non
 
 
 def interpret(
-    config: dict[str, Any], context: int | None = None, original: int | None = None
+    config: dict[str, Any],
+    context: int | None = None,
+    original: int | None = None,
+    source: str = CONFIG,
 ) -> tuple[Model, list[Problem]]:
-    """What stock transformers 5 makes of a config, and where its spellings contradict that."""
+    """What stock transformers 5 makes of a config, which sentences call `source`, and where its
+    spellings contradict that."""
     model_type, text_type, path = locate(config)
     part = text_part(config, path)
     for holder in (config, part):
@@ -121,7 +125,7 @@ def interpret(
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    beside = _lengths_beside(text, sites)
+    beside = _lengths_beside(text, sites, source)
     spans = tuple(lengths(beside, site) for site in sites)
     sites = with_lengths(sites, spans)
     notes = _described(model_type, text, config, sites)
@@ -142,24 +146,19 @@ def interpret(
     departing, built = departures(text, sites)
     stated = Stated(
         model_type=model_type,
-        text_type=text_type,
+        text=text,
         path=path,
-        facts=facts,
-        sizes=text.sizes,
         sites=sites,
         stock_sites=built,
         departures=tuple(departing),
         lengths=spans,
-        cache=kv_layers(text),
         mrope=is_mrope(text_type, facts) or _has_sections(text),
-        lists_thetas=text.has("layer_rope_theta"),
-        beside=text.values,
         notes=tuple(notes),
     )
     return model_of(stated), conflicts
 
 
-def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...]) -> StatedLengths:
+def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...], source: str) -> StatedLengths:
     """The lengths that stand beside the rope dicts."""
     named = None
     if any(site.params["rope_type"] in STRETCHED for site in sites):
@@ -172,6 +171,7 @@ def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...]) -> StatedLeng
         named=named,
         others={key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values},
         longer=text.integer(text.row.length) if text.row.length else None,
+        source=source,
     )
 
 

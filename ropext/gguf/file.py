@@ -7,11 +7,8 @@ from pathlib import Path
 from ropext import bundled
 from ropext.carriers.gguf import GgufCarrier
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.families import Model
-from ropext.families.model import Problem
 from ropext.gguf.geometry import FREQS, LONG, SHORT, Geometry
 from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader
-from ropext.gguf.model import read_model
 
 RECORD = "ropext.record"  # the key that holds ropext.json
 WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros
@@ -106,12 +103,6 @@ class GgufFile(Snapshot):
 
     def require_weights(self) -> None:
         """They are in the file."""
-
-    def interpret(
-        self, context: int | None = None, original: int | None = None
-    ) -> tuple[Model, list[Problem]]:
-        """The model, straight from the header, which has one spelling."""
-        return read_model(self.geometry, self.config_name, context, original), []
 
     def stands_for(self, directory: Snapshot) -> Snapshot:
         # Its keys are no more in the directory, but what they can carry still decides.

@@ -1,7 +1,7 @@
 """What the header of a GGUF says as the config that transformers would have.
 
-A Model needs none of it. A plan and a record show the config before and after, and what is made of
-the file with transformers (dequantised weights) needs one.
+The Model is read from it, as from a directory's. A plan and a record show it before and after, and
+what is made of the file with transformers (dequantised weights) needs it.
 """
 
 from ropext.families.config import defaults_of
@@ -39,6 +39,7 @@ def config_of(geometry: Geometry) -> dict[str, Json]:
         "use_sliding_window": uses_windows,
         "full_attention_interval": geometry.interval or None,
         "num_nextn_predict_layers": geometry.drafting or None,
+        "num_kv_shared_layers": geometry.shared_layers,
     }
     if row.partial:
         config[row.partial] = share_of(geometry.dim, geometry.head_dim)
@@ -81,10 +82,17 @@ def _by_layer_type(
     }
     if by_kind:
         changed["attention_k_eq_v"] = True  # or stock reads no heads of their own
-    changed["num_kv_shared_layers"] = geometry.shared_layers
     changed["head_dim"] = windowed.head_dim
     changed["global_head_dim"] = geometry.head_dim
     changed["rope_parameters"] = rows
+    of_full_layers = {"num_key_value_heads": by_kind.get(FULL), "head_dim": geometry.head_dim}
+    own = dict[str, Json]()  # sizes that the type has no key for
+    for key, size in of_full_layers.items():
+        if size not in (None, changed[key]) and not any(key in label.sizes for label in labels):
+            own[key] = size
+    if own:
+        kinds = enumerate(geometry.kinds or ())
+        changed["per_layer_config"] = {str(i): own for i, kind in kinds if kind == FULL}
     for moved in ("rope_theta", "rope_scaling", partial):
         changed[moved] = None
     return changed
