@@ -78,9 +78,12 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_root)
     is_grouped = wanted in GROUPED and any(word in (*help_names, HELP_ALL) for word in words)
-    for name, summary in COMMANDS.items():
+    names = list(COMMANDS)
+    if wanted in names and list(words[:1]) == [wanted]:  # else the help of all may be asked for
+        names = [wanted]
+    for name in names:
         if wanted not in (None, name):
-            app.command(name)(_unread(summary))
+            app.command(name)(_unread(COMMANDS[name]))
         elif is_grouped:
             Grouped.everything = HELP_ALL in words
             settings = {"help_option_names": [*help_names, HELP_ALL]}

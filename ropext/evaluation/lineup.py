@@ -87,7 +87,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
     limit = reach.limit
     context = reach.context
     record = record_of_weights(snapshot)
-    if not reach.reads_on and options.context is not None:
+    if reach.has_table and options.context is not None:
         record = None  # all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
@@ -97,7 +97,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
     variants = [] if base is None else [base]
     if record is not None or limit > context:
         other = base is not None and (base.config or base.snapshot is not snapshot)
-        if base is not None and other and reach.reads_on:
+        if base is not None and other and not reach.has_table:
             variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
         # What was done last, as the checkpoints of `ropext run` are called.
         done = [word for key, word in LATER.items() if record and record.more.get(key)]
@@ -107,7 +107,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
     variants += _with_caches(_with_adapter(variant, options.adapter), options)
     warnings = (warning,) if warning else ()
-    most = reach.most(limit)
+    most = limit if reach.stops else 0
     return Lineup(tuple(variants), context, limit, most, warnings, reach.masked)
 
 
@@ -124,7 +124,7 @@ def line_up_patched(
         base = base_variant(named)
         context = reach_of(named, options.context).context
     variants = [base]
-    if reach.reads_on:
+    if not reach.has_table:
         variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
     spectra = [site.wanted for site in plan.sites]
     scaled = [site.wanted for site in plan.sites if site.scaled]
@@ -133,7 +133,7 @@ def line_up_patched(
         info |= plan.knobs
     extended = Variant(EXTENDED, EXTENDED, snapshot, target=plan.target, info=info)
     variants += _with_caches([extended], options)
-    most = reach.most(plan.target)
+    most = plan.target if reach.stops else 0
     return Lineup(tuple(variants), context, plan.target, most, masked=reach.masked)
 
 
@@ -232,7 +232,7 @@ def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant
 def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
     """The table every paper prints: base, untouched, and a grid of methods and factors."""
     variants = [base_variant(snapshot)]
-    if reach.reads_on:
+    if not reach.has_table:
         variants.append(Variant(UNTOUCHED, UNTOUCHED, snapshot))
     warnings = list[str]()
     plans = list[ExtensionPlan]()
@@ -257,10 +257,15 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
         )
         variants += _with_caches(_with_adapter(variant, options.adapter), options)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
-    limit = reach.limit_of(plans)
-    variants = reach.in_memory(variants, plans)
+    furthest = max(plans, key=lambda plan: plan.target)
+    limit = max(reach.context, furthest.target)
+    if reach.has_table:  # the length that all of them read
+        limit = min(plan.target for plan in plans)
+    elif reach.stops:  # all but the base have the config of the longest extension
+        for number, variant in enumerate(variants[1:], 1):
+            variants[number] = replace(variant, config=furthest.config)
     said = tuple(dict.fromkeys(warnings))
-    most = reach.most(limit)
+    most = limit if reach.stops else 0
     return Lineup(tuple(variants), reach.context, limit, most, said, reach.masked)
 
 

@@ -1,9 +1,7 @@
 """How far a model reads: to any length, to the length that its config states, or to the last row of
 a position table. Which models are compared follows from it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 from ropext import families
 from ropext.checkpoint import Snapshot
@@ -12,7 +10,7 @@ from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.variants import Variant, base_variant
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.models.masked import fills_in, is_masked
-from ropext.planning import ExtensionPlan, InMemory
+from ropext.planning import InMemory
 from ropext.rope import Positions
 from ropext.schemes import read_positions
 
@@ -22,67 +20,21 @@ READ = ("learned", "mixed", "disentangled")
 
 @dataclass(frozen=True)
 class ModelReach:
-    """A model that reads texts of any length, well or badly."""
+    """How far a model reads; without a mark it reads texts of any length, well or badly."""
 
     context: int  # tokens that it was trained on
     limit: int  # the longest length that its config is made for
     masked: bool = False  # it fills in masked tokens, where others predict the next
-
-    # Whether there is something to read beyond the base's window before any extension.
-    reads_on: ClassVar[bool] = True
-
-    def most(self, limit: int) -> int:
-        """Count the tokens that models made for a limit read; 0 = any number."""
-        return 0
-
-    def limit_of(self, plans: Iterable[ExtensionPlan]) -> int:
-        """Return the longest length for which extensions in memory are made."""
-        longest = max(plan.target for plan in plans)
-        return max(self.context, longest)
-
-    def in_memory(
-        self, variants: Sequence[Variant], plans: Sequence[ExtensionPlan]
-    ) -> list[Variant]:
-        """Return the base and its extensions in memory as they read up to that length."""
-        return list(variants)
+    # Stock transformers reads no more than the length in its config, as of an MPT, or than its
+    # table has rows.
+    stops: bool = False
+    has_table: bool = False  # each position is a row of a table
 
     def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
-        """Return the model before its recorded extension, of weights that nothing trained since;
-        None where the weights do not hold it."""
-        return base_variant(extended, record.base["config"])
-
-
-class StatedReach(ModelReach):
-    """A model that stock transformers reads up to the length in its config, as an MPT."""
-
-    def most(self, limit: int) -> int:
-        return limit
-
-    def in_memory(
-        self, variants: Sequence[Variant], plans: Sequence[ExtensionPlan]
-    ) -> list[Variant]:
-        """All but the base have the config of the longest extension."""
-        longest = max(plans, key=lambda plan: plan.target).config
-        read = list(variants[:1])
-        for variant in variants[1:]:
-            read.append(replace(variant, config=longest))
-        return read
-
-
-class TableReach(ModelReach):
-    """A model whose positions are rows of a table: it reads nothing beyond the last of them."""
-
-    reads_on: ClassVar[bool] = False
-
-    def most(self, limit: int) -> int:
-        return limit
-
-    def limit_of(self, plans: Iterable[ExtensionPlan]) -> int:
-        """Return the length that all of them read."""
-        return min(plan.target for plan in plans)
-
-    def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
-        """Return the model with its old rows, where all of them were kept."""
+        """Return the model before its recorded extension, of weights that nothing trained since,
+        with the old rows of its table; None if not all of these were kept."""
+        if not self.has_table:
+            return base_variant(extended, record.base["config"])
         from ropext.schemes.plan import growth_of  # late: no rotary model needs it
 
         rows = growth_of(extended, record).undone()
@@ -117,13 +69,15 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
     """Read a scheme that a config or a table carries."""
-    kind = TableReach if scheme.tensors else ModelReach
-    if scheme.tensors and stated is not None and stated > scheme.context:
+    has_table = bool(scheme.tensors)
+    if has_table and stated is not None and stated > scheme.context:
         raise UsageError(
             f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
             "leave the option out"
         )
-    return kind(stated or scheme.context, scheme.context, is_masked(snapshot))
+    return ModelReach(
+        stated or scheme.context, scheme.context, is_masked(snapshot), has_table, has_table
+    )
 
 
 def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
@@ -143,5 +97,5 @@ def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None)
     context = stated or int(stored or 0)
     limit = int(stored or context)
     if scheme is not None and scheme.text_type == "mpt":
-        return StatedReach(context, limit)
+        return ModelReach(context, limit, stops=True)
     return ModelReach(context, max(context, limit))

@@ -30,7 +30,7 @@ from ropext.results.measurement import Measurement, Store
 class Progress:
     """How far a measurement has come, over all models that it reads."""
 
-    total: int = 0  # forward tokens of all processes
+    total: int = 0  # forward tokens of this process
     hooks: Hooks = SILENT
     kept_in: Path | None = None
     nothing_kept: str = "interrupted; a measurement keeps nothing"
@@ -44,9 +44,6 @@ class Progress:
     resumed: int = 0  # units that an earlier run had finished
     begun: float = field(default_factory=time.time)
     last: float = 0.0  # when the last unit began
-
-    def __post_init__(self) -> None:
-        self.total //= self.world
 
     def show(self, what: str) -> None:
         self.total = max(self.total, self.done)

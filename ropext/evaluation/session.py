@@ -190,20 +190,13 @@ def _models(evaluation: Evaluation, place: Workdir | None, progress: Progress) -
             raise progress.stopped()
         return model
 
-    return Models(load, _adapters(evaluation, place))
-
-
-def _adapters(evaluation: Evaluation, place: Workdir | None) -> dict[str, str]:
-    """Return the digest of each adapter on the disk: the one by which a run's folder knows it."""
-    digests = dict[str, str]()
-    if evaluation.lineup.held is not None:
-        return digests
-    for variant in evaluation.lineup.variants:
-        if variant.adapter is None:
+    digests = dict[str, str]()  # of the adapters, by which a run's folder knows them
+    for variant in lineup.variants:
+        if variant.adapter is None or lineup.held is not None:
             continue
         if place is None:
             digests[variant.adapter] = adapter_digest(variant.adapter)
         else:
             content = place.decides["variants"][variant.label]
             digests[variant.adapter] = content["adapter_sha256"]
-    return digests
+    return Models(load, digests)

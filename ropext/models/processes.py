@@ -2,7 +2,7 @@
 what they share in a training: rows, weights, and what only one knows."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -74,7 +74,7 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
         )
 
 
-def check_fsdp(unshared: Sequence[str]) -> None:
+def check_fsdp(qlora: bool, train: str) -> None:
     """Refuse a launch with FSDP that cannot load, or options that it cannot share."""
     if not is_fsdp():
         return
@@ -84,9 +84,10 @@ def check_fsdp(unshared: Sequence[str]) -> None:
             "launched with FSDP: its config must set fsdp_version: 2 and "
             "fsdp_cpu_ram_efficient_loading: true, like the configs in ropext.training.launch"
         )
-    if unshared:
+    if qlora or train != "lora":
+        unshared = "--qlora" if qlora else f"--train {train}"
         raise UsageError(
-            f"{unshared[0]} is for one process or DDP, and this was launched with "
+            f"{unshared} is for one process or DDP, and this was launched with "
             "FSDP: leave it out, or launch with the config that ropext.training.launch calls ddp"
         )
 

@@ -123,8 +123,22 @@ class AdapterObjective(Objective[Finetuned]):
         return Variant(label, label, self.snapshot, config, beside, adapter=adapter)
 
     def measure(self, pause: Show) -> None:
-        """Read the base through its short window, and the extended model as it is."""
-        self._say_beforehand()
+        """Read the base through its short window, and the extended model as it is; say before it
+        what is known of the result."""
+        training = self.training
+        if self.why_no_judge:
+            self.note(f"not evaluated: {self.why_no_judge}")
+        if self.origin.is_read_from_config:
+            self.note(
+                f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
+                "that scaling"
+            )
+        for sentence in training.learning.notes + training.data.unread:
+            self.note(sentence)
+        if training.lineage_before:
+            self.note(training.lineage_before)
+        if training.rows.passes > 1 and not self.settings.is_open:
+            self.note(report.passes_text(training.rows))
         said = f"reading {self.training.judged} documents before the training"
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
@@ -141,22 +155,6 @@ class AdapterObjective(Objective[Finetuned]):
             return model
 
         self.models |= self.read(Models(load).computing, variants, pause)
-
-    def _say_beforehand(self) -> None:
-        training = self.training
-        if self.why_no_judge:
-            self.note(f"not evaluated: {self.why_no_judge}")
-        if self.origin.is_read_from_config:
-            self.note(
-                f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
-                "that scaling"
-            )
-        for sentence in training.learning.notes + training.data.unread:
-            self.note(sentence)
-        if training.lineage_before:
-            self.note(training.lineage_before)
-        if training.rows.passes > 1 and not self.settings.is_open:
-            self.note(report.passes_text(training.rows))
 
     def _load(self) -> "PreTrainedModel":
         gc.collect()  # of the model before it

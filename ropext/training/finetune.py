@@ -34,7 +34,7 @@ def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
     settings = defaults.settings(options, size)
     length = settings.row_tokens.value
     processes.check_rows(settings.rows.value, length, options.keep_short)
-    _check_fsdp(options)
+    processes.check_fsdp(options.qlora, trainable.name)
     if options.keep_short and positions.two_sets_up_to:
         raise UsageError(
             f"--keep-short is not needed: {model} reads its original length with separate "
@@ -89,16 +89,6 @@ def _parameters(snapshot: Snapshot) -> int:
         for tensor in read_header(snapshot.path(name)).tensors.values():
             count += prod(tensor.shape)
     return count
-
-
-def _check_fsdp(options: Finetune) -> None:
-    """Refuse what cannot be shared among the processes of FSDP."""
-    unshared = list[str]()
-    if options.qlora:
-        unshared.append("--qlora")
-    if options.train != "lora":
-        unshared.append(f"--train {options.train}")
-    processes.check_fsdp(unshared)
 
 
 def _judge(

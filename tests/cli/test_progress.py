@@ -69,7 +69,7 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
     process finishes meanwhile was not found."""
     said = []
     hooks = narration.Hooks(show=narration.told(said.append, lambda: now[0]))
-    progress, store = Progress(80, hooks, tmp_path, world=2), Store(tmp_path)
+    progress, store = Progress(40, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):
         def compute(scorer, against):
