@@ -4,7 +4,7 @@ it takes."""
 from pathlib import Path
 
 from ropext.atomic import write_bytes
-from ropext.checkpoint.provenance import digest
+from ropext.checkpoint.provenance import digest, installed
 from ropext.jsontext import JsonObject, dump
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.options.evaluate import Evaluate
@@ -103,11 +103,15 @@ class EvaluateStage(Stage):
         return self.work.evaluation / "results.json"
 
     def key(self) -> Flat:
+        from ropext.evaluation.plan import LIBRARIES  # late: a recipe without this stage needs none
+
         work = self.work
         lengths = {"context": work.plan.context, "limit": work.plan.target}
         # A metric that is added later is not in the results of an earlier run.
         names = [metric.name for metric in TEXT_METRICS + WHOLE_METRICS]
-        return self.section() | work.contents_key() | lengths | {"metrics": ",".join(names)}
+        versions = {f"versions.{name}": number for name, number in installed(LIBRARIES).items()}
+        key = self.section() | work.contents_key() | lengths | versions
+        return key | {"metrics": ",".join(names)}
 
     def look(self) -> Flat | None:
         whole = self.results.is_file() and (self.work.evaluation / "report.html").is_file()

@@ -1,5 +1,6 @@
 """Which stages are done, skipped or refused; extensions alone, so that no torch is needed."""
 
+import importlib.metadata
 import json
 import math
 import os
@@ -258,6 +259,28 @@ def test_a_changed_version_is_said_and_nothing_is_done_again(tmp_path):
     done, said = go()
     assert done.stages["extend"] == "skipped"
     assert any("transformers 4.0.0, now" in line and "--from extend" in line for line in said)
+
+
+def test_after_an_upgrade_that_affects_numbers_the_evaluation_is_done_again(tmp_path, monkeypatch):
+    """tokenizers is such a library; a stage that gives no number is skipped."""
+    wish = {
+        "model": "ropext://demo",
+        "extend": {"factor": 2},
+        "evaluate": {"data": "ropext://held-out", "max_docs": 1, "lengths": "256"},
+    }
+    go(wish)
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: "99.0" if name == "tokenizers" else version(name),
+    )
+    done, said = go(wish)
+    assert (done.stages["extend"], done.stages["evaluate"]) == ("skipped", "done")
+    assert "evaluate: again (changed: versions.tokenizers)" in said
+    held = json.loads((tmp_path / "out.run/evaluation/run.json").read_text())
+    assert held["decides"]["versions"]["tokenizers"] == "99.0"
+    assert go(wish)[0].stages["evaluate"] == "skipped"
 
 
 def test_another_schema_or_a_torn_record_is_done_again(tmp_path, monkeypatch):
