@@ -118,7 +118,7 @@ def section(card: Card) -> str:
     parts += [f"> **Note:** {escape(warning)}" for warning in card.warnings]
     parts += _numbered(card.numbers)
     if card.readings:
-        parts += ["### What each loader makes of it", grid(card.readings)]
+        parts += ["### Which engines compute it", grid(card.readings)]
     parts += _serving(card.serving)
     parts += [CLOSING, END]
     return "\n\n".join(parts) + "\n"
@@ -149,8 +149,8 @@ def render(card: Card, base: str | None = None) -> str:
         body = f"# {escape(card.title)}"
     elif BASE_CARD not in body:
         body = (
-            f"{BASE_CARD}\n\n*What follows is the card of {escape(card.base)}, "
-            f"about the model before its extension.*\n\n{body}"
+            f"{BASE_CARD}\n\n*The card of {escape(card.base)}, the model before its extension, "
+            f"follows.*\n\n{body}"
         )
     return f"---\n{_front(card, front)}---\n\n{section(card)}\n{body}\n"
 
@@ -254,11 +254,11 @@ def facts(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
-    """Who reads it how."""
+    """Lay out the verdict of each engine."""
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     if not rows:
         return None
-    return Table("", "", ("loader", "versions", "reads it", "note"), rows)
+    return Table("", "", ("engine", "versions", "computes it", "note"), rows)
 
 
 def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
@@ -281,8 +281,7 @@ def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObje
             ("spectrum (SHA-256)", plan.main.wanted.digest()),
         ]
     nearest = tuple(
-        f"Not read as planned by {', '.join(who)}: the nearest form they read exactly is that of "
-        f"{options}."
+        f"Not computed as planned by {', '.join(who)}. The nearest exact setting there: {options}."
         for options, who in plan.nearest_by_options().items()
     )
     return Card(

@@ -64,7 +64,7 @@ class Progress:
     def finish(self, unit: Unit) -> None:
         self.finished += 1
         if self.finished == 1 and self.rank == 0:
-            self.used(f"the first piece ({unit.what})", time.monotonic() - self.last)
+            self.used(f"the first pass ({unit.what})", time.monotonic() - self.last)
         self.done += unit.tokens
         self.show(unit.what)
 

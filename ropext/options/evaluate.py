@@ -278,7 +278,7 @@ class Evaluate(SelfExtend, Measuring):
     )
     base: Content[ModelPlace | None] = wanted(
         None,
-        "the model before extension, for the short window [the recorded one]",
+        "the model before extension, evaluated on truncated text [the recorded one]",
         "MODEL",
         panel=Panel.COMPARED,
         basic=True,

@@ -75,7 +75,7 @@ class ReportStage(Stage):
         (self.work.folder / OUTCOME).unlink(missing_ok=True)
 
     def counts(self) -> JsonObject:
-        return {"what": "the report, and the weights once more by hard link"}
+        return {"what": "the report; the output, whose weights are hard links"}
 
 
 def _keep_previous(output: Path) -> None:

@@ -141,7 +141,8 @@ class EvaluateStage(Stage):
         assert options is not None
         lengths = options.lengths or doubling_grid(work.plan.context, work.plan.target)
         what = [f"at most {options.max_docs} documents"] if options.data else []
-        what += [f"{options.items} questions of {task} at each depth" for task in options.tasks]
+        questions = "1 question" if options.items == 1 else f"{options.items} questions"
+        what += [f"{questions} of {task} at each depth" for task in options.tasks]
         sentence = f"{', '.join(what)}; at {lengths_text(lengths)}; by {', '.join(work.labels)}"
         return {"what": sentence, "lengths": list(lengths), "models": list(work.labels)}
 

@@ -192,6 +192,6 @@ def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Dr
         values = tuple(octave.difference for octave in drawn_octaves)
         curves.append(Curve(label, places, values))
     frame = compared.measured.frame
-    y = "ΔNLL (nats per token)"
+    y = "loss difference (nats per token)"
     plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
     return {"difference-by-position": (caption, plots.lines(plot, curves, styled))}

@@ -91,7 +91,7 @@ def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -
     columns = list[Column]()
     for name in names:
         columns.append(Column(metric_text(name), name, _signed))
-    note = f"difference over the same questions; {score_text(_tasks(names))}"
+    note = f"difference on the same questions; {score_text(_tasks(names))}"
     return table_of(f"Retrieval, difference to {reference}", note, differences.items(), columns)
 
 

@@ -24,7 +24,7 @@ from ropext.tasks import find_task
 Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
 PARTS = 4  # steps of an octave in the pictures
 # Under a picture's title.
-BANDS = f"bands: 95 % over documents; the range below {FEWEST_DOCUMENTS} documents"
+BANDS = f"bands: 95 % interval over documents, or the range of fewer than {FEWEST_DOCUMENTS}"
 READS = f"base: on text truncated to its context; {BANDS}"
 PAIRED = f"difference on the same tokens; {BANDS}"
 WAVELENGTHS = "Wavelength of each rotary pair"
@@ -108,7 +108,7 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
     if len(spans) > 1:  # one point above another is what the table says better
         caption = f"Loss {what}: lower is better"
-        plot = LinePlot(caption, "NLL (nats per token)", frame.context, frame.longest, READS)
+        plot = LinePlot(caption, "loss (NLL, nats per token)", frame.context, frame.longest, READS)
         drawn[name] = (caption, plots.lines(plot, losses(measured, spans), styled))
     readings = measured.readings
     base = readings.pop(BASE, None)

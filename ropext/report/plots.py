@@ -367,7 +367,7 @@ def _heat_map(axis: "Axes", label: str, cells: Sequence[HeatCell]) -> "AxesImage
     axis.set_xticks(range(len(lengths)), [length_text(length) for length in lengths], fontsize=8)
     names = ["all" if depth is None else f"{depth:g}" for depth in depths]
     axis.set_yticks(range(len(depths)), names, fontsize=8)
-    axis.set_xlabel("length", fontsize=9)
+    axis.set_xlabel("length (tokens)", fontsize=9)
     axis.set_ylabel("depth (0 start, 1 end)", fontsize=9)
     return image
 

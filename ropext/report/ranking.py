@@ -65,7 +65,7 @@ def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> 
         f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
         f"tokens, {documents}",
         "behind: loss above the lowest, in nats per token, paired by document; context gain: over "
-        "the base on truncated text",
+        "the base on truncated text" + ("; *: the recommended method" if starred else ""),
         rows,
         COLUMNS,
     )

@@ -208,9 +208,8 @@ def summary(run: Measurement) -> Table:
     return table_of(
         "Inside and outside the trained context",
         "short tax: loss increase inside the trained context, in nats per token; effective "
-        "context: the longest length up to which the tail loss stays within 0.02 nats of the "
-        f"base's (95 %, one-sided); lengths from {run.frame.tail} tokens on count; 0: the first "
-        "one fails already",
+        f"context: the tail loss stays within 0.02 nats of the base's (95 %, one-sided) at every "
+        f"length from {run.frame.tail} tokens up to this one; 0: at no length",
         _rows(run),
         [
             Column("short tax", "short_tax", nats),

@@ -263,8 +263,8 @@ def in_memory(label: str, behind: Value, lowest: str) -> str:
         low, high = behind.ci95
         interval = f" ({low:+.4f} to {high:+.4f})"
     return (
-        f"{label} (only in memory): {behind.value:+.4f} nats per token{interval} compared with "
-        f"{lowest}; no checkpoint can store it (ropext serve, ropext.patch)"
+        f"{label} (only in memory): its loss differs by {behind.value:+.4f} nats per token"
+        f"{interval} from that of {lowest}; no checkpoint can store it (ropext serve, ropext.patch)"
     )
 
 

@@ -172,7 +172,9 @@ def read_back(path: Path) -> Measurement:
     missing or torn."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
-        raise InputError(f"{path} holds no run of ropext eval")
+        raise InputError(
+            f"{path} has no results of ropext eval; name a directory that ropext eval -o wrote"
+        )
     if not (path / RESULTS).exists():
         raise InputError(f"{path} is not finished; run the same ropext eval again to complete it")
     results = read_json(path / RESULTS)

@@ -139,7 +139,7 @@ class AdapterObjective(Objective[Finetuned]):
             self.note(training.lineage_before)
         if training.rows.passes > 1 and not self.settings.is_open:
             self.note(report.passes_text(training.rows))
-        said = f"reading {self.training.judged} documents before the training"
+        said = f"evaluating on {self.training.judged} documents before the training"
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:

@@ -150,9 +150,9 @@ class SpectrumObjective(Objective[Fitted]):
     def _read_starts(self, pause: Show) -> None:
         base = [Variant(BASE, BASE, self.snapshot)]
         forms = [self.variant(method, plan) for method, plan in self.starts.items()]
-        said = f"reading {self.training.judged} held-out documents by the base"
+        said = f"evaluating the base on {self.training.judged} held-out documents"
         self.models |= self._measure(said, base, pause)
-        closed = self._measure("reading them by {}", forms, pause)
+        closed = self._measure("evaluating {} on the same documents", forms, pause)
         self.closed = replace(self.measured, models=closed)
         losses = {method: rules.fit_loss(self.closed, method) for method in self.starts}
         inside = {}

@@ -83,7 +83,7 @@ def write_tuned(
         with os_errors(output):
             what = trainable.title
             if not is_slim:
-                what += "; where it was made, `adapter` has it alone"
+                what += "; `adapter` in the original output has it unmerged"
             _write_card(origin, directory, story, output.name, what)
             provenance.write(record, directory, digests)
 

@@ -198,7 +198,7 @@ def test_gates(runs, gate, code):
         ("base:gain@256 > 1", "no such metric; there are tail@LENGTH, "),
         ("nobody:tail@256 > 1", "no variant 'nobody'; there are base, untouched"),
         ("tail@256 > 1 vs nowhere", "nowhere is neither the directory of an evaluation nor a"),
-        ("tail@256 > 1 vs {runs}", "holds no run of ropext eval"),
+        ("tail@256 > 1 vs {runs}", "has no results of ropext eval"),
     ],
 )
 def test_a_gate_about_what_is_not_measured_is_refused_before_anything_is_read(
@@ -435,7 +435,7 @@ def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path
     [
         (["one", "apart"], "read different tokens"),
         (["one:nobody", "two"], "holds no variant 'nobody'"),
-        (["nowhere", "two"], "holds no run of ropext eval"),
+        (["nowhere", "two"], "has no results of ropext eval"),
         (["one:yarn-4x"], "two models at least"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_only_memory_holds_is_told_with_its_distance_to_the_lowest(place, f
     apart = ranking.tail_nll("self-extend").value - ranking.tail_nll(ranking.best).value
     assert behind == pytest.approx(apart)
     said = ranking_text(ranking, found[0].plans, {})
-    line = f"self-extend (only in memory): {behind:+.4f} nats per token"
+    line = f"self-extend (only in memory): its loss differs by {behind:+.4f} nats per token"
     assert line in " ".join(said.split())
     assert "no checkpoint can store it (ropext serve, ropext.patch)" in " ".join(said.split())
 

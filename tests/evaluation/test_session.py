@@ -429,7 +429,7 @@ def test_what_the_first_unit_took_is_said_and_kept(place, tmp_path):
     used = json.loads(line)
     # The highest so far of this process, of which the kernel tells in KiB.
     assert 2**20 < used["peak_bytes"] <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    assert used["what"].startswith("the first piece (")
+    assert used["what"].startswith("the first pass (")
     (said,) = [sentence for sentence in heard if "at the peak" in sentence]
     assert said.startswith(f"{used['what']} took {used['seconds']:.2g} s, and ")
     # Nothing is read a second time, and nothing took anything.

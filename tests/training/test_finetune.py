@@ -401,7 +401,7 @@ def test_a_slim_output_is_the_merged_checkpoint_alone(tuned, extended, stories, 
     assert written == expected
     same = "model.safetensors"
     assert (tmp_path / "out" / same).read_bytes() == (whole / same).read_bytes()
-    assert "`adapter` has it alone" not in (tmp_path / "out/README.md").read_text("utf-8")
+    assert "has it unmerged" not in (tmp_path / "out/README.md").read_text("utf-8")
     assert verifying.verify(tmp_path / "out").passed
 
 
