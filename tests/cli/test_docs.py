@@ -22,6 +22,7 @@ WITH_COMMANDS = (
     *(
         "README.md",
         "docs/install.md",
+        "docs/models.md",
         "docs/quickstart.md",
         "docs/gguf.md",
         "docs/fitting.md",

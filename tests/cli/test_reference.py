@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from ropext.cli.app import COMMANDS
+from scripts import make_models
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,6 +22,12 @@ def generator():
 def test_the_command_line_reference_is_up_to_date():
     text = (ROOT / "docs/cli.md").read_text("utf-8")
     assert text == generator().render(), "run: python scripts/make_cli_reference.py docs/cli.md"
+
+
+def test_the_page_of_models_has_the_plans_as_ropext_prints_them():
+    text = (ROOT / "docs/models.md").read_text("utf-8")
+    assert text == make_models.page(), "run: python scripts/make_models.py"
+    assert text.count("```sh") == 10
 
 
 def test_the_reference_has_every_option_that_help_shows():
