@@ -41,7 +41,7 @@ def test_the_help_names_the_stages(ropext):
     from ropext.options.recipe import STAGES
 
     text = " ".join(ropext("run", "--help")[1].split())
-    assert f"again: {', '.join(STAGES[:-1])} or {STAGES[-1]}" in text
+    assert f"all later ones: {', '.join(STAGES[:-1])} or {STAGES[-1]}" in text
 
 
 @pytest.mark.parametrize(
