@@ -425,7 +425,7 @@ def test_a_directory_is_made_of_what_a_wrapper_of_torch_holds(place, wrapper, in
 
 
 def test_a_model_of_nowhere_wants_its_tokenizer(place):
-    with pytest.raises(UsageError, match=r"^give the model.s tokenizer="):
+    with pytest.raises(UsageError, match=r"^give tokenizer="):
         ropext.evaluate(tiny(), **asked(place))
 
 
