@@ -1,5 +1,5 @@
 """Write the tables of methods, loaders and retrieval tasks: in docs/methods.md, loaders.md,
-loaders-in-detail.md, retrieval.md.
+loaders-in-detail.md, reference/tasks.md.
 
     python scripts/make_tables.py
 
@@ -234,7 +234,7 @@ def _group(reader: LoaderVersions, names: Sequence[str], cells: Mapping[str, Tab
 
 
 def tasks() -> str:
-    """The table of docs/retrieval.md."""
+    """The table of docs/reference/tasks.md."""
     lines = ["| `--tasks` | what is asked | asked in |", "|---|---|---|"]
     for task in TASKS:
         lines.append(f"| `{task.name}` | {task.summary} ({task.details}) | {_asked_in(task)} |")
@@ -253,7 +253,7 @@ TABLES = {
     "docs/methods.md": methods,
     "docs/loaders.md": letters,
     "docs/loaders-in-detail.md": loaders,
-    "docs/retrieval.md": tasks,
+    "docs/reference/tasks.md": tasks,
 }
 
 

@@ -95,7 +95,7 @@ def far(plan: Plan) -> str:
         "nats per token worse than from truncated text at 4× (about 20 % more perplexity) and "
         f"finds 10 % of the needles; 0.65 nats worse at 8×{measured}. No authors publish an "
         f"untrained factor above 4. Instead: {_instead(plan)}take a smaller factor "
-        f"(docs/choosing.md){asked}"
+        f"(docs/choose-a-method.md){asked}"
     )
 
 

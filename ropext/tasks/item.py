@@ -96,7 +96,7 @@ class Task:
     depths."""
     ruler: bool = False  # one of RULER's thirteen
     one_haystack: bool = False  # all depths of one index are asked for in the same haystack
-    details: str = ""  # for docs/retrieval.md: after whom, or what lies around
+    details: str = ""  # for docs/reference/tasks.md: after whom, or what lies around
 
     @property
     def in_words(self) -> bool:

@@ -3,6 +3,9 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -35,8 +38,9 @@ WITH_COMMANDS = (
         "docs/loaders.md",
         "docs/trainers.md",
     ),
-    *("docs/position-schemes.md", "docs/methods.md", "docs/choosing.md", "docs/serve.md"),
-    *("docs/check-a-server.md", "docs/deploy.md"),
+    *("docs/position-schemes.md", "docs/methods.md", "docs/choose-a-method.md", "docs/serve.md"),
+    *("docs/check-a-server.md", "docs/deploy.md", "docs/reference/tasks.md"),
+    "docs/upstream-bugs.md",
 )
 
 
@@ -237,7 +241,7 @@ def test_the_readme_links_to_each_door_and_the_index_to_every_page():
 
 
 # The pages whose commands run one after the other, each on what the last one wrote.
-GUIDE = ("docs/install.md", "docs/quickstart.md", "docs/choosing.md", "docs/serve.md")
+GUIDE = ("docs/install.md", "docs/quickstart.md", "docs/choose-a-method.md", "docs/serve.md")
 # Commands that take seconds; the rest of a page only has to parse.
 CHEAP = ("inspect", "plan", "extend", "verify", "methods", "recipes", "schema")
 LATER = ("--fit", "--finetune", "--eval", "--measure", "--endpoint", "auto")
@@ -283,6 +287,26 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
         model = transformers.AutoModelForCausalLM.from_pretrained("./model")
         exec(block, {"model": model, "ropext": ropext})
         assert (folder / "model-4x/config.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "project", "printed"),
+    [
+        (0, "transformers", "5.23.0 ['rope_parameters']\n"),
+        (1, "peft", "llama tied\ngpt2 untied\nfalcon untied\ngpt_neo untied\n"),
+        (2, "transformers", r"True 0\.00[1-9]\d*\nFalse 0\.0\n"),
+    ],
+)
+def test_the_bugs_of_other_projects_reproduce(tmp_path, number, project, printed):
+    page = (DOCS / "upstream-bugs.md").read_text("utf-8")
+    (version,) = {*re.findall(rf"{project} (\d+\.\d+\.\d+)", page, re.I)}
+    if metadata.version(project) != version:
+        pytest.skip(f"the page is about {project} {version}")
+    block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[number]
+    command = [sys.executable, "-c", block]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == printed or re.fullmatch(printed, done.stdout)
 
 
 @pytest.mark.slow
