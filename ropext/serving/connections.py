@@ -98,4 +98,4 @@ class AcceptErrors:
         now = time.monotonic()
         if self.said is None or now - self.said >= SECONDS_BETWEEN_LINES:
             self.said = now
-            self.say(f"warning: no connection can be accepted for now: {error.strerror}")
+            self.say(f"no connection can be accepted for now: {error.strerror}")
