@@ -17,7 +17,7 @@ BAD = {
     "trailing text": (b'{"a": 1} {}', "not valid JSON"),
     "an array": (b"[1, 2]", "array"),
     "null": (b"null", "null"),
-    "duplicate": (b'{"x": {"rope_theta": 1, "rope_theta": 2}}', "'rope_theta' stands twice"),
+    "duplicate": (b'{"x": {"rope_theta": 1, "rope_theta": 2}}', "'rope_theta' occurs twice"),
     "NaN": (b'{"a": NaN}', "NaN"),
     "Infinity": (b'{"a": -Infinity}', "-Infinity"),
     "float overflow": (b'{"a": 1e999}', "1e999"),
