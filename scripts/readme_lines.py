@@ -17,7 +17,7 @@ from pathlib import Path
 from slow_results import ROOT, blocks
 
 LEFT_OUT = {
-    "$ ropext extend": "needs a model of the hub; the README shows the output, too",
+    "$ ": "needs a model of the hub or another program; the README shows the output, too",
     "ropext push": "uploads to an account",
     "docker ": "wants a container engine",
     "pytest": "is what .ci/run runs",
