@@ -35,7 +35,7 @@ def test_a_loaded_model_is_refused_with_what_writes_one(name, tmp_path):
     options = more.get(name, {"data": ["text"], "output": tmp_path / "out"})
     said = r"not a Loaded$"
     if name not in ("inspect", "plan"):
-        said = r"not a Loaded; .* `ropext\.save\(model, DIR\)`"
+        said = r"not by a Loaded; .* `ropext\.save\(model, DIR\)`"
     with pytest.raises(UsageError, match=said):
         getattr(ropext, name)(Loaded(), **options)
 

@@ -444,7 +444,7 @@ def test_rows_name_what_was_asked_of_it(capsys):
     assert "--window, --group and --literal are of --method self-extend" in heard.err
     code, heard = run("plan", "ropext://demo", "--factor", "2", "--window", "64", capsys=capsys)
     assert code == 2
-    assert "--window is of self-extend; add --measure DATA" in heard.err
+    assert "--window belongs to self-extend; add --measure DATA" in heard.err
 
 
 def test_a_measured_plan_reads_it_as_it_was_asked_for():

@@ -96,7 +96,7 @@ def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
     begun = (tmp_path / RECORD).read_bytes()
     said = []
     assert own.do(said.append)
-    assert said == ["extend: resumes where it was interrupted"]
+    assert said == ["extend: resumes after an interrupt"]
     assert step_record(tmp_path, "extend").outputs == {"made": '{"base": "a"}'}
     assert has_finished_step(tmp_path)
     finished = (tmp_path / RECORD).read_bytes()

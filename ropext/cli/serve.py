@@ -39,7 +39,7 @@ def command(
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Serve a model in memory through an OpenAI-compatible API, with any method."""
+    """Serve a model in memory through an OpenAI-compatible API. It can use any method."""
     from ropext.dequantising import directory_of
     from ropext.inputs import read_text
     from ropext.options.extend import parse_extend

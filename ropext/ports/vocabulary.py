@@ -22,10 +22,12 @@ class FileTokenizer:
 
     is_fast = True
 
-    def __init__(self, coder: Any) -> None:
+    def __init__(self, file: Path) -> None:
+        coder = _coder(file)
         coder.no_truncation()
         coder.no_padding()
         self.coder = coder
+        self.name_or_path = str(file)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -53,7 +55,7 @@ def text_tokenizer(place: Path) -> FileTokenizer:
             f"perplexity is read of token ids, and {place} holds no {TOKENIZER}: give --tokenizer "
             "DIR, the model's directory"
         )
-    return FileTokenizer(_coder(place / TOKENIZER))
+    return FileTokenizer(place / TOKENIZER)
 
 
 def tokenizer_at(place: str) -> Counted:

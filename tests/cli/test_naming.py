@@ -15,6 +15,6 @@ def test_self_extend_is_described(capsys):
     code, shown = run("methods", "self-extend", capsys=capsys)
     assert code == 0
     assert "arXiv 2401.01325" in shown.out
-    assert "carried  in memory alone" in shown.out
+    assert "stored   only in memory" in shown.out
     data = json.loads(run("methods", "self-extend", "--json", capsys=capsys)[1].out)
     assert [knob["flag"] for knob in data["knobs"]] == ["--window", "--group", "--literal"]

@@ -46,22 +46,23 @@ def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
 def test_rows_that_processes_cannot_share_are_refused_before_documents_are_read(
     launched, extended, base, tmp_path
 ):
-    nowhere, output = str(tmp_path / "nowhere.jsonl"), tmp_path / "out"
+    (tmp_path / "empty.jsonl").touch()  # another refusal, if it is read
+    empty, output = str(tmp_path / "empty.jsonl"), tmp_path / "out"
     launched(3)
     words = "2 rows, which 3 processes cannot share; set --batch-tokens to a multiple of 768"
     options = {"steps": 2, "batch_tokens": 512}
     with pytest.raises(InputError, match=words):
-        count_training("finetune", extended, nowhere, **options)
+        count_training("finetune", extended, empty, **options)
     with pytest.raises(InputError, match=words):
-        train("finetune", extended, nowhere, output, **options)
+        train("finetune", extended, empty, output, **options)
     with pytest.raises(InputError, match=r"2 rows, which 3 .* --keep-short to one of 3"):
-        count_training("fit", base, nowhere, factor=4, batch_tokens=256, keep_short=1)
+        count_training("fit", base, empty, factor=4, batch_tokens=256, keep_short=1)
     launched(6, fsdp=True, cp=3)
     with pytest.raises(InputError, match=r"256 tokens, .* over 3 processes.* multiple of 6"):
-        count_training("finetune", extended, nowhere, **options)
+        count_training("finetune", extended, empty, **options)
     launched(2, fsdp=True, cp=1)
     with pytest.raises(UsageError, match="is for one process or DDP"):
-        count_training("finetune", extended, nowhere, **options, qlora=True)
+        count_training("finetune", extended, empty, **options, qlora=True)
 
 
 def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
@@ -69,8 +70,9 @@ def test_a_config_of_ones_own_that_loads_the_model_everywhere_is_refused(
 ):
     launched(1, fsdp=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
+    (tmp_path / "empty.jsonl").touch()
     with pytest.raises(UsageError, match="must set fsdp_version: 2 and"):
-        count_training("finetune", extended, str(tmp_path / "nowhere.jsonl"), steps=2)
+        count_training("finetune", extended, str(tmp_path / "empty.jsonl"), steps=2)
 
 
 def test_nothing_is_loaded_a_second_time_to_be_read_under_fsdp(
