@@ -153,8 +153,12 @@ def _pair(items: list[float | None] | None) -> tuple[float, float] | None:
 
 
 def student(risk: float, degrees: int) -> float:
-    """What Student's t exceeds with this risk, from three degrees of freedom on within 0.2 %, of
-    seven 0.1 % (Abramowitz and Stegun 1964, 26.7.5)."""
+    """Return what Student's t exceeds with this risk: exact for one and two degrees of freedom,
+    within 0.2 % from three on, 0.1 % from seven on (Abramowitz and Stegun 1964, 26.7.5)."""
+    if degrees == 1:
+        return math.tan(math.pi * (0.5 - risk))
+    if degrees == 2:
+        return (1 - 2 * risk) / math.sqrt(2 * risk * (1 - risk))
     x = NormalDist().inv_cdf(1 - risk)
     terms = (
         (x**3 + x) / 4,

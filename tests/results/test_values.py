@@ -143,7 +143,15 @@ def test_skew_moves_the_end_on_the_side_of_the_far_document_alone():
 # By the tables of Student's t.
 @pytest.mark.parametrize(
     ("risk", "degrees", "t"),
-    [(0.025, 7, 2.364624), (0.025, 31, 2.039513), (0.05, 7, 1.894579), (0.001, 7, 4.785290)],
+    [
+        (0.025, 1, 12.706205),
+        (0.05, 1, 6.313752),
+        (0.025, 2, 4.302653),
+        (0.025, 7, 2.364624),
+        (0.025, 31, 2.039513),
+        (0.05, 7, 1.894579),
+        (0.001, 7, 4.785290),
+    ],
 )
 def test_student(risk, degrees, t):
     assert student(risk, degrees) == pytest.approx(t, rel=1e-3)
