@@ -61,10 +61,10 @@ QUICK = {
 }
 SLOW = {
     "extend ropext://demo --factor 4 -o out": 84,
-    "verify out": 83,
+    "verify out": 87,
     "eval ropext://demo --data ropext://held-out --max-docs 1 --lengths 256": 137,
-    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 162,
-    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 164,
+    "finetune out --data ropext://tuning --batch-tokens 2048 --steps 1 -o tuned": 164,
+    f"fit {_TRAIN} --held-out 8 --retrieval-items 2 -o fitted": 166,
     "run recipe.yaml -o ran": 158,
 }
 RECIPE = """\

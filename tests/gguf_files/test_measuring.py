@@ -172,7 +172,7 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch
     assert found.inv_freq != pytest.approx(site["base"]["inv_freq"], rel=1e-3)
     assert made.config["max_position_embeddings"] == 512
     assert proving.weigh_parts(made) == proving.weigh_parts(open_gguf(str(file)))
-    assert f"{out}/demo-long.gguf is the file with this spectrum" in said[-1]
+    assert f"{out}/demo-long.gguf is the GGUF with the fitted frequencies" in said[-1]
 
 
 @pytest.mark.parametrize(

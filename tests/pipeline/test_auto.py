@@ -277,7 +277,10 @@ def test_the_method_taken_is_that_of_an_exhaustive_ranking(made):
     for method, above in ranking.standing.behind.items():
         assert behind[method] - behind[ranking.best] == pytest.approx(above.value, abs=1e-5)
     far = ranking.beside["self-extend"].value + behind[ranking.best]
-    assert f"self-extend, in memory alone: {far:+.4f} nats per token" in told["in_memory"][0]
+    assert (
+        f"self-extend (only in memory): its loss differs by {far:+.4f} nats per token"
+        in told["in_memory"][0]
+    )
     record = json.loads((made / "out/ropext.json").read_text())
     assert told["in_memory"][0] in record["run"]["choice"]["verdict"]["sentence"]
     assert told["fits"]

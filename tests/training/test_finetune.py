@@ -659,7 +659,9 @@ def test_an_interrupt_while_documents_are_read_stops_after_the_one_in_hand(
     done = train("finetune", extended, str(stories), output, **RUN)
     assert names == ["tuned"] * (RUN["eval_documents"] - 1)
     assert done.by_step == tuned[0].by_step
-    assert done.numbers["tuned"] == tuned[0].numbers["tuned"]
+    with_control = dict(tuned[0].numbers["tuned"])
+    del with_control["gain_beyond_control@256"]  # this call trained none
+    assert done.numbers["tuned"] == with_control
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(

@@ -79,7 +79,7 @@ def test_ctrl_c_before_the_training_keeps_nothing_and_exits_with_130(extended, s
     with started(extended, stories, *words) as running:
         assert running.stderr is not None
         for line in running.stderr:
-            if line.startswith("reading"):
+            if line.startswith("evaluating"):
                 running.send_signal(signal.SIGINT)
                 break
         rest = running.stderr.read()
