@@ -32,7 +32,7 @@ WITH_COMMANDS = (
         "docs/fine-tune.md",
     ),
     *(
-        "docs/evaluation.md",
+        "docs/evaluate.md",
         "docs/kv-cache.md",
         "docs/recipes-and-ci.md",
         "docs/loaders.md",
@@ -92,7 +92,7 @@ def test_commands_are_found_wherever_they_stand():
     assert ["plan", "MODEL", "--factor", "4", "--for", "vllm,llama.cpp"] in commands(
         "docs/loaders.md"
     )
-    assert any("--fail-if" in words for words in commands("docs/evaluation.md"))
+    assert any("--fail-if" in words for words in commands("docs/evaluate.md"))
 
 
 def test_other_programs_that_a_page_starts_are_here():
@@ -215,7 +215,7 @@ def test_every_link_between_pages_leads_somewhere(page):
 DOORS = {
     "GGUF": "docs/gguf.md",
     "serving": "docs/serve.md",
-    "research": "docs/evaluation.md",
+    "research": "docs/evaluate.md",
     "fine-tuning": "docs/fine-tune.md",
     "contributing": "CONTRIBUTING.md",
 }

@@ -1,4 +1,4 @@
-"""Every file of a run's folder stands in docs/evaluation-in-detail.md, and holds what it says."""
+"""docs/reference/run-folder.md names every file of a run's folder and describes its content."""
 
 import json
 import re
@@ -14,12 +14,12 @@ from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
 
-PAGE = Path(ropext.__file__).parents[1] / "docs" / "evaluation-in-detail.md"
+PAGE = Path(ropext.__file__).parents[1] / "docs" / "reference" / "run-folder.md"
 
 
 def described():
     """The names of the page's table as patterns."""
-    section = PAGE.read_text("utf-8").split("## The folder of a run")[1].split("\n## ")[0]
+    section = PAGE.read_text("utf-8").split("## Files")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`.+?`) \|", section, flags=re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]
     assert len(names) > 10
