@@ -73,7 +73,7 @@ def _shown(default: Any) -> str:
 _LETTERS = {
     "A": ("all of them", _WRITTEN),
     "D": (
-        "all but an attention factor of one's own",
+        "all except a custom attention factor",
         ("theta", "linear", "llama3", "yarn", "longrope"),
     ),
     "R": (
@@ -84,7 +84,7 @@ _LETTERS = {
     "y": ("theta and yarn with its default attention factor", ("theta", "yarn")),
     "L": ("theta, linear and llama3", ("theta", "linear", "llama3")),
     "l": ("theta and linear", ("theta", "linear")),
-    "t": ("theta alone", ("theta",)),
+    "t": ("only theta", ("theta",)),
     "s": ("some form, but not theta", ()),
 }
 _NOTHING, _UNKNOWN = "-", "."
