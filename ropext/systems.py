@@ -202,7 +202,7 @@ class Mount:
     is_writable: bool
 
     def holds(self, path: bytes) -> bool:
-        """Return whether a path is the mount point or lies below it."""
+        """Return whether a path is the mount point or is below it."""
         return path == self.point or path.startswith(self.point.rstrip(b"/") + b"/")
 
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -32,6 +32,9 @@ from ropext.ports.cell import FORM
 from ropext.ports.logprobs import next_token, require_logprobs
 from ropext.proof import server as endpoint
 from ropext.proof.neighbours import Neighbour, judge
+
+# Token ids -> the log-probability of every next token.
+Reference = Callable[[Sequence[int]], Sequence[float]]
 
 CONTEXT, TARGET = 64, 256
 DEMO = bundled.MODELS["ropext://demo"]
@@ -66,20 +69,26 @@ def directory(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def right(directory: Path) -> endpoint.Reference:
-    return endpoint.transformers_reference(endpoint.ReferenceModel(directory))
+def reference_of(directory: Path) -> Reference:
+    """Load a model by transformers; return what gives the log-probabilities of the next token."""
+    rows = endpoint.transformers_rows(endpoint.ReferenceModel(directory))
+    return lambda ids: rows(ids, [len(ids)])[0]
 
 
 @pytest.fixture(scope="module")
-def unscaled(directory: Path, tmp_path_factory) -> endpoint.Reference:
+def right(directory: Path) -> Reference:
+    return reference_of(directory)
+
+
+@pytest.fixture(scope="module")
+def unscaled(directory: Path, tmp_path_factory) -> Reference:
     """What a server computes that reads no rope dict."""
     path = tmp_path_factory.mktemp("unscaled") / "model"
     path.mkdir()
     config = json.loads((directory / "config.json").read_text()) | {"rope_parameters": PLAIN}
     (path / "config.json").write_text(json.dumps(config))
     (path / "model.safetensors").symlink_to(directory / "model.safetensors")
-    return endpoint.transformers_reference(endpoint.ReferenceModel(path))
+    return reference_of(path)
 
 
 def best(values: list[float], count: int) -> list[tuple[int, float]]:
@@ -225,7 +234,7 @@ def test_a_server_that_ignores_the_scaling_is_caught(kind: str, directory: Path,
 
 
 @pytest.fixture(scope="module")
-def demos(tmp_path_factory) -> dict[str, endpoint.Reference]:
+def demos(tmp_path_factory) -> dict[str, Reference]:
     """What transformers computes of the bundled model, extended in several ways."""
     room = tmp_path_factory.mktemp("demos")
     base = json.loads((DEMO / "config.json").read_text("utf-8"))
@@ -248,7 +257,7 @@ def demos(tmp_path_factory) -> dict[str, endpoint.Reference]:
         config |= {"rope_parameters": yarn | way, "max_position_embeddings": 1024}
         (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
         (place / "model.safetensors").symlink_to(DEMO / "model.safetensors")
-        found[name] = endpoint.transformers_reference(endpoint.ReferenceModel(place))
+        found[name] = reference_of(place)
     return found
 
 
@@ -609,16 +618,13 @@ def files(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_directory(tmp_path_factory) -> dict[str, endpoint.Reference]:
+def by_directory(tmp_path_factory) -> dict[str, Reference]:
     """What stock transformers computes from directories: the file's own source, never the file."""
     room = tmp_path_factory.mktemp("directories")
     ropext.extend(str(DEMO), room / "yarn", factor=4.0, method="yarn", no_verify=True)
     ropext.extend(str(DEMO), room / "near", target=258, method="yarn", no_verify=True)
-    own = {
-        name: endpoint.transformers_reference(endpoint.ReferenceModel(room / name))
-        for name in ("yarn", "near")
-    }
-    return own | {"base": endpoint.transformers_reference(endpoint.ReferenceModel(DEMO))}
+    own = {name: reference_of(room / name) for name in ("yarn", "near")}
+    return own | {"base": reference_of(DEMO)}
 
 
 def verify_file(file: Path, url: str, capsys) -> tuple[int, str]:

@@ -402,7 +402,7 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
     directory, hub_id, commit = _locate(model, revision, weights)
     states = dict[str, State]()
-    with suppress(FileNotFoundError):  # which is said below
+    with suppress(FileNotFoundError):  # `_config` reports it
         states[CONFIG] = state_of(os.stat(directory / CONFIG))
     config = _config(directory, model)
     stock.ask_about(config)

@@ -414,7 +414,7 @@ def _words_of_card(folder: Path) -> Iterator[str]:
     alone = folder / ".huggingface.yaml"
     if alone.is_file():
         parts.append(yaml.safe_load(read_bytes(alone, CARD_LIMIT)))
-    seen = set[int]()  # an alias may stand for the same part many times
+    seen = set[int]()  # YAML aliases can repeat a part many times
     while parts:
         part = parts.pop()
         if isinstance(part, str):

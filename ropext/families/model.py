@@ -1,4 +1,4 @@
-"""What a config says about positions, the Model that follows, and what is said about a config."""
+"""The Model that follows from the position settings of a config, and the facts printed about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -61,8 +61,8 @@ def changed_weight(live: "PreTrainedModel", before: Sums) -> str:
 
 
 def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None:
-    """Refuse rotary frequencies other than those of a model that was built from the same config,
-    but for a cast to their dtype: nobody could say what is measured with them."""
+    """Refuse rotary frequencies that differ from those of a model built from the same config by
+    more than a cast to their dtype: no result would name them."""
     expected = dict(built.named_modules())
     for place, module in live.named_modules():
         for name, wanted in _frequencies(expected.get(place)):

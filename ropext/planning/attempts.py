@@ -10,7 +10,7 @@ from ropext.loaders import WRONG, LoaderReading, newest
 from ropext.options.extend import Extend, knobs_for
 from ropext.rope import Explanation, RopeSite, explain
 
-LENGTH_ONLY = "length-only"  # what stands in the place of a method
+LENGTH_ONLY = "length-only"  # takes the place of a method
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,7 @@ TOLERANCE = 0.15
 ASKED = 8  # prompts of each text, all beginnings of it: the server keeps what it has read
 LONG = 120  # seconds of work here from which on --plain is named
 
-# Token ids -> the log-probability of every next token.
-Reference = Callable[[Sequence[int]], Sequence[float]]
-# Token ids and lengths -> the same after the beginnings of these lengths.
+# Token ids and lengths -> the log-probability of every next token after each of these beginnings.
 Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
 
 
@@ -102,12 +100,6 @@ class ReadLengths:
 
     context: int  # before its extension
     target: int
-
-
-def transformers_reference(model: ReferenceModel) -> Reference:
-    """Log-probabilities of the next token by stock transformers, the model loaded once."""
-    read = transformers_rows(model)
-    return lambda ids: read(ids, [len(ids)])[0]
 
 
 def transformers_rows(reference: ReferenceModel) -> Rows:

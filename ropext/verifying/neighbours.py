@@ -22,7 +22,8 @@ Changed = Callable[[RopeSite], Params | None]
 def neighbours(config: JsonObject, model: Model, base: JsonObject | None) -> list[Neighbour]:
     """Return the configs of the readings next to the planned one, `config`.
 
-    None stands for a reading that no config says. A plan that scales nothing has no neighbours.
+    A config is None if no config can set that reading. A plan that scales nothing has no
+    neighbours.
     """
     if base is None and all(site.params["rope_type"] == "default" for site in model.scaled_sites):
         return []
