@@ -20,7 +20,7 @@ GOALS = {
     "packed assignments": 3.0,
     "Any": 20.0,
     "functions of more than six parameters": 12.0,
-    "files that import more than twenty others": 0.0,
+    "files that import more than twenty-five others": 0.0,
     "species tests": 6.0,
 }
 PER_THOUSAND = (
@@ -32,7 +32,7 @@ PER_THOUSAND = (
 )
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 MOST_PARAMETERS = 6
-MOST_IMPORTS = 20
+MOST_IMPORTS = 25
 # Questions of which kind a model or its carrier is. In these files alone they are the subject.
 SPECIES = ("container", "growth", "is_gguf")
 KINDS = ("GgufFile", "GgufCarrier", "ConfigCarrier", "TablePlan")
@@ -103,7 +103,7 @@ class Counts:
         for name, count in zip(PER_THOUSAND, per_thousand, strict=True):
             counts[name] = 1000 * count / self.statements
         counts["functions of more than six parameters"] = float(self.wide)
-        counts["files that import more than twenty others"] = float(self.far)
+        counts["files that import more than twenty-five others"] = float(self.far)
         counts["species tests"] = float(self.species)
         return counts
 

@@ -14,7 +14,7 @@ CEILINGS = {
     "packed assignments": 0.3,
     "Any": 9.8,
     "functions of more than six parameters": 13.0,
-    "files that import more than twenty others": 0.0,
+    "files that import more than twenty-five others": 0.0,
     "species tests": 6.0,
 }
 
@@ -42,8 +42,8 @@ def test_no_count_is_above_its_ceiling():
         ("x: Any = 1", "Any"),
         ("def f(a, b, c, d, e, f, g): pass", "functions of more than six parameters"),
         (
-            "\n".join(f"from ropext.a{k} import b" for k in range(21)),
-            "files that import more than twenty others",
+            "\n".join(f"from ropext.a{k} import b" for k in range(26)),
+            "files that import more than twenty-five others",
         ),
         ("model.container", "species tests"),
         ("f(container=x)", "species tests"),
