@@ -104,7 +104,7 @@ ByLength = Mapping[int, Sequence[Answer]]
 
 @dataclass(frozen=True)
 class Cuts:
-    """The lengths that the server cut, as far as the usage of its answers shows it."""
+    """The lengths that the server cut, and those of which it is not known."""
 
     reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
     unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read

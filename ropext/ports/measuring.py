@@ -16,7 +16,7 @@ from ropext.atomic import write_text
 from ropext.checkpoint.provenance import digest
 from ropext.errors import Interrupted, NothingKept, OutputExists, UsageError
 from ropext.jsontext import values_json, write_json
-from ropext.lengths import tail_tokens
+from ropext.lengths import length_text, tail_tokens
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.ports.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored
 from ropext.ports.counting import Count
@@ -37,6 +37,10 @@ ANOTHER = "another model answers; give another -o, or --force"
 WITNESS = 64  # tokens for the question about the first word
 SHORT_TEXT = 4  # times shorter than the shortest length: a text whose first word is in reach
 LOST_START = "it cannot repeat the first word of the text, and answers what comes later"
+UNSEEN = (
+    "{length}: it is not known whether the server truncated these prompts: no usage shows it, and "
+    "the model did not repeat the first word of a text; the share counts every answer"
+)
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
 
 
@@ -132,10 +136,11 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
     resumed += _read(plan, kept, asking)
     items = dict[str, Scores]()
     for label, row in rows.items():
-        reasons = dict(row.cuts(plan).reasons)
+        cuts = row.cuts(plan)
         if label == PORT:
-            reasons |= FirstWords(plan, row, counts, asking).cuts()
-        items[label] = _scored(row, reasons)
+            cuts = FirstWords(plan, row, counts, asking).tested(cuts)
+            remarks += [UNSEEN.format(length=length_text(length)) for length in cuts.unknown]
+        items[label] = _scored(row, cuts.reasons)
     _write(plan, kept, rows, items, remarks)
     return replace(rundir.read_back(kept.folder), resumed=resumed)
 
@@ -372,25 +377,30 @@ class FirstWords:
     counts: Mapping[str, Count]
     asking: Asking
 
-    def cuts(self) -> dict[int, str]:
-        """Find the lengths that the server cut though no usage shows it: it answers the deeper
-        questions, repeats the first word of a short text, and cannot repeat the first one there."""
+    def tested(self, cuts: Cuts) -> Cuts:
+        """Test the lengths of which the usage does not show whether the server cut them.
+
+        The server cut a length if it answers the deeper questions, repeats the first word of a
+        short text, and cannot repeat the first word of a text of that length.
+        """
         first = dict[int, Question]()
         scores = dict[int, list[ItemScore]]()
         for question, answer in self.row.answers():
             first.setdefault(question.length, question)
             scores.setdefault(question.length, []).append(scored(question, answer))
-        cut = dict[int, str]()
-        for length in self.row.cuts(self.plan).unknown:
+        reasons = dict(cuts.reasons)
+        unknown = list[int]()
+        for length in cuts.unknown:
             short = first[min(first)]
-            is_cut = (
-                lost_its_start(scores[length])
-                and self._repeats(short, short.length // SHORT_TEXT)
-                and not self._repeats(first[length], length)
-            )
-            if is_cut:
-                cut[length] = LOST_START
-        return cut
+            if not self._repeats(short, short.length // SHORT_TEXT):
+                unknown.append(length)
+            elif self._repeats(first[length], length):
+                continue
+            elif lost_its_start(scores[length]):
+                reasons[length] = LOST_START
+            else:
+                unknown.append(length)
+        return Cuts(reasons, unknown)
 
     def _repeats(self, question: Question, length: int) -> bool:
         """Return True if the server repeats the first word of a text of this length."""

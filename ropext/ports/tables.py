@@ -129,18 +129,23 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
 
 def _outcomes(run: Measurement) -> Table:
     """How many questions became what."""
-    rows = [
-        (
-            length_text(row["length"]),
-            _range(row["counted"]),
-            _range(row["used"]),
-            *(str(row["counts"][name]) for name in OUTCOMES),
-        )
-        for row in _served(run, PORT)["outcomes"]
-    ]
-    header = ("length", "tokens counted", "by the server", *OUTCOMES)
-    note = f"prompts are counted by {endpoint_of(run)['counted_by']}; usage is the server's own"
-    return Table("What became of the questions", note, header, tuple(rows))
+    outcomes = _served(run, PORT)["outcomes"]
+    has_usage = any(row["used"] is not None for row in outcomes)
+    header = ["length", "tokens counted"]
+    note = f"prompts are counted by {endpoint_of(run)['counted_by']}; "
+    if has_usage:
+        header.append("by the server")
+        note += "usage is the server's own"
+    else:
+        note += "the server reported no usage"
+    rows = list[tuple[str, ...]]()
+    for row in outcomes:
+        cells = [length_text(row["length"]), _range(row["counted"])]
+        if has_usage:
+            cells.append(_range(row["used"]))
+        cells += [str(row["counts"][name]) for name in OUTCOMES]
+        rows.append(tuple(cells))
+    return Table("What became of the questions", note, (*header, *OUTCOMES), tuple(rows))
 
 
 def _range(ends: Sequence[int] | None) -> str:

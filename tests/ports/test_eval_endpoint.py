@@ -127,6 +127,43 @@ def test_a_silent_cut_without_usage_is_seen_by_the_first_word(tmp_path, capsys) 
     check_file(tmp_path / "o/results.json")
 
 
+def test_a_cut_that_neither_usage_nor_the_first_word_shows_is_remarked(tmp_path, capsys) -> None:
+    """The model repeats no first word, so that what the server leaves out is the model's miss."""
+
+    def forgetful(text: str) -> str:
+        return "I do not know." if text.endswith("first word of this message?") else looked_up(text)
+
+    remark = "1k: it is not known whether the server truncated these prompts"
+    fake = Fake(cut=700, usage=lambda read: None, says=forgetful)
+    with serving(fake) as url:
+        code, told = run("eval", "--endpoint", url, *LENGTHS, "-o", tmp_path / "o", capsys=capsys)
+    assert code == 0, told.err
+    assert told.out.count(remark) == 1
+    assert "256: it is not known" not in told.out  # nothing was missed there
+    assert "the server reported no usage" in told.out
+    assert "usage is the server's own" not in told.out
+    page = Path(tmp_path / "o/report.md").read_text("utf-8")
+    assert "| tokens counted | found |" in page  # no empty column of what the server counted
+    kept = json.loads((tmp_path / "o/results.json").read_text("utf-8"))
+    assert [text.startswith(remark) for text in kept["warnings"]] == [True]
+    assert 0 < kept["variants"]["port"]["metrics"]["found@1024"]["value"] < 1
+
+
+def test_a_server_that_repeats_the_first_word_is_remarked_upon_by_nothing(capsys) -> None:
+    """It reports no usage and misses the first half of a text that it was given whole."""
+
+    def blind(text: str) -> str:
+        if text.endswith("first word of this message?"):
+            return looked_up(text)
+        return looked_up(" ".join(text.split()[-400:]).replace(". What", ".\n\nWhat"))
+
+    with serving(Fake(usage=lambda read: None, says=blind)) as url:
+        code, told, err = evaluated(capsys, url, *LENGTHS)
+    assert code == 0, err
+    assert counts(told)[1024]["missed"] > 0
+    assert told["warnings"] == []
+
+
 def test_a_failed_gate_outweighs_one_that_is_not_known(capsys) -> None:
     with serving(Fake(cut=700, says=lambda text: "no")) as url:
         gate = ("--fail-if", "found@1k < 0.5", "--fail-if", "found@256 < 0.5")
