@@ -18,7 +18,7 @@ import torch
 
 from ropext.evaluation.costs import Shape, choose_manner, shape_of
 from ropext.evaluation.forward import TokenScorer
-from ropext.models.memory import free_memory
+from ropext.models.load import free_memory
 
 Found = TypeVar("Found")
 SLICE_BYTES = 256 << 20

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from ropext.corpus.sources import Messages, RawDocument
 from ropext.errors import InputError
 from ropext.jsontext import Json
-from ropext.models.sandbox import ask
-from ropext.models.tokenizer import panics_refused
+from ropext.models.tokenizer import ask, panics_refused
 from ropext.results.overlap import Hashes, unique
 
 PASSAGE = 64

@@ -4,6 +4,7 @@ model is read in the memory that is free, for which alone a peak is estimated.
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ropext import families
@@ -20,8 +21,7 @@ from ropext.evaluation.forward import (
 )
 from ropext.evaluation.plan import Evaluation
 from ropext.models.head import foretold_bend
-from ropext.models.load import device_of, skeleton, with_attention
-from ropext.models.memory import free_memory
+from ropext.models.load import device_of, free_memory, skeleton, with_attention
 from ropext.options.evaluate import DocumentOptions
 
 if TYPE_CHECKING:
@@ -184,7 +184,13 @@ def empty_model(evaluation: Evaluation, snapshot: Snapshot) -> "PreTrainedModel"
     masked = evaluation.lineup.masked
     model: PreTrainedModel = with_attention(
         options.attn_implementation,
-        lambda kind: skeleton(snapshot, kind, evaluation.trust_remote_code, masked, dtype),
+        partial(
+            skeleton,
+            snapshot,
+            trust_remote_code=evaluation.trust_remote_code,
+            masked=masked,
+            dtype=dtype,
+        ),
     )
     return model
 

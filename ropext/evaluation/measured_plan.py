@@ -15,8 +15,7 @@ from ropext.evaluation.preparing import prepare
 from ropext.evaluation.ranking import rank
 from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text
-from ropext.models.load import load_model, loading_of, silenced
-from ropext.models.memory import memory_errors, out_of_memory
+from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.extend import Extend

@@ -18,8 +18,15 @@ from ropext.evaluation.lineup import fetched
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.evaluation.variants import adapter_digest
-from ropext.models.load import device_of, load_model, loading_of, silenced
-from ropext.models.memory import memory_errors, out_of_memory, tell_used
+from ropext.models.load import (
+    device_of,
+    load_model,
+    loading_of,
+    memory_errors,
+    out_of_memory,
+    silenced,
+    tell_used,
+)
 from ropext.models.processes import rank_and_count, wait_for_everyone
 from ropext.narration import Call, Hooks, told_of_files, unseen
 from ropext.report.evaluation import write_report

@@ -1,16 +1,26 @@
-"""A model in memory, with errors that a user can act on: the one loader of weights."""
+"""A model in memory: the one loader of weights, and the memory that is free or used.
 
+Errors name what a user can change.
+"""
+
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ropext.atomic import run_errors
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError, UnsupportedModel, UsageError, first_line
-from ropext.models.masked import headless, is_masked
+from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
+from ropext.narration import Say
+from ropext.report.text import size
+from ropext.schemes import read_positions
+from ropext.systems import peak_memory
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +32,17 @@ if TYPE_CHECKING:
     Loaded = tuple[PreTrainedModel, Mapping[str, list[str]]]  # and what its files lack
 
 Built = TypeVar("Built")
+# How the names of classes end that predict masked tokens.
+MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
+CGROUP = Path("/sys/fs/cgroup")
+# What a bare RuntimeError says where memory ran out.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "MPS backend out of memory",
+    "CUDA error: out of memory",
+    "_ALLOC_FAILED",
+)
 
 
 def local_rank() -> int:
@@ -68,9 +89,32 @@ def auto_class(masked: bool) -> Any:
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
+def headless(snapshot: Snapshot) -> UnsupportedModel:
+    """The error of a model that predicts no tokens."""
+    what = ", ".join(snapshot.config.get("architectures") or ["by its weights"])
+    return UnsupportedModel(
+        f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
+        f"measured by MTEB (pip install mteb): mteb run -m {snapshot.name} -b LongEmbed"
+    )
+
+
+def fills_in(snapshot: Snapshot, masked: bool) -> bool:
+    """Whether it is a masked language model, as its family is; without a head it is refused."""
+    names = snapshot.config.get("architectures") or ()
+    if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
+        raise headless(snapshot)
+    return masked
+
+
+def is_masked(snapshot: Snapshot) -> bool:
+    """Whether a model that does not rotate fills in masked tokens."""
+    scheme = read_positions(snapshot.config)
+    return fills_in(snapshot, scheme is not None and scheme.carried and not scheme.causal)
+
+
 def skeleton(
     snapshot: Snapshot,
-    attention: str = "eager",
+    attn_implementation: str = "eager",
     trust_remote_code: bool = False,
     masked: bool | None = None,
     dtype: "torch.dtype | None" = None,
@@ -89,12 +133,12 @@ def skeleton(
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = auto_class(masked).from_config(
                 config,
-                attn_implementation=attention,
+                attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
                 **keywords,
             )
     except ValueError as error:
-        if attention != "eager":
+        if attn_implementation != "eager":
             raise
         raise UnsupportedModel(
             f"{snapshot.name}: transformers has no causal language model of type "
@@ -138,41 +182,33 @@ def loading_of(
 def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
     """Load the causal or masked language model, in evaluation mode. Its weights are in memory, and
     a checkpoint that was changed since it was opened is refused."""
+    import torch
+
     keywords = dict[str, object]()
     if how.place is not None:
         keywords["device_map"] = how.place
     if how.quantiser is not None:
         keywords["quantization_config"] = how.quantiser
-
-    def build(attention: str) -> "Loaded":
-        loaded: Loaded = auto_class(how.masked).from_pretrained(
-            snapshot.directory,
-            dtype=how.dtype,
-            trust_remote_code=how.trust_remote_code,
-            use_safetensors=True,  # a pickle beside them is never opened
-            attn_implementation=attention,
-            output_loading_info=True,
-            **keywords,
-        )
-        return loaded
-
+    build: Callable[..., Loaded] = partial(
+        auto_class(how.masked).from_pretrained,
+        snapshot.directory,
+        dtype=how.dtype,
+        trust_remote_code=how.trust_remote_code,
+        use_safetensors=True,  # a pickle beside them is never opened
+        output_loading_info=True,
+        **keywords,
+    )
     with loading_errors(snapshot, how):
         model, report = with_attention(how.attention, build)
-        _copy_mapped(model)
+    # As safetensors loads weights on the CPU they are maps of their files: a program that writes
+    # into a file would change the model, and one that truncates it would end the process (SIGBUS).
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            tensor.data = tensor.data.clone()
     check_unchanged(snapshot, how.purpose)
     if how.masked and report["missing_keys"]:
         raise headless(snapshot)
     return model
-
-
-def _copy_mapped(model: "PreTrainedModel") -> None:
-    """Copy weights on the CPU into memory. As safetensors loads them they are maps of their files:
-    who writes into a file changes the model, and who truncates it ends the process (SIGBUS)."""
-    import torch
-
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            tensor.data = tensor.data.clone()
 
 
 @contextmanager
@@ -205,16 +241,94 @@ def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
     return True
 
 
-def with_attention(wanted: str | None, build: Callable[[str], Built]) -> Built:
-    """A model built with the attention asked for, or with SDPA where it has that, else eager.
+def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
+    """Build a model with the attention asked for, or with SDPA if it has that, else eager.
 
-    Always said, for a config may name another one, and transformers fetches kernels by such names.
+    One is always passed on: a config may name another one, and transformers fetches kernels by such
+    names.
     """
     if wanted:
-        return build(wanted)
+        return build(attn_implementation=wanted)
     try:
-        return build("sdpa")
+        return build(attn_implementation="sdpa")
     except ValueError as error:
         if "sdpa" not in str(error).lower() and "scaled_dot_product" not in str(error):
             raise
-        return build("eager")
+        return build(attn_implementation="eager")
+
+
+@contextmanager
+def memory_errors(sentence: str) -> Iterator[None]:
+    """Out of memory becomes a sentence, which names the options that help."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise Stopped(sentence) from error
+    except RuntimeError as error:
+        # The CPU's allocator, Apple's and CUDA's libraries raise a bare RuntimeError.
+        if not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise Stopped(sentence) from error
+
+
+def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
+    """The sentence of an evaluation."""
+    return (
+        f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
+        "2048), a smaller --slice-memory, or --dtype bfloat16"
+    )
+
+
+def free_memory(device: "torch.device") -> int:
+    """Bytes that this process may still take; on a CPU a share of what its machine has left.
+
+    Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
+    """
+    import psutil  # accelerate needs it
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":  # its memory is the machine's
+        left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return min(int(left), free_memory(torch.device("cpu")))
+    limits = [int(psutil.virtual_memory().available)]
+    limit = CGROUP / "memory.max"
+    used = CGROUP / "memory.current"
+    most = ""
+    if limit.exists() and used.exists():
+        most = limit.read_text("ascii").strip()
+    if most.isdigit():  # else "max": no limit
+        cached = _entries(CGROUP / "memory.stat").get("inactive_file", 0)
+        limits.append(int(most) - int(used.read_text("ascii")) + cached)
+    return min(limits) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def tell_used(
+    log: Path | None, say: Say, device: "torch.device | str", what: str, seconds: float
+) -> None:
+    """Say what the first unit of a long piece of work took, and keep it in a log, which no
+    comparison of runs reads."""
+    import torch
+
+    on_gpu = torch.device(device).type == "cuda"
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else peak_memory()
+    say(f"{what} took {seconds:.2g} s, and {size(peak)} of memory at the peak")
+    if log is None:
+        return
+    with run_errors(log), log.open("a", encoding="utf-8") as out:
+        out.write(json.dumps({"what": what, "seconds": seconds, "peak_bytes": peak}) + "\n")
+
+
+def _entries(path: Path) -> dict[str, int]:
+    """Lines `name: number unit` or `name number`; nothing where there is no such file."""
+    entries = dict[str, int]()
+    if not path.exists():
+        return entries
+    for line in path.read_text("ascii").replace(":", " ").splitlines():
+        parts = line.split()
+        if len(parts) > 1:
+            entries[parts[0]] = int(parts[1])
+    return entries

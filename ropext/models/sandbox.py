@@ -1,29 +1,24 @@
-"""A process of its own for what strangers' chat templates and tokenizers do, within limits.
+"""The child process that runs strangers' chat templates and tokenizers within limits.
 
 A template is a program that can loop for ever, a regular expression that reads an answer can
 backtrack for ever, and a dozen of a tokenizer's normalizers can each double a text; nothing stops
-them from inside. Run as a script, this file is the child: each line of
-its stdin is a question in JSON, each line of its stdout the answer.
+them from inside. This file runs as a script: each line of its stdin is a question in JSON, each
+line of its stdout the answer. `ropext.models.tokenizer` asks the questions.
 """
 
 import faulthandler
 import json
-import os
 import signal
 import string
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.errors import InputError
 from ropext.systems import limit_memory
 
 if TYPE_CHECKING:  # the child needs nothing of it
-    from ropext.jsontext import Json, JsonObject
+    from ropext.jsontext import Json
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, where the system limits them
@@ -33,74 +28,6 @@ SECONDS_A_MEGABYTE = 30.0
 MEMORY_A_BYTE = 200
 MOST_CHARACTERS = 1 << 26  # of a rendered conversation
 MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
-
-_idle: dict[tuple[str, int], "subprocess.Popen[str]"] = {}
-
-
-def ask(kind: str, question: "JsonObject", size: int = 0) -> "Json":
-    """What a child answers; ValueError says why it does not, TimeoutError that it ended itself. Its
-    limits grow with the size of the files that it reads."""
-    seconds = SECONDS + SECONDS_A_MEGABYTE * size / 1e6
-    memory = MEMORY + MEMORY_A_BYTE * size
-    # Taken out while it is asked: one that was left in the middle of an answer is not asked again.
-    key = kind, os.getpid()
-    child = _idle.pop(key, None) or subprocess.Popen(
-        # -P: neither the script's folder nor the working directory is importable.
-        [sys.executable, "-P", __file__, kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parent,
-        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"},
-        encoding="ascii",
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(json.dumps([seconds, memory, question], default=str) + "\n")
-        child.stdin.flush()
-        answer = json.loads(child.stdout.readline() or "null")
-    except BrokenPipeError:
-        answer = None
-    if answer is None:
-        raise TimeoutError(f"it takes more than {seconds:.0f} seconds or {memory >> 30} GiB")
-    if kind in ("render", "parse"):  # these are asked often, and a tokenizer once
-        _idle[key] = child
-    else:
-        child.communicate()
-    if "failed" in answer:
-        raise ValueError(answer["failed"])
-    return answer["made"]
-
-
-@cache
-def try_tokenizer(file: Path, changed: int) -> None:
-    """Refuse a tokenizer.json, `changed` then, that makes too much of a short text."""
-    try:
-        characters, tokens = ask("encode", {"file": str(file.absolute())})
-    except ValueError:
-        return  # transformers says why it cannot be loaded
-    except TimeoutError as error:
-        raise InputError(f"{file} cannot be used: for a few lines of text {error}") from None
-    if tokens > MOST_TOKENS * characters:
-        raise InputError(
-            f"{file} cannot be used: it makes {tokens:,} tokens of {characters:,} characters"
-        )
-
-
-@cache
-def try_class(directory: Path, size: int, changed: int) -> None:
-    """Refuse a tokenizer that transformers cannot make of a directory's files, so many bytes,
-    `changed` then, within the limits."""
-    try:
-        ask("build", {"directory": str(directory.absolute())}, size)
-    except ValueError:
-        return  # it is said where it is loaded
-    except TimeoutError as error:
-        raise InputError(
-            f"the tokenizer in {directory} cannot be used: to make it of its files and of the "
-            f"numbers in tokenizer_config.json {error}"
-        ) from None
 
 
 def build(directory: str) -> int:

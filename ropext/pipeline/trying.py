@@ -15,8 +15,7 @@ from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
 from ropext.lengths import length_text
-from ropext.models.load import load_model, loading_of, silenced
-from ropext.models.memory import memory_errors, out_of_memory
+from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
 from ropext.narration import Call
 from ropext.pipeline.prospect import Prospect
 from ropext.results import EXTENDED

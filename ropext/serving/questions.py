@@ -14,8 +14,7 @@ from transformers.cli.serving.utils import BaseHandler, Modality
 
 from ropext.errors import InputError
 from ropext.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
-from ropext.models.sandbox import ask
-from ropext.models.tokenizer import panics_refused
+from ropext.models.tokenizer import ask, panics_refused
 from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from ropext.evaluation.variants import follows_length
 from ropext.inspecting import plan_config
 from ropext.jsontext import JsonObject
 from ropext.models.adapter import add_adapter
-from ropext.models.load import load_model, loading_of, silenced
-from ropext.models.memory import memory_errors
+from ropext.models.load import load_model, loading_of, memory_errors, silenced
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Say, silent
 from ropext.options.evaluate import DocumentOptions

@@ -20,7 +20,7 @@ from transformers.cli.serving.utils import (
 
 from ropext.errors import InputError
 from ropext.jsontext import Json
-from ropext.models.sandbox import ask
+from ropext.models.tokenizer import ask
 from ropext.narration import Say
 from ropext.serving.questions import Body, Refusal, Turn, question_of
 from ropext.serving.served import LiveModel, new_cache

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ropext.models import processes
-from ropext.models.load import skeleton
-from ropext.models.memory import free_memory
+from ropext.models.load import free_memory, skeleton
 from ropext.training import defaults, models
 from ropext.training.training import Training
 

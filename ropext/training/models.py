@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +15,13 @@ from ropext.models import processes
 from ropext.models.load import (
     Loading,
     device_of,
+    is_masked,
     load_model,
     loading_errors,
     local_rank,
     skeleton,
     with_attention,
 )
-from ropext.models.masked import is_masked
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.training.defaults import Settings
 from ropext.training.trainable import LORA_ALONE, Trainable
@@ -62,9 +63,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
     )
     if processes.is_fsdp() and not processes.is_main():
         with loading_errors(snapshot, how):
-            model = with_attention(
-                how.attention, lambda kind: skeleton(snapshot, kind, dtype=dtype(options))
-            )
+            model = with_attention(how.attention, partial(skeleton, snapshot, dtype=dtype(options)))
     else:
         model = load_model(snapshot, how)
     if processes.is_fsdp():

@@ -21,7 +21,7 @@ from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
 from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.models import processes
-from ropext.models.memory import memory_errors
+from ropext.models.load import memory_errors
 from ropext.narration import (
     SILENT,
     Call,

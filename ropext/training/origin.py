@@ -13,7 +13,7 @@ from ropext.checkpoint.provenance import (
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.jsontext import Json
-from ropext.models.masked import is_masked
+from ropext.models.load import is_masked
 from ropext.results import BASE
 from ropext.schemes import read_positions
 from ropext.schemes.plan import growth_of

@@ -15,8 +15,7 @@ from ropext.checkpoint.adapter import WEIGHTS
 from ropext.checkpoint.writing import place
 from ropext.jsontext import JsonObject
 from ropext.models.adapter import add_adapter
-from ropext.models.load import Loading, load_model
-from ropext.models.masked import is_masked
+from ropext.models.load import Loading, is_masked, load_model
 from ropext.narration import Show
 from ropext.options.fields import Link
 from ropext.scaling.tables import Growth

@@ -21,7 +21,7 @@ from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Sto
 from ropext.evaluation.forward import NanInLogits
 from ropext.jsontext import Json, JsonObject
 from ropext.models.adapter import put_weights
-from ropext.models.memory import tell_used
+from ropext.models.load import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
 from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from ropext.models.memory import free_memory
+from ropext.models.load import free_memory
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def machine(tmp_path, monkeypatch):
     lines += [f"{name}: 0 kB" for name in names]
     (tmp_path / "meminfo").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr("ropext.models.memory.CGROUP", tmp_path)
+    monkeypatch.setattr("ropext.models.load.CGROUP", tmp_path)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return tmp_path
 

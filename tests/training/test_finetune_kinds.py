@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ropext import verifying
 from ropext.errors import InputError, Stopped, UsageError
 from ropext.models.adapter import add_adapter
-from ropext.models.memory import memory_errors
+from ropext.models.load import memory_errors
 from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
 from ropext.training import adapter_writing, learning, models, trainer
