@@ -1,4 +1,5 @@
-"""Talk to a model in memory: one model behind an OpenAI-compatible port, on transformers' server.
+"""Serve one model in memory behind an OpenAI-compatible port, on transformers' server.
 
-What no file holds and no engine reads (Self-Extend) is answered from here; one question at a time.
+It answers with models that no file can hold and no engine can read (Self-Extend), one question at a
+time.
 """

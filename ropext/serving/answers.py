@@ -1,4 +1,4 @@
-"""What a client gets: OpenAI's objects, whole or as events."""
+"""Build the answer that a client gets: OpenAI's objects, whole or as events."""
 
 import json
 import time
@@ -16,7 +16,7 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass
 class AnswerSoFar:
-    """An answer, as far as it has come."""
+    """The pieces of an answer that the model has written so far."""
 
     name: str  # of the model
     question: Turn
@@ -43,7 +43,7 @@ class AnswerSoFar:
         return {"content": str(item)}
 
     def whole(self) -> dict[str, Json]:
-        """The answer in one object."""
+        """Return the answer as one object."""
         text = "".join(self.texts)
         if not self.question.is_chat:
             return self._object("text_completion", {"text": text, "logprobs": None}, self._reason())
@@ -55,7 +55,7 @@ class AnswerSoFar:
         return self._object("chat.completion", {"message": message}, self._reason())
 
     async def events(self, items: AsyncIterator[Item]) -> AsyncIterator[str]:
-        """The answer piece by piece; an error in the middle is an event too."""
+        """Yield the answer piece by piece; an error in the middle is an event, too."""
         try:
             if self.question.is_chat:
                 yield self._event({"role": "assistant", "content": ""}, None)

@@ -48,7 +48,8 @@ Read = TypeVar("Read")
 
 
 class JsonAnswer(JSONResponse):
-    """JSON; half of a surrogate pair, which a request can hold, becomes a question mark."""
+    """A JSON response. Half of a surrogate pair, which a request can contain, becomes a question
+    mark."""
 
     def render(self, content: Json) -> bytes:
         """Write the JSON."""
@@ -56,7 +57,7 @@ class JsonAnswer(JSONResponse):
 
 
 class ModelPort:
-    """What answers at the paths."""
+    """The paths of one server and the functions that answer them."""
 
     def __init__(self, served: LiveModel, say: Say, only_local: bool) -> None:
         self.served = served
@@ -68,7 +69,7 @@ class ModelPort:
         self.reading = asyncio.Semaphore(AT_ONCE)
 
     def app(self) -> Starlette:
-        """The application for uvicorn."""
+        """Return the application for uvicorn."""
         actions: list[tuple[str, str, Action]] = [
             ("POST", "/v1/chat/completions", self.chat),
             ("POST", "/v1/completions", self.complete),
@@ -99,8 +100,11 @@ class ModelPort:
         return guarded
 
     def _check(self, request: Request) -> None:
-        """Refuse who lacks the key, and web pages: a page in a browser can name any host as its
-        own, and may send a form without asking, but no JSON."""
+        """Refuse a client without the key, and refuse web pages.
+
+        A page in a browser can name any host as its own. It may send a form without asking, but no
+        JSON.
+        """
         # `request.url` is made of the Host header, and of other things if it cannot be read.
         host = HOST.fullmatch(request.headers.get("host", ""))
         if host is None:
@@ -122,7 +126,7 @@ class ModelPort:
         return await self._answer(request, is_chat=True)
 
     async def complete(self, request: Request) -> Response:
-        """Go on with a text."""
+        """Continue a text."""
         return await self._answer(request, is_chat=False)
 
     async def _answer(self, request: Request, is_chat: bool) -> Response:
@@ -171,8 +175,8 @@ class ModelPort:
         return JsonAnswer(await self._read(request, read))
 
     async def is_loaded(self, request: Request) -> Response:
-        """Tell `transformers chat`, which asks before it begins, that the model is there; nothing
-        is loaded by it."""
+        """Tell `transformers chat`, which asks before it begins, that the model is ready; load
+        nothing."""
 
         def read(body: Body) -> None:
             check_model(self.served, body.get("model"))
@@ -182,14 +186,14 @@ class ModelPort:
         return Response(f"data: {event}\n\n", media_type="text/event-stream")
 
     async def health(self, request: Request) -> Response:
-        """Say whether questions are answered."""
+        """Return whether the server answers questions."""
         if not self.worker.thread.is_alive():
             raise Refusal("the thread that answers has ended; restart the server", 503)
         return JsonAnswer({"status": "ok"})
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The bytes that a request sends, within bounds."""
+    """Return the bytes of a request's body; refuse a body that is too large."""
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -201,7 +205,7 @@ async def _body(request: Request, most: int) -> bytes:
 async def _items(
     queue: "asyncio.Queue[Item]", streamer: TurnStreamer, request: Request
 ) -> AsyncIterator[Item]:
-    """The pieces of an answer; a client that goes away ends its generation."""
+    """Yield the pieces of an answer; stop its generation if the client disconnects."""
     gone = asyncio.create_task(_gone(request))
     finished = False
     try:
@@ -227,7 +231,7 @@ async def _gone(request: Request) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Return whether only this machine can reach the address."""
     if host in LOCAL:
         return True
     try:
@@ -237,7 +241,7 @@ def is_local(host: str) -> bool:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Take the address before the model is loaded; it answers nobody until `run` listens."""
+    """Bind the address before the model is loaded; nobody gets an answer until `run` listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     taken = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -253,7 +257,7 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def server_of(port: ModelPort) -> uvicorn.Server:
-    """uvicorn with nothing of its own in the log."""
+    """Build the uvicorn server, which logs nothing itself."""
     config = uvicorn.Config(
         port.app(),
         http=bounded(),  # type: ignore[arg-type]  # a class is called in the same way
@@ -271,12 +275,12 @@ def server_of(port: ModelPort) -> uvicorn.Server:
 
 
 def has_key() -> bool:
-    """Whether requests must bring a key."""
+    """Return whether requests must send a key."""
     return bool(os.environ.get(KEY))
 
 
 def run(port: ModelPort, taken: socket.socket) -> None:
-    """Answer until Ctrl-C, which is how a server ends."""
+    """Answer requests until Ctrl-C, which ends a server."""
     gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
     with suppress(KeyboardInterrupt), interruptible(silent, "", at_once=True), silenced():
         server_of(port).run(sockets=[taken])

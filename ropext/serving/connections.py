@@ -22,8 +22,11 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 def most_connections() -> int:
-    """Return how many connections may be open: fewer if the process may open few files. Half of
-    what is free is for connections that were accepted and are about to be closed."""
+    """Return how many connections may be open at once.
+
+    The number is smaller if the process may open few files. Half of the free descriptors are for
+    connections that the system accepted and uvicorn is about to close.
+    """
     free = free_descriptors()
     if free is None:
         return MOST_CONNECTIONS
@@ -31,7 +34,8 @@ def most_connections() -> int:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, closed if it is one too many or if its client sends too slowly."""
+    """A connection of uvicorn that closes if it is one too many or if its client sends too
+    slowly."""
 
     def __init__(self, most: int, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -40,7 +44,7 @@ class BoundedConnection(H11Protocol):
         self.deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection in, or close it."""
+        """Count the new connection, or close it."""
         super().connection_made(cast(asyncio.Transport, transport))
         if len(self.connections) > self.most:
             self.transport.abort()
@@ -48,7 +52,7 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends."""
+        """Take the bytes of the client and renew the deadline."""
         super().data_received(data)
         self._watch()
 
@@ -58,13 +62,13 @@ class BoundedConnection(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection out."""
+        """Cancel the deadline of a closed connection."""
         super().connection_lost(exc)
         if self.deadline is not None:
             self.deadline.cancel()
 
     def _watch(self) -> None:
-        """Set the deadline of the stage that the request has come to; an answer has none."""
+        """Set the deadline for the current stage of the request; an answer has no deadline."""
         stage = self.conn.their_state
         if stage is self.stage:
             return
@@ -78,12 +82,13 @@ class BoundedConnection(H11Protocol):
 
 
 def bounded() -> partial[BoundedConnection]:
-    """Return what makes the connections of one server."""
+    """Return the class of one server's connections, with its limit filled in."""
     return partial(BoundedConnection, most_connections())
 
 
 class AcceptErrors:
-    """Errors of an event loop; that no connection can be accepted is one line a minute."""
+    """A handler for errors of the event loop. If no connection can be accepted, it prints one line
+    a minute."""
 
     def __init__(self, say: Say) -> None:
         self.say = say

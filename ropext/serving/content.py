@@ -1,4 +1,4 @@
-"""What decides the answers of a served model, as one digest."""
+"""Compute one digest of everything that decides the answers of a served model."""
 
 from dataclasses import asdict
 

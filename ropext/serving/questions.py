@@ -1,6 +1,7 @@
-"""From the body of a request to a question: parsed within bounds, checked, its prompt in tokens.
+"""Turn the body of a request into a question: parse it within bounds, check it, and encode its
+prompt.
 
-A prompt that leaves no room for an answer is refused; it is never cut.
+If a prompt leaves no room for an answer, ropext refuses it; it never truncates a prompt.
 """
 
 import copy
@@ -24,7 +25,7 @@ Body = JsonObject
 DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
 MOST_STOPS = 16  # OpenAI takes four
 LARGEST_SEED = 2**63 - 1
-# Sampling settings that requests may name, beside OpenAI's under the names of transformers.
+# Sampling settings that requests may name, in OpenAI's and in transformers' names.
 # Smaller temperatures overflow the logits; on CUDA that ends every later call of the process.
 COLDEST = 1e-3
 LARGEST_BIAS = 100  # as OpenAI's
@@ -58,7 +59,7 @@ CUT_MARGIN = 256
 
 
 class Refusal(Exception):
-    """A request that is not answered: status, and the sentence in OpenAI's form."""
+    """A request that gets no answer: an HTTP status, and a sentence in OpenAI's form."""
 
     def __init__(self, message: str, status: int = 400, param: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -70,7 +71,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """What a client asks, and how it is to be answered."""
+    """A client's checked question with all settings of its answer."""
 
     id: str
     is_chat: bool
@@ -84,12 +85,12 @@ class Turn:
 
     @property
     def most(self) -> int:
-        """Tokens of the answer at most."""
+        """The most tokens that the answer may have."""
         return int(self.settings.max_new_tokens or 0)
 
 
 def parsed(served: LiveModel, data: bytes) -> Body:
-    """Parse a request. Its values are counted first, for nothing else runs while JSON is parsed."""
+    """Parse a request. Count its values first, because nothing else runs while JSON is parsed."""
     containers, commas = _values(data)
     most_containers = max(CONTAINER_LIMIT, served.limit)
     if containers > most_containers:
@@ -141,7 +142,7 @@ def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn
 
 
 def check_model(served: LiveModel, name: Json) -> None:
-    """Refuse a request that names another model; no name is the one model."""
+    """Refuse a request that names another model; a request without a name means the one model."""
     if name not in (None, served.name):
         raise Refusal(
             f"The model {str(name)[:200]!r} does not exist; {served.name!r} is served here",
@@ -152,7 +153,7 @@ def check_model(served: LiveModel, name: Json) -> None:
 
 
 def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
-    """The tokens of a request's messages, through the chat template, or of its prompt."""
+    """Return the tokens of a request's messages (through the chat template), or of its prompt."""
     if is_chat:
         text = _rendered(served, body)
         return tuple(_encoded(served, text, False, "messages"))
@@ -187,7 +188,7 @@ def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[in
 
 
 def _rendered(served: LiveModel, body: Body) -> str:
-    """The messages through the chat template, in a process that can be stopped."""
+    """Render the messages with the chat template, in a process that can be stopped."""
     messages = body.get("messages")
     words = body.get("chat_template_kwargs") or {}
     if not isinstance(messages, list) or not messages:
@@ -215,7 +216,8 @@ def _rendered(served: LiveModel, body: Body) -> str:
 
 
 def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
-    """Tokens of the answer; what does not fit is refused in OpenAI's words."""
+    """Return the most tokens of the answer; refuse in OpenAI's words a question that does not
+    fit."""
     part = "messages" if is_chat else "prompt"
     wanted = _integer(body, "max_completion_tokens", 1, None)
     if wanted is None:
@@ -243,7 +245,8 @@ def _too_long(served: LiveModel, what: str, part: str) -> Refusal:
 
 
 def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
-    """How to sample: the model's own settings, then transformers' of the request, then OpenAI's."""
+    """Build the sampling settings: the model's own, then the request's in transformers' names, then
+    OpenAI's."""
     settings: GenerationConfig = copy.deepcopy(served.model.generation_config)
     settings.num_beams = settings.num_return_sequences = 1
     settings.return_dict_in_generate = False
@@ -268,7 +271,7 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
         settings.top_k = max(top_k, 0)
     if sampling is not None:
         settings.do_sample = bool(sampling)
-    if not settings.do_sample:  # settings of sampling beside it are warned of
+    if not settings.do_sample:  # transformers warns of sampling settings
         settings.temperature = settings.top_p = settings.top_k = settings.min_p = None
     if body.get("logit_bias"):
         settings.sequence_bias = _bias(served, body["logit_bias"])
@@ -279,8 +282,8 @@ def _settings(served: LiveModel, body: Body) -> "GenerationConfig":
 
 
 def _generation_config(body: Body) -> dict[str, Json]:
-    """What `transformers chat` sends, a GenerationConfig as JSON in a string: what says how to
-    sample, and how much."""
+    """Read the sampling settings and the length from the GenerationConfig that `transformers chat`
+    sends as JSON in a string."""
     text = body.get("generation_config")
     if text is None:
         return {}
@@ -295,7 +298,7 @@ def _generation_config(body: Body) -> dict[str, Json]:
 
 
 def _bias(served: LiveModel, given: Json) -> dict[tuple[int, ...], float]:
-    """OpenAI's logit_bias, by tokens."""
+    """Read OpenAI's logit_bias and return it by tokens."""
     bias: dict[tuple[int, ...], float] = {}
     try:
         for token, value in given.items():

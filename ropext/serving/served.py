@@ -1,4 +1,4 @@
-"""The one model that is served: loaded, extended in memory, and tried."""
+"""Load the one model that the server answers with, extend it in memory, and test it."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ PROBE = 32  # tokens that are read in two ways, once with a cache that was cut i
 
 @dataclass(frozen=True)
 class LiveModel:
-    """A model in memory, under the name that requests give it."""
+    """A model in memory, with the name that requests give it."""
 
     name: str
     model: Any  # of transformers, with `generate`
@@ -47,13 +47,13 @@ class LiveModel:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the input embedding."""
+        """The number of rows of the input embedding."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is to be served."""
+    """The options of a served model: where it is and how to load it."""
 
     directory: str
     name: str
@@ -68,7 +68,8 @@ SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is no
 
 
 def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveModel:
-    """Load a causal language model and its tokenizer, and extend it in memory where asked."""
+    """Load a causal language model and its tokenizer, and extend it in memory if the options ask
+    for it."""
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
     snapshot = replace(snapshot, name=wish.name)
     stated = None if wish.extend is None else wish.extend.context
@@ -109,7 +110,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
-    """The transformers model itself, its LoRA layers inside it, extended by the plan."""
+    """Return the transformers model (with its LoRA layers inside), extended by the plan."""
     from ropext.patching import apply_plan, base_model
 
     if plan is not None:
@@ -118,8 +119,10 @@ def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
 
 
 def continues_after_cut(model: Any) -> bool:
-    """Whether a cache that was cut in the middle, and read on from, gives the logits of one pass;
-    layers with a running state do not."""
+    """Return whether a cache that was cut in the middle and read on gives the logits of one pass.
+
+    Layers with a running state do not.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -142,14 +145,14 @@ def continues_after_cut(model: Any) -> bool:
 
 
 def new_cache(model: Any) -> "Cache":
-    """An empty cache of the kind that this model's layers need."""
+    """Return an empty cache of the kind that this model's layers need."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
 def model_card(served: LiveModel, created: int) -> JsonObject:
-    """The entry of /v1/models."""
+    """Return the entry of /v1/models."""
     return {
         "id": served.name,
         "object": "model",

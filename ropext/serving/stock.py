@@ -1,7 +1,8 @@
-"""What is taken from transformers' own server, and one sentence where it is missing or has moved.
+"""Check that transformers still has the parts of its server that ropext uses.
 
-Its handlers do not hold a seed until a question's turn comes, leave stop words in the text and load
-what a request names; the parts below them are used: streamer, messages, response templates.
+ropext uses the streamer, the messages and the response templates, and replaces the handlers: these
+do not keep a seed until a question's turn comes, they leave stop words in the text, and they load
+any model that a request names.
 """
 
 from importlib import import_module

@@ -1,4 +1,5 @@
-"""Questions wait their turn on one thread; the cache of the last one is kept for the next."""
+"""Let questions wait for their turn on one thread, and keep the cache of the last one for the
+next."""
 
 import asyncio
 import threading
@@ -25,23 +26,24 @@ from ropext.narration import Say
 from ropext.serving.questions import Body, Refusal, Turn, question_of
 from ropext.serving.served import LiveModel, new_cache
 
-MOST_WAITING = 64  # questions; more are told to come again
+MOST_WAITING = 64  # questions; the server refuses more
 Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
 
 
 class ChildParser:
-    """Finds thoughts and tool calls in an answer, by the model's response template.
+    """A parser of thoughts and tool calls in an answer, by the model's response template.
 
-    Its regular expressions run in a child process with limits. The child is asked first when the
-    model writes, for the prompt is decoded and searched then, and that takes time.
+    Its regular expressions run in a child process with limits. The first call happens when the
+    model writes, because it decodes and searches the prompt, which takes time.
     """
 
-    initial_events: Sequence[Json] = ()  # they come with those of the first piece
+    initial_events: Sequence[Json] = ()  # they come with the events of the first piece
 
     def __init__(self, served: LiveModel, ids: Sequence[int]) -> None:
         self.served = served
         self.ids = ids  # of the prompt
-        self.template = get_response_template(served.tokenizer, served.model)  # until it is asked
+        # until the first call
+        self.template = get_response_template(served.tokenizer, served.model)
 
     def feed(self, text: str) -> Json:
         """Return the events of the next piece."""
@@ -51,7 +53,8 @@ class ChildParser:
             raise self._failed(error) from None
 
     def finalize(self) -> tuple[Json, Json]:
-        """Return the last events; the streamer takes a ValueError for an answer cut short."""
+        """Return the last events; the streamer reads a ValueError as an answer that was cut
+        short."""
         return {}, self._asked("", ends=True)
 
     def _asked(self, text: str, ends: bool) -> Json:
@@ -84,7 +87,8 @@ def _check_template(served: LiveModel) -> None:
 
 
 class TurnStreamer(DirectStreamer):
-    """Stock's streamer, which also holds back what may begin a stop word, and ends at one."""
+    """transformers' streamer, which also holds back the possible beginning of a stop word, and ends
+    at a stop word."""
 
     def __init__(self, served: LiveModel, question: Turn, queue: "asyncio.Queue[Item]") -> None:
         parser = None
@@ -94,20 +98,20 @@ class TurnStreamer(DirectStreamer):
         self.decoded = ""  # before stop words are looked for
         self.held = ""
         self.stopped = False
-        self.ids: list[int] = []  # what was written
+        self.ids: list[int] = []  # the tokens of the answer so far
         self.kept = 0  # tokens of the prompt that the kept cache held
         rust = served.tokenizer.backend_tokenizer
         loop = asyncio.get_running_loop()
-        # A ChildParser has what the streamer calls of stock's parser.
+        # A ChildParser has every method of transformers' parser that the streamer calls.
         super().__init__(rust, loop, queue, response_parser=parser)  # type: ignore[arg-type]
 
     @property
     def has_left(self) -> bool:
-        """Whether the client is gone."""
+        """Whether the client has disconnected."""
         return bool(self._cancelled.is_set())
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the next token, but for those that a GPU made beyond a stop word."""
+        """Take the next token; ignore tokens that a GPU made after a stop word."""
         if self.stopped:
             return
         is_prompt = self._first
@@ -135,7 +139,7 @@ class TurnStreamer(DirectStreamer):
             super()._enqueue(item)
 
     def _pass_on(self, text: str) -> None:
-        """Give the client what stands before a stop word, and what cannot begin one."""
+        """Send the text before a stop word to the client; hold back text that can begin one."""
         if self.stopped:
             return
         text = self.held + text
@@ -156,7 +160,7 @@ class TurnStreamer(DirectStreamer):
 
 
 def _beginning(text: str, words: Sequence[str]) -> int:
-    """How many of the last characters of a text are the beginning of one of the words."""
+    """Return how many of the last characters of a text are the beginning of one of the words."""
     most = max((len(word) for word in words), default=1) - 1
     for count in range(min(most, len(text)), 0, -1):
         if any(word.startswith(text[-count:]) for word in words):
@@ -165,7 +169,7 @@ def _beginning(text: str, words: Sequence[str]) -> int:
 
 
 class StopWord(StoppingCriteria):
-    """Ends a generation whose streamer has seen a stop word."""
+    """A criterion that ends a generation after its streamer has seen a stop word."""
 
     def __init__(self, streamer: TurnStreamer) -> None:
         self.streamer = streamer
@@ -182,8 +186,10 @@ class KeptCache:
         self.tokens: list[int] = []  # that it holds
 
     def take(self, model: Any, ids: Sequence[int]) -> tuple[Cache, int]:
-        """Return a cache that holds the longest common beginning, and how many tokens that is; at
-        least one token is left to read."""
+        """Return a cache that holds the longest common beginning, and the number of its tokens.
+
+        At least one token remains to be read.
+        """
         common = 0
         for old, new in zip(self.tokens, ids[:-1], strict=False):
             if old != new:
@@ -202,18 +208,19 @@ class KeptCache:
         return cache, common
 
     def keep(self, cache: Cache, tokens: list[int]) -> None:
-        """Keep a cache of these tokens, or of the first of them where the last was not read."""
+        """Keep a cache of these tokens; if the model did not read the last one, keep it for those
+        before."""
         self.cache = cache
         self.tokens = tokens[: cache.get_seq_length()]
 
     def forget(self) -> None:
-        """Let the memory go."""
+        """Free the memory of the cache."""
         self.cache = None
         self.tokens = []
 
 
 class Worker:
-    """Answers one question after the other."""
+    """A thread that answers one question after the other."""
 
     def __init__(self, served: LiveModel, say: Say) -> None:
         self.served = served
@@ -227,7 +234,7 @@ class Worker:
         self.thread.start()
 
     def ask(self, question: Turn) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
-        """Give a question its place; its answer comes through the queue."""
+        """Put a question into the line; its answer comes through the queue."""
         if not self.thread.is_alive():
             raise Refusal("the thread that answers has ended; restart the server", 503)
         items: asyncio.Queue[Item] = asyncio.Queue()
@@ -244,8 +251,11 @@ class Worker:
         return items, streamer
 
     def check(self) -> None:
-        """Refuse a model that cannot answer: its response template is wrong, or its own settings
-        fail. Two short questions are tried, with these settings and without sampling."""
+        """Refuse a model that cannot answer, because its response template or its own settings
+        fail.
+
+        Try two short questions, with these settings and without sampling.
+        """
         _check_template(self.served)
         asyncio.run(self._tried({}))
         asyncio.run(self._tried({"temperature": 0}))
@@ -268,10 +278,11 @@ class Worker:
         while True:
             question, streamer = self.questions.get()
             self._answer(question, streamer)
-            del question, streamer  # what they hold, while the next question is waited for
+            # frees their memory while the thread waits for the next question
+            del question, streamer
 
     def _answer(self, question: Turn, streamer: TurnStreamer) -> None:
-        """Answer on the thread; whatever goes wrong, the next question has its turn."""
+        """Answer on the thread; whatever fails, the next question gets its turn."""
         try:
             if not streamer.has_left:
                 self._generate(question, streamer)
@@ -316,7 +327,7 @@ class Worker:
                 self.kept.keep(cache, [*question.ids, *streamer.ids])
 
     def _read(self, ids: torch.Tensor, cache: Cache, streamer: TurnStreamer) -> None:
-        """Read all of a long prompt but its last piece, which `generate` reads."""
+        """Read all of a long prompt except its last piece, which `generate` reads."""
         end = ids.shape[1]
         piece = self.served.piece
         with torch.no_grad():
