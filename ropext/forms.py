@@ -6,15 +6,14 @@ wanted spectrum. An export is exact or it raises.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 from ropext.errors import ConfigError
 from ropext.jsontext import untagged_float
 from ropext.rope import Params as Params
 from ropext.rope import Rope, Spectrum, plain_inv_freq
-
-Offer = TypeVar("Offer")  # what may say a spectrum: a rope dict, the keys of a GGUF
 
 NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # the last is longrope's old name
@@ -67,11 +66,8 @@ def yarn_bounds(
     Clamped to [0, dim-1] as the published code does (dim, not dim/2).
     """
 
-    def index(rotations: float) -> float:
-        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = index(beta_fast)
-    high = index(beta_slow)
+    low = dim * math.log(context / (beta_fast * 2 * math.pi)) / (2 * math.log(theta))
+    high = dim * math.log(context / (beta_slow * 2 * math.pi)) / (2 * math.log(theta))
     if truncate:
         low = math.floor(low)
         high = math.ceil(high)
@@ -106,16 +102,12 @@ def llama3_pair_factors(
     return tuple(factors)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _number(params: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """A finite number above 0; None counts as absent, as it does in stock."""
     value = params.get(key)
     if value is None and default is not None:
         return default
-    if not _is_number(value) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{key} of the rope dict is {value!r}, but must be a number above 0")
     return float(value)
 
@@ -127,7 +119,7 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
         raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
     numbers = [untagged_float(v) for v in values]
     for i, value in enumerate(numbers):
-        if not _is_number(value) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ConfigError(
                 f"{key} of the rope dict must hold numbers above 0, but number {i} is {value!r}"
             )
@@ -140,13 +132,8 @@ def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]
 
 
 def _original(params: Mapping[str, Any], context: int) -> int:
-    """Stock fills an absent original length with max_position_embeddings."""
+    """Return the original length; stock fills an absent one with max_position_embeddings."""
     return int(_number(params, "original_max_position_embeddings", context))
-
-
-def _factor(params: Mapping[str, Any], context: int) -> float:
-    """Stock derives a factor of None (absent, in longrope) from the two lengths."""
-    return _number(params, "factor", context / _original(params, context))
 
 
 def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
@@ -158,11 +145,12 @@ def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tu
             f"rope_theta is {theta:g}, but a yarn dict needs one above 1 "
             "(its ramp divides by ln theta)"
         )
-    factor = _factor(params, context)
+    original = _original(params, context)
+    factor = _number(params, "factor", context / original)
     low, high = yarn_bounds(
         dim,
         theta,
-        _original(params, context),
+        original,
         _number(params, "beta_fast", BETA_FAST),
         _number(params, "beta_slow", BETA_SLOW),
         truncate,
@@ -237,7 +225,8 @@ def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
     if params.get("attention_factor") is not None:
         return _number(params, "attention_factor")
     original = _original(params, context)
-    factor = _factor(params, context)
+    # Stock derives a factor of null (absent, in longrope) from the two lengths.
+    factor = _number(params, "factor", context / original)
     lengths = {"original_max_position_embeddings": original, "factor": factor}
     return default_attention({**params, **lengths})
 
@@ -298,8 +287,15 @@ def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
     return Spectrum(inv_freq, attention, softmax, short_inv_freq, _original(params, context))
 
 
-def _close(a: float, b: float) -> bool:
-    return a == b or math.isclose(a, b, rel_tol=EXACT)
+def agree(a: Any, b: Any) -> bool:
+    """Tell whether two values are equal up to float64 rounding: 4 and 4.0, a number that was
+    printed shorter, and sequences of such."""
+    if a == b:
+        return True
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(agree, a, b))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
+    return numbers and math.isclose(a, b, rel_tol=EXACT)
 
 
 def same(a: Spectrum, b: Spectrum) -> bool:
@@ -309,15 +305,11 @@ def same(a: Spectrum, b: Spectrum) -> bool:
     if a.short_context != b.short_context:
         return False
     return (
-        _all_close(a.inv_freq, b.inv_freq)
-        and _all_close(a.short_inv_freq or (), b.short_inv_freq or ())
-        and _close(a.attention_factor, b.attention_factor)
-        and _close(a.softmax_factor, b.softmax_factor)
+        agree(a.inv_freq, b.inv_freq)
+        and agree(a.short_inv_freq or (), b.short_inv_freq or ())
+        and agree(a.attention_factor, b.attention_factor)
+        and agree(a.softmax_factor, b.softmax_factor)
     )
-
-
-def _all_close(one: Sequence[float], two: Sequence[float]) -> bool:
-    return len(one) == len(two) and all(map(_close, one, two))
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
@@ -329,13 +321,13 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
     if not 0 < factors[-1] < math.inf:
         return None
     if rope.dim == 2:
-        if _close(factors[0], 1.0):
+        if agree(factors[0], 1.0):
             return rope.theta
         return None
     theta = rope.theta * factors[-1] ** (rope.dim / (rope.dim - 2))
     theta = float(f"{theta:.14g}")  # 1e6, not 999999.9999999998
     expected = [factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2)]
-    if not _all_close(factors, expected):
+    if not agree(factors, expected):
         return None
     return theta
 
@@ -362,10 +354,10 @@ def with_attention(params: Params, attention_factor: float) -> Params:
     if params["rope_type"] == "longrope":
         # Always explicit: transformers 4.43 and 4.44 fail in validation without it.
         out = params | {"attention_factor": attention_factor}
-        if not _close(default, attention_factor):
+        if not agree(default, attention_factor):
             out |= {"short_mscale": attention_factor, "long_mscale": attention_factor}
         return out
-    if _close(default, attention_factor):
+    if agree(default, attention_factor):
         return params
     ratio = attention_factor / default
     return params | {"attention_factor": attention_factor, "attn_factor": ratio}
@@ -387,7 +379,7 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
     """Every pair divided by one number, over another theta where that fits."""
     factor = factors[0]
     whole = target / rope.original_context
-    if _close(factor, whole):
+    if agree(factor, whole):
         factor = whole  # the ratio of the two lengths, without the rounding of the division
     theta = _theta_shift(rope, tuple(p / factor for p in factors))
     if theta is None:
@@ -474,35 +466,20 @@ def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
 GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope_form)
 
 
-def exact(
-    offers: Iterable[Offer], read: Callable[[Offer], Spectrum], wanted: Spectrum
-) -> Iterator[Offer]:
-    """Yield each offer that reads back as exactly the wanted spectrum."""
-    for offer in offers:
-        if same(read(offer), wanted):
-            yield offer
-
-
 def candidates(
     rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
 ) -> Iterator[Params]:
-    """Every stock dict that reads back as exactly the wanted spectrum, best form first."""
-    offers = _offers(rope, wanted, target, native)
-    return exact(offers, lambda params: read(params, rope, target), wanted)
-
-
-def _offers(rope: Rope, wanted: Spectrum, target: int, native: Params | None) -> Iterator[Params]:
-    """Yield the method's own dict, and one of each form that may say the same."""
-    plain = plain_inv_freq(rope.dim, rope.theta)
-    factors = divisors(plain, wanted.inv_freq)
+    """Yield every stock dict that reads back as exactly the wanted spectrum: the method's own, then
+    one of each form that may say the same, best form first."""
+    factors = divisors(plain_inv_freq(rope.dim, rope.theta), wanted.inv_freq)
     if native is not None:
         if native["rope_type"] != "default":
             native = native | _mscale_pair(rope)
         if native["rope_type"] in ("yarn", "longrope"):
             native = with_attention(native, wanted.attention_factor)
-        if native["rope_theta"] < LARGEST_THETA:
-            yield native
-    for build in GENERAL:
-        params = build(rope, factors, wanted, target)
-        if params is not None and params["rope_theta"] < LARGEST_THETA:
+    others = (build(rope, factors, wanted, target) for build in GENERAL)
+    for params in chain([native], others):
+        if params is None or params["rope_theta"] >= LARGEST_THETA:
+            continue
+        if same(read(params, rope, target), wanted):
             yield params

@@ -22,8 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ropext.errors import ConfigError, InputError, ProofFailed
-from ropext.families.config import census, unknown, unknown_type
-from ropext.families.described import Described, Numbers, digest, hand_over
+from ropext.families.config import UnknownType, census, locate, unknown
+from ropext.families.described import Described, Numbers, digest, hand_over, is_handed_over
 from ropext.jsontext import Json, JsonObject, dump, write_json
 from ropext.narration import tell_listener
 from ropext.systems import user_cache
@@ -75,11 +75,21 @@ def knows(model_type: str) -> bool:
 
 def ask_about(config: JsonObject) -> None:
     """Find out what stock makes of the model types of a config that families does not know, and
-    hand it over to families. Whoever opens a config asks; of known types there is nothing to ask.
+    hand it over to families. Whoever opens a config asks; of known types there is nothing to ask,
+    nor of a config that is refused in any case.
     """
-    kind = unknown_type(config)
-    if not kind:
+    try:
+        found = locate(dict(config))
+    except UnknownType as error:
+        kind = error.kind
+    except InputError:
         return
+    else:
+        unlisted = [each for each in (found.model_type, found.text_type) if each not in census()]
+        # What stock says of a type by another config's numbers does not do.
+        if not unlisted or is_handed_over(config):
+            return
+        kind = unlisted[0]
     if not knows(kind):
         here = installed()
         lacks = "none is installed"

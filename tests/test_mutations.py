@@ -58,8 +58,8 @@ MUTANTS = (
     mutant(
         "half_dim for dim in the ramp (levanter)",
         "forms.py",
-        "return dim * math.log(context",
-        "return dim // 2 * math.log(context",
+        "low = dim * math.log(context",
+        "low = dim // 2 * math.log(context",
     ),
     mutant(
         "clamp one short of dim - 1 (OLMo-core)",

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ropext.errors import ConfigError, InputError, UnsupportedModel
-from ropext.families.described import NO_FACTS, Facts, handed_over, is_handed_over
-from ropext.jsontext import JsonObject, untagged_float
+from ropext.errors import ConfigError, InputError
+from ropext.families.described import Facts, handed_over
+from ropext.jsontext import untagged_float
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
@@ -27,6 +27,13 @@ MOST_BUILT = {
 }
 MOST = 1e12  # above it a sum with 1 loses the 1 (no factor or length is near)
 SMALLEST = 1e-12  # below it a logarithm or a quotient leaves the range of a float
+WANTED = {
+    str: "a string",
+    bool: "true or false",
+    dict: "an object",
+    list: f"a list of at most {LONGEST_LIST} ",
+}
+Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
@@ -65,11 +72,13 @@ class Dict:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def _typed(self, key: str, kind: type, wanted: str) -> Any:
-        """A value of this type, or None where it is absent."""
+    def get(self, key: str, kind: type[Kind], of: str = "") -> Kind | None:
+        """Return a value of this type, None if it is absent; `of` says what a list must hold."""
         value = self.values.get(key)
-        if value is not None and not isinstance(value, kind):
-            raise self.wrong(key, wanted)
+        if value is None:
+            return None
+        if not isinstance(value, kind) or (isinstance(value, list) and len(value) > LONGEST_LIST):
+            raise self.wrong(key, WANTED[kind] + of)
         return value
 
     def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
@@ -105,28 +114,14 @@ class Dict:
             raise self.wrong(key, f"a number {since} 0 and below {most:g}")
         return float(value)
 
-    def text(self, key: str) -> str | None:
-        text: str | None = self._typed(key, str, "a string")
-        return text
-
-    def flag(self, key: str) -> bool | None:
-        flag: bool | None = self._typed(key, bool, "true or false")
-        return flag
-
     def object(self, key: str) -> "Dict | None":
-        value = self._typed(key, dict, "an object")
+        """Return the object that stands under a key, with its path."""
+        value = self.get(key, dict)
         return None if value is None else Dict(value, self.name(key))
-
-    def _list(self, key: str, of: str) -> list[Any] | None:
-        wanted = f"a list of at most {LONGEST_LIST} {of}"
-        values: list[Any] | None = self._typed(key, list, wanted)
-        if values is not None and len(values) > LONGEST_LIST:
-            raise self.wrong(key, wanted)
-        return values
 
     def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
         """A list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
-        values = self._list(key, "numbers")
+        values = self.get(key, list, "numbers")
         if values is None:
             return None
         out = []
@@ -141,12 +136,6 @@ class Dict:
                 raise self.wrong(key, "a list of numbers without null")
             out.append(number)
         return out
-
-    def strings(self, key: str) -> list[str] | None:
-        values = self._list(key, "strings")
-        if values is not None and not all(isinstance(v, str) for v in values):
-            raise self.wrong(key, "a list of strings")
-        return values
 
 
 # What it would take to extend a type that is not rotary, or whose rotation no config reaches.
@@ -213,22 +202,17 @@ def census() -> dict[str, Known]:
     return out
 
 
-def defaults_of(text_type: str, facts: Facts) -> dict[str, Any]:
-    """What absent keys mean for a rotary type."""
-    keys: dict[str, Any] | None = packaged("defaults.json")["types"].get(text_type)
-    if keys is None:
-        about = facts.get(text_type)
-        return {} if about is None else dict(about.defaults)
-    return keys
-
-
-def added_by(model_type: str, facts: Facts) -> dict[str, Any]:
-    """The keys that a composite type adds to a text config that leaves them out."""
-    keys: dict[str, Any] | None = packaged("defaults.json")["composites"].get(model_type)
-    if keys is None:
-        about = facts.get(model_type)
-        return {} if about is None else dict(about.added)
-    return keys
+def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str, Any]:
+    """Return what absent keys mean for a rotary type; of a composite type the keys that it adds to
+    a text config that leaves them out."""
+    stored = packaged("defaults.json")["composites" if composite else "types"]
+    if kind in stored:
+        keys: dict[str, Any] = stored[kind]
+        return keys
+    about = facts.get(kind)
+    if about is None:
+        return {}
+    return dict(about.added if composite else about.defaults)
 
 
 def auto_class(model_type: str, facts: Facts) -> str:
@@ -246,49 +230,6 @@ class UnknownType(InputError):
     def __init__(self, kind: str) -> None:
         super().__init__(unknown(kind))
         self.kind = kind
-
-
-def known_type(config: dict[str, Any], kind: str) -> Known:
-    """What is known of a model type in a config: by the census, else by who opened the config."""
-    if kind in census():
-        return census()[kind]
-    if why := _own_code(config, kind):
-        raise InputError(why)
-    about = handed_over(config).get(kind)
-    if about is None:
-        raise UnknownType(kind)
-    return Known(about.scheme, about.path, about.text)
-
-
-def unknown_type(config: JsonObject) -> str:
-    """The model type of a config for which stock transformers has to be asked; "" where there is
-    none, or where the config is refused in any case. What stock says of a type by another config's
-    numbers does not do: each config is held against its own."""
-    try:
-        model_type, text_type, _, _ = locate_any(dict(config))
-    except UnknownType as error:
-        return error.kind
-    except InputError:
-        return ""
-    for kind in (model_type, text_type):
-        if kind not in census() and not is_handed_over(config):
-            return kind
-    return ""
-
-
-def facts_of(config: JsonObject, *types: str) -> Facts:
-    """What was found out about these types of a config where the census lacks one of them."""
-    if all(kind in census() for kind in types):
-        return NO_FACTS
-    return handed_over(config)
-
-
-def locate(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """Model type, the type of its rotary text part, and where that part stands."""
-    model_type, kind, path, scheme = locate_any(config)
-    if scheme != "rotary":
-        raise UnsupportedModel(f"{kind!r} {REFUSALS[scheme]}")
-    return model_type, kind, path
 
 
 def parts(part: Dict) -> Iterator[Dict]:
@@ -314,51 +255,58 @@ def check_built(config: Dict) -> None:
     for part in parts(config):
         for key, value in part.values.items():
             for kind, most in MOST_BUILT.items():
-                if kind.search(str(key)) and any(_is_above(item, most) for item in flat(value)):
+                if not kind.search(str(key)):
+                    continue
+                if any(type(item) in (int, float) and item > most for item in flat(value)):
                     raise part.wrong(key, f"at most {most}")
 
 
-def _is_above(value: Any, most: int) -> bool:
-    return type(value) in (int, float) and value > most
+class Located(NamedTuple):
+    """What a config is: its model type, and its text part with that one's scheme."""
+
+    model_type: str
+    text_type: str
+    path: tuple[str, ...]  # to the text part inside the config
+    scheme: str  # of the census
 
 
-def stock_type(values: Mapping[str, Any], kind: str) -> str:
-    """The stock type of a config that names its class; else `kind`, the name that it gives."""
-    stock, architecture = packaged("renamed.json")["same"].get(kind, (kind, None))
-    named = values.get("architectures")
-    return str(stock) if isinstance(named, list) and architecture in named else kind
-
-
-def locate_any(config: dict[str, Any]) -> tuple[str, str, tuple[str, ...], str]:
-    """Model type, the type of its text part, where that stands, and its scheme in the census."""
+def locate(config: dict[str, Any]) -> Located:
+    """Find the text part of a config, by the census, else by what whoever opened it found out."""
     if not isinstance(config, dict):
         raise InputError(f"config.json must hold an object, held {shown(config)}")
-    top = Dict(config)
-    check_built(top)
-    model_type = top.text("model_type")
-    if not model_type:
+    here = Dict(config)
+    check_built(here)
+    kind = here.get("model_type", str)
+    if not kind:
         raise InputError("config.json has no model_type, so its position scheme is unknown")
-    model_type = stock_type(config, model_type)
+    types = list[str]()
     path: tuple[str, ...] = ()
-    kind = model_type
-    here = top
     for _ in range(4):  # the deepest composite has two levels
-        known = known_type(config, kind)
+        # A config may name the class of a stock type beside a model type of its own.
+        stock, architecture = packaged("renamed.json")["same"].get(kind, (kind, None))
+        classes = here.values.get("architectures")
+        kind = stock if isinstance(classes, list) and architecture in classes else kind
+        types.append(kind)
+        known = census().get(kind)
+        if known is None:
+            if why := _own_code(config, kind):
+                raise InputError(why)
+            about = handed_over(config).get(kind)
+            if about is None:
+                raise UnknownType(kind)
+            known = Known(about.scheme, about.path, about.text)
         if known.scheme != "composite":
-            return model_type, kind, path, known.scheme
+            return Located(types[0], kind, path, known.scheme)
         for key in known.path:
             inner = here.object(key)
-            if inner is None:
-                if known.path == ("text_config",) and here.has("hidden_size"):
-                    inner = here
-                    key = ""  # transformers 4 kept some text parts at top level
-                else:
-                    raise ConfigError(f"{here.name(key)} is missing")
-            here = inner
-            path = (*path, key) if key else path
-        named = here.text("model_type")
-        kind = known.text if named is None or here is top or named == kind else named
-        kind = stock_type(here.values, kind)
+            if inner is not None:
+                here = inner
+                path = (*path, key)
+            elif known.path != ("text_config",) or not here.has("hidden_size"):
+                # transformers 4 kept some text parts at top level
+                raise ConfigError(f"{here.name(key)} is missing")
+        named = here.get("model_type", str)
+        kind = known.text if named is None or here.values is config or named == kind else named
     raise ConfigError(f"model types nest too deeply at {'.'.join(path)}")
 
 

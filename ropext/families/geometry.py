@@ -141,19 +141,22 @@ def _kv_heads(text: TextConfig) -> int | None:
     """Heads of keys and values, where there are fewer of them than of queries."""
     if text.row.kv_heads:
         holder, key = text.at(text.row.kv_heads)
-        one = holder is text and text.flag("multi_query") is not False
-        if one and not text.flag("new_decoder_architecture"):  # Falcon's own rule
+        one = holder is text and text.get("multi_query", bool) is not False
+        if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
             return 1
         return holder.integer(key) or text.row.default_kv_heads
     return text.size("num_key_value_heads")
 
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
-    """The type of each layer: as listed, or as the class makes it from a key or by itself."""
-    given = text.strings("layer_types")
-    if given is None:
-        given = text.strings("layers_block_type")
-    if given is not None:
+    """Return the type of each layer: as the config lists it, or as the class makes it by a key
+    that says of how many layers one is of another type, or by itself."""
+    for key in ("layer_types", "layers_block_type"):
+        given = text.get(key, list, "strings")
+        if given is None:
+            continue
+        if not all(isinstance(kind, str) for kind in given):
+            raise text.wrong(key, "a list of strings")
         return tuple(given[:layers])  # Step pads its lists with layers that predict further tokens
     ratios = text.numbers("compress_ratios", zero=True) if text.row.compression else None
     if ratios is not None:
@@ -161,26 +164,16 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
         return tuple(kinds.get(ratio, "sliding_attention") for ratio in ratios[:layers])
     if not layers:
         return ()
-    stated = dict[str, int]()
-    for key, (first, second) in text.defaults.get("layers_by", {}).items():
+    defaults = text.defaults
+    run: list[str] = defaults.get("layer_types") or []
+    for key, (first, second) in defaults.get("layers_by", {}).items():
         if isinstance(text.values.get(key), list):
             listed = text.numbers(key, zero=True) or []
             return tuple(second if i in listed else first for i in range(layers))
         every = text.integer(key, 1, MOST_LAYERS)
-        if every is not None:
-            stated[key] = every
-    return _layers_of_class(text, layers, stated)
-
-
-def _layers_of_class(text: TextConfig, layers: int, stated: Mapping[str, int]) -> tuple[str, ...]:
-    """The type of each layer as the class makes it: by a key that says of how many layers one is
-    of another type (`stated`), or by itself."""
-    defaults = text.defaults
-    run: list[str] = defaults.get("layer_types") or []
-    for key, (first, second) in defaults.get("layers_by", {}).items():
-        if key not in stated:
+        if every is None:
             continue
-        others = stated[key] - 1
+        others = every - 1
         if first == "full_attention":
             run = [first] + [second] * others
         else:
@@ -206,7 +199,7 @@ def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None,
         chunk = text.size("attention_chunk_size", 1 << 40)
         kinds = tuple("chunked_attention" if turns else full for turns in rotates)
         return chunk, kinds if chunk and kinds else layer_types  # Llama 4
-    used = text.flag("use_sliding_window")
+    used = text.get("use_sliding_window", bool)
     if used is None:
         used = text.defaults.get("use_sliding_window")
     if used is False:
@@ -264,17 +257,12 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
         dim = head  # its pairs count over the whole head, also those that stand still
     else:
         dim = int(head * partial_factor(text.row, params))
-    check_rotary_dim(dim, head)
-    return dim
-
-
-def check_rotary_dim(dim: int, head: int) -> None:
-    """Refuse a number of channels that no rotary embedding has."""
     if dim < 2 or dim % 2 or dim > MOST_ROTARY:
         raise ConfigError(
             f"this model rotates {dim} of {head} channels per head, but a rotary"
             f" embedding needs an even number of 2 to {MOST_ROTARY}"
         )
+    return dim
 
 
 def partial_factor(row: Family, params: Params) -> float:
@@ -301,7 +289,7 @@ def is_windowed(layer_type: str) -> bool:
 
 
 def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
-    """What every layer keeps; None where a size is not known."""
+    """Return what every layer keeps; None if a size is not known."""
     sizes = text.sizes
     out = list[CacheLayer]()
     layers = sizes.layers or 0
@@ -312,66 +300,48 @@ def kv_layers(text: TextConfig) -> tuple[CacheLayer, ...] | None:
         borrows = sources is not None and sources[index : index + 1] != [index]
         if borrows or index >= storing or not attends(kind):
             continue
-        each = _width(text, index) or _values(text, kind)
-        if each is None:
+        layer = _cache_layer(text, index, kind)
+        if layer is None:
             return None
-        rate = _compression(text, kind)
-        windowed = text.row.every_layer_windowed or is_windowed(kind) or rate is not None
-        window = sizes.window if windowed else None
-        out.append(CacheLayer(each, window, rate, _latent_values(text, kind) is not None))
-    return tuple(out) * _passes(text) or None
-
-
-def _width(text: TextConfig, layer: int) -> int | None:
-    """Numbers that a layer keeps per token, as transformers built it; None if it was not asked."""
-    about = text.facts.get(text.type)
-    return about.widths[layer] if about and layer < len(about.widths) else None
-
-
-def _label_of(text: TextConfig, kind: str) -> Label | None:
-    """The label of the layers of this kind."""
-    return next((one for one in text.row.labels if kind in one.kinds), None)
-
-
-def _latent_values(text: TextConfig, kind: str) -> int | None:
-    """Numbers that latent attention (MLA) keeps per token: one compressed vector and one rotary key
-    for all heads; None for other attention."""
-    label = _label_of(text, kind)
-    latent = label_size(text, label, "kv_lora_rank")
-    rotary = label_size(text, label, "qk_rope_head_dim")
-    return latent + rotary if latent and rotary else None
-
-
-def _values(text: TextConfig, kind: str) -> int | None:
-    """Numbers that a layer of this kind keeps per token. Where keys and values are one vector
-    (DeepSeek V4), it is kept once."""
-    latent = _latent_values(text, kind)
-    if latent is not None:
-        return latent
-    label = _label_of(text, kind)
-    gated = text.flag("attention_k_eq_v")
-    gated = text.defaults.get("attention_k_eq_v") if gated is None else gated
-    heads = label_size(text, None if gated is False else label, "num_key_value_heads")
-    key = label_size(text, label, "head_dim")
-    if not heads or not key:
-        return None
-    if kind in text.row.compression:
-        return key
-    heads *= label.kv_multiple if label else 1
-    return heads * (key + (text.size("v_head_dim") or key))
-
-
-def _compression(text: TextConfig, kind: str) -> int | None:
-    """How many tokens make one entry, in layers that keep such beside their window."""
-    if kind not in text.row.compression:
-        return None
-    alias, default = text.row.compression[kind]
-    rates = text.object("compress_rates")
-    return text.integer(alias) or (rates.integer(kind) if rates else None) or default
-
-
-def _passes(text: TextConfig) -> int:
-    """How often every layer is passed, each time with a cache of its own (HRM)."""
+        out.append(layer)
     high = text.size("H_cycles")
     low = text.size("L_cycles")
-    return high * (low + 1) if high and low and not text.has("num_layers_per_stack") else 1
+    if high and low and not text.has("num_layers_per_stack"):
+        # HRM passes every layer so often, each time with a cache of its own.
+        out *= high * (low + 1)
+    return tuple(out) or None
+
+
+def _cache_layer(text: TextConfig, index: int, kind: str) -> CacheLayer | None:
+    """Return what a layer of this kind keeps; None if a size is not known. If keys and values are
+    one vector (DeepSeek V4), it is kept once."""
+    row = text.row
+    label = next((one for one in row.labels if kind in one.kinds), None)
+    # Latent attention (MLA) keeps one compressed vector and one rotary key for all heads.
+    latent = label_size(text, label, "kv_lora_rank")
+    rotary = label_size(text, label, "qk_rope_head_dim")
+    is_latent = bool(latent and rotary)
+    about = text.facts.get(text.type)
+    built = about.widths[index] if about and index < len(about.widths) else None
+    if built:
+        values = built  # as transformers built it
+    elif latent and rotary:
+        values = latent + rotary
+    else:
+        gated = text.get("attention_k_eq_v", bool)
+        gated = text.defaults.get("attention_k_eq_v") if gated is None else gated
+        heads = label_size(text, None if gated is False else label, "num_key_value_heads")
+        key = label_size(text, label, "head_dim")
+        if not heads or not key:
+            return None
+        heads *= label.kv_multiple if label else 1
+        shared = kind in row.compression
+        values = key if shared else heads * (key + (text.size("v_head_dim") or key))
+    rate = None
+    if kind in row.compression:
+        # It keeps one entry for so many tokens beside its window.
+        alias, default = row.compression[kind]
+        rates = text.object("compress_rates")
+        rate = text.integer(alias) or (rates.integer(kind) if rates else None) or default
+    windowed = row.every_layer_windowed or is_windowed(kind) or rate is not None
+    return CacheLayer(values, text.sizes.window if windowed else None, rate, is_latent)

@@ -7,7 +7,6 @@ reported, not resolved.
 
 import difflib
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,17 +65,12 @@ def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
     return Problem(a, sentence, disputed=True)
 
 
-def rope_type(source: Dict, family: Family) -> str:
-    """The type under either name, in transformers 5's vocabulary."""
-    kind = source.text("rope_type") or source.text("type") or "default"
-    if "longrope" in family.forms and "yarn" not in family.forms and kind == "yarn":
-        return "longrope"  # Phi-3's configuration class renames it
-    return TYPE_NAMES.get(kind, kind)
-
-
 def normalised(source: Dict, family: Family) -> Params:
     """A rope dict with checked values: one type key, floats as floats, lengths as integers."""
-    out: Params = {"rope_type": rope_type(source, family)}
+    kind = source.get("rope_type", str) or source.get("type", str) or "default"
+    if "longrope" in family.forms and "yarn" not in family.forms and kind == "yarn":
+        kind = "longrope"  # Phi-3's configuration class renames it
+    out: Params = {"rope_type": TYPE_NAMES.get(kind, kind)}
     if out["rope_type"] == "yarn" and "factor" not in source.values:
         raise ConfigError(
             f"{source.where} is of type yarn and lacks factor, without which"
@@ -94,7 +88,7 @@ def normalised(source: Dict, family: Family) -> Params:
             most = forms.LARGEST_THETA if key == "rope_theta" else MOST
             out[key] = source.number(key, zero=key in MAY_BE_ZERO, smallest=smallest, most=most)
         elif key == "truncate":
-            out[key] = source.flag(key)
+            out[key] = source.get(key, bool)
         else:
             _refuse_misspelt(key, source)
             out[key] = value
@@ -121,16 +115,6 @@ def keep_query_scales(standing: Params, new: Params) -> Params:
     return new | {key: standing[key] for key in read if key in standing}
 
 
-def agree(a: Any, b: Any) -> bool:
-    """Equal as numbers: 4 and 4.0, and a decimal that was printed shorter."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(agree(x, y) for x, y in zip(a, b, strict=True))
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
-    if numbers:
-        return bool(a == b or math.isclose(a, b, rel_tol=1e-9))
-    return bool(a == b)
-
-
 # Read by some loaders only, or implied by their absence: missing on one side is no conflict.
 _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale", "long_mscale")
 
@@ -147,14 +131,14 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Pro
         unread = key in _MAY_MISS or (a["rope_type"] == "default" and key not in read)
         if one_side and unread:
             continue
-        if not agree(x, y):
+        if not forms.agree(x, y):
             yield conflict((f"{names[0]}.{key}", x), (f"{names[1]}.{key}", y))
 
 
 def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
     """Where theta or the partial factor stands at several places with different values."""
     for one, two in itertools.pairwise(places):
-        if not agree(one[1], two[1]):
+        if not forms.agree(one[1], two[1]):
             yield conflict(one, two)
 
 
@@ -165,7 +149,7 @@ def follows_from_lengths(longrope: Params, target: int) -> bool:
     if wanted is None or "short_mscale" in longrope:
         return wanted is None
     original = longrope["original_max_position_embeddings"]
-    return agree(wanted, forms.longrope_attention(target / original, original))
+    return forms.agree(wanted, forms.longrope_attention(target / original, original))
 
 
 def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
@@ -253,7 +237,7 @@ def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -
     if current["rope_type"] == "default":
         name = "rope_type is default, so partial_rotary_factor"
         read = 1.0
-    if not agree(read, share):
+    if not forms.agree(read, share):
         yield conflict((name, read), (f"{text.name(text.row.dim)} / head_dim", share))
 
 
@@ -262,7 +246,7 @@ def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) ->
     (winner, _), (loser, ignored) = given
     above = text.number("partial_rotary_factor") if text.row.still else None
     for key in ("rope_theta", "partial_rotary_factor"):
-        if key in ignored and not agree(ignored[key], current.get(key, above or 1.0)):
+        if key in ignored and not forms.agree(ignored[key], current.get(key, above or 1.0)):
             read = f"{key} beside {winner}, which is read instead,"
             yield conflict((f"{loser}.{key}", ignored[key]), (read, current.get(key)))
 

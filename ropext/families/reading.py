@@ -8,8 +8,8 @@ from typing import Any
 from ropext import forms
 from ropext.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config
-from ropext.families.config import Dict, added_by, facts_of, locate, text_part
-from ropext.families.described import Described, Facts, Numbers
+from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, text_part
+from ropext.families.described import NO_FACTS, Described, Facts, Numbers, handed_over
 from ropext.families.geometry import TextConfig, rotary_dim
 from ropext.families.lengths import (
     LENGTH_KEYS,
@@ -110,11 +110,16 @@ def interpret(
 ) -> tuple[Model, list[Problem]]:
     """What stock transformers 5 makes of a config, which sentences call `source`, and where its
     spellings contradict that."""
-    model_type, text_type, path = locate(config)
+    model_type, text_type, path, scheme = locate(config)
+    if scheme != "rotary":
+        raise UnsupportedModel(f"{text_type!r} {REFUSALS[scheme]}")
     part = text_part(config, path)
     for holder in (config, part):
-        Dict(holder).object("quantization_config")  # decides how weights are carried and compared
-    facts = facts_of(config, model_type, text_type)
+        Dict(holder).get(
+            "quantization_config", dict
+        )  # decides how weights are carried and compared
+    listed = model_type in census() and text_type in census()
+    facts = NO_FACTS if listed else handed_over(config)
     values = _with_added(model_type, part, facts)
     where = ".".join(path)
     text = TextConfig(values, text_type, facts, where, context, original)
@@ -240,7 +245,7 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:
     """The text config with what its composite adds; a theta in a rope dict comes before that."""
-    added = added_by(model_type, facts)
+    added = defaults_of(model_type, facts, composite=True)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
     if any(isinstance(d, dict) and d for d in dicts):
         added = {key: value for key, value in added.items() if key != "rope_parameters"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import NotExpressible
-from ropext.families.config import added_by, text_part
+from ropext.families.config import defaults_of, text_part
 from ropext.families.described import hand_over
 from ropext.families.geometry import TextConfig, derived_head_dim
 from ropext.families.lengths import LENGTH_KEYS
@@ -218,7 +218,7 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
     name = stated.names_of(row.dim)[0]
     if stated.stated(row.dim) is not None or row.head_multiple:
         return
-    added = added_by(model.model_type, model.described)
+    added = defaults_of(model.model_type, model.described, composite=True)
     value = text_config(added | text, model).size(row.dim)
     if row.dim == "head_dim":
         derived = derived_head_dim(

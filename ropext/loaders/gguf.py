@@ -274,10 +274,12 @@ def _yarn_offer(row: Architecture, rope: Rope, params: Params, original: int) ->
 
 
 def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
-    """Every set of keys and divisors from which llama.cpp computes `wanted` in this architecture,
-    the most widely read first; `params` is a stock rope dict of that spectrum."""
+    """Yield every set of keys and divisors from which llama.cpp computes `wanted` in this
+    architecture, the most widely read first; `params` is a stock rope dict of that spectrum."""
     offers = _completed_offers(architecture(name), rope, wanted, params)
-    return forms.exact(offers, lambda offer: read(offer, rope.dim), wanted)
+    for offer in offers:
+        if forms.same(read(offer, rope.dim), wanted):
+            yield offer
 
 
 def _completed_offers(

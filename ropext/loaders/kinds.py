@@ -8,11 +8,6 @@ from ropext.forms import Params
 from ropext.jsontext import untagged_float
 
 
-def close(a: float, b: float) -> bool:
-    """Whether two numbers are one, but for rounding."""
-    return math.isclose(a, b, rel_tol=forms.EXACT)
-
-
 def attention(params: Params) -> float:
     """Return the attention factor that transformers reads; 0 where it hangs on a length."""
     if params.get("attention_factor") is not None:
@@ -31,14 +26,14 @@ def _attn_factor_agrees(params: Params) -> bool:
         return attn_factor in (None, 1)
     if attn_factor is None:
         attn_factor = 1.0
-    return close(attn_factor * forms.mscale(params["factor"]), attention(params))
+    return forms.agree(attn_factor * forms.mscale(params["factor"]), attention(params))
 
 
 def _mscales_agree(params: Params) -> bool:
     """Whether short_mscale and long_mscale are there and equal the attention factor."""
     for key in ("short_mscale", "long_mscale"):
         scale = params.get(key)
-        if scale is None or not close(scale, attention(params)):
+        if scale is None or not forms.agree(scale, attention(params)):
             return False
     return True
 
@@ -112,7 +107,7 @@ def _yarn_kinds(params: Params, length: int | None) -> list[str]:
 def _main_yarn_kind(params: Params) -> str:
     factor = params.get("factor")
     explicit = params.get("attention_factor")
-    if explicit is not None and (not factor or not close(explicit, forms.mscale(factor))):
+    if explicit is not None and (not factor or not forms.agree(explicit, forms.mscale(factor))):
         return "yarn-custom"
     if params.get("mscale") and params.get("mscale_all_dim"):
         return "yarn-mscale"
@@ -128,7 +123,7 @@ def _longrope_kinds(params: Params) -> list[str]:
     explicit = params.get("attention_factor")
     is_custom = False
     if explicit is not None:
-        is_custom = not close(explicit, attention({**params, "attention_factor": None}))
+        is_custom = not forms.agree(explicit, attention({**params, "attention_factor": None}))
     kinds = list[str]()
     if two_sets:
         kinds.append("longrope-two-sets")

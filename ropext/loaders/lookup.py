@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from ropext import forms
 from ropext.errors import NotMeasured, UsageError, did_you_mean
 from ropext.forms import Params
-from ropext.loaders.kinds import NEEDS, attention, close, kinds_of
+from ropext.loaders.kinds import NEEDS, attention, kinds_of
 from ropext.loaders.table import (
     LoaderVersions,
     TableCell,
@@ -300,7 +300,7 @@ def nearest_exact(
     """
     methods = loader_table()["methods"]
     order = list(methods)
-    if params.get("rope_type") not in ("yarn", "longrope") or close(attention(params), 1.0):
+    if params.get("rope_type") not in ("yarn", "longrope") or forms.agree(attention(params), 1.0):
         order = ["llama3", "yarn", "theta", "linear"]
     mine = kinds_of(params)
     for kind in order:

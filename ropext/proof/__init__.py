@@ -263,7 +263,7 @@ def prove_plan(
     growth = plan.growth
     if growth is not None:
         return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)
-    _, _, text_path = locate(dict(plan.config))
+    text_path = locate(dict(plan.config)).path
     proved = prove(
         directory,
         Promise(plan.sites, plan.factor),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropext.errors import ConfigError
-from ropext.families.config import LONGEST_LIST, REFUSALS, Dict, locate_any, shown, text_part
+from ropext.families.config import LONGEST_LIST, REFUSALS, Dict, locate, shown, text_part
 from ropext.rope import SCHEMES, Positions
 
 
@@ -158,7 +158,7 @@ DISTANCES: dict[str, Distances] = {
 
 def read_positions(config: dict[str, Any]) -> Positions | None:
     """The scheme of a model that rotates nothing; None where it rotates, or has no positions."""
-    model_type, text_type, path, scheme = locate_any(config)
+    model_type, text_type, path, scheme = locate(config)
     part = text_part(config, path)
     if text_type == "falcon" and part.get("alibi") is True:
         scheme = "alibi"

@@ -19,7 +19,7 @@ from ropext import families, inspecting, proof, stock
 from ropext.cli.app import main
 from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.families import described
-from ropext.families.config import auto_class, census, locate_any
+from ropext.families.config import auto_class, census, locate
 from ropext.families.described import forget
 from ropext.families.lengths import LENGTH_KEYS
 from ropext.families.table import FAMILIES
@@ -95,7 +95,7 @@ def differences(config, *kinds):
 @pytest.mark.parametrize("name", CASES)
 def test_stock_shows_what_families_knows(name):
     config = CASES[name]
-    model_type, text_type, _, _ = locate_any(config)
+    model_type, text_type, _, _ = locate(config)
     listed = DIFFERENCES["types"] | DIFFERENCES["published"]
     assert differences(config, model_type, text_type) == listed.get(name, [[]])[0]
 
