@@ -4,10 +4,12 @@ Deterministic: the same data, tokenizer and seed give the same documents in the 
 the files are called. A document is never cut into several or glued to another silently.
 """
 
-from ropext.corpus.drawing import Basket, DistinctTexts, draw
 from ropext.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.corpus.selection import (
+    MOST_TOKENS,
+    Basket,
     Corpus,
+    DistinctTexts,
     Wanted,
     choose_documents,
     glue_documents,
@@ -23,6 +25,7 @@ from ropext.corpus.sources import (
 )
 
 __all__ = [
+    "MOST_TOKENS",
     "Basket",
     "Corpus",
     "DistinctTexts",
@@ -33,7 +36,6 @@ __all__ = [
     "Wanted",
     "choose_documents",
     "content_hash",
-    "draw",
     "glue_documents",
     "read_documents",
     "require_data",

@@ -2,7 +2,7 @@
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -53,24 +53,15 @@ class Fingerprint:
 
 
 def fingerprint(text: str, read: str) -> Fingerprint:
-    """Of a text, of which `read` is the beginning that is read."""
+    """Fingerprint a text of which a model reads the beginning, `read`.
+
+    A passage has a polynomial in its characters for its hash, which is rolled along the text, and
+    one hash in EVERY is kept. SplitMix64's finaliser (Steele et al. 2014) mixes it first, so that
+    every bit depends on every other.
+    """
     plain = normalised(read)
-    passages_at = list(_passages(plain))
-    places = np.concatenate([at for at, _ in passages_at]) if passages_at else np.empty(0)
-    passages = np.concatenate([passage for _, passage in passages_at]) if passages_at else NONE
-    return Fingerprint((int(content_hash(text)[:16], 16),), passages, places / max(1, len(plain)))
-
-
-def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
-    """Of several texts together."""
-    prints = list(parts)
-    contents = tuple(content for part in prints for content in part.contents)
-    passages = unique([part.passages for part in prints])
-    return Fingerprint(contents, passages, np.zeros(len(passages)))
-
-
-def _passages(plain: str) -> Iterator[tuple[npt.NDArray[np.intp], Hashes]]:
-    """(place, hash) of those kept: a polynomial in the characters, rolled along the text."""
+    places = [np.empty(0, np.intp)]
+    passages = [NONE]
     size = min(BLOCK, len(plain))
     up = np.multiply.accumulate(np.full(size, FACTOR, np.uint64))
     down = np.multiply.accumulate(np.full(size, INVERSE, np.uint64))
@@ -79,16 +70,24 @@ def _passages(plain: str) -> Iterator[tuple[npt.NDArray[np.intp], Hashes]]:
         codes = np.frombuffer(block, "<u4").astype(np.uint64)
         sums = np.cumsum(codes * up[: len(codes)], dtype=np.uint64)
         sums[PASSAGE:] -= sums[:-PASSAGE].copy()
-        hashes = _mixed(sums[PASSAGE - 1 :] * down[: len(codes) - PASSAGE + 1])
+        hashes = sums[PASSAGE - 1 :] * down[: len(codes) - PASSAGE + 1]
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            hashes = (hashes ^ (hashes >> np.uint64(shift))) * np.uint64(factor)
+        hashes ^= hashes >> np.uint64(31)
         chosen = np.flatnonzero(hashes < np.uint64(2**64 // EVERY))
-        yield chosen + start, hashes[chosen]
+        places.append(chosen + start)
+        passages.append(hashes[chosen])
+    whole = int(content_hash(text)[:16], 16)
+    shares = np.concatenate(places) / max(1, len(plain))
+    return Fingerprint((whole,), np.concatenate(passages), shares)
 
 
-def _mixed(values: Hashes) -> Hashes:
-    """Every bit depends on every other (the finaliser of SplitMix64, Steele et al. 2014)."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
-    return values ^ (values >> np.uint64(31))
+def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
+    """Of several texts together."""
+    prints = list(parts)
+    contents = tuple(content for part in prints for content in part.contents)
+    passages = unique([part.passages for part in prints])
+    return Fingerprint(contents, passages, np.zeros(len(passages)))
 
 
 Ids = npt.NDArray[np.signedinteger[Any]]
@@ -302,29 +301,27 @@ class DocumentEncoder:
         )
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
-        if getattr(self.tokenizer, "is_fast", False):
-            # Not verbose: a text longer than the model's context is what this is for.
-            coded = self.tokenizer(
-                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-            ends = [end for _, end in coded["offset_mapping"]]
-            return np.array(coded["input_ids"], np.int32), _bytes_by_end(text, ends)
-        ids = np.array(self.encode(text), np.int32)
-        # Without offsets the bytes are spread evenly; their sum over the text is right.
-        edges = np.linspace(0, len(text.encode("utf-8", "replace")), len(ids) + 1).astype(np.int32)
-        return ids, np.diff(edges)
-
-
-def _bytes_by_end(text: str, ends: list[int]) -> Counts:
-    """Bytes between one token's end and the next; a character that takes several tokens counts at
-    the first of them."""
-    if text.isascii():
-        offsets = np.maximum.accumulate(np.array([0, *ends], np.int64))
-        return np.diff(offsets).astype(np.int32)
-    sizes = np.zeros(len(ends), np.int32)
-    reached = 0
-    for k, end in enumerate(ends):
-        if end > reached:
-            sizes[k] = len(text[reached:end].encode("utf-8", "replace"))
-            reached = end
-    return sizes
+        """Return the ids of a text, and the bytes of text of each. A character that takes several
+        tokens counts at the first of them."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            ids = np.array(self.encode(text), np.int32)
+            # Without offsets the bytes are spread evenly; their sum over the text is right.
+            size = len(text.encode("utf-8", "replace"))
+            edges = np.linspace(0, size, len(ids) + 1).astype(np.int32)
+            return ids, np.diff(edges)
+        # Not verbose: a text longer than the model's context is what this is for.
+        coded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        ids = np.array(coded["input_ids"], np.int32)
+        ends = [end for _, end in coded["offset_mapping"]]
+        if text.isascii():
+            offsets = np.maximum.accumulate(np.array([0, *ends], np.int64))
+            return ids, np.diff(offsets).astype(np.int32)
+        sizes = np.zeros(len(ends), np.int32)
+        reached = 0
+        for k, end in enumerate(ends):
+            if end > reached:
+                sizes[k] = len(text[reached:end].encode("utf-8", "replace"))
+                reached = end
+        return ids, sizes

@@ -1,14 +1,15 @@
-"""Which documents are read: those that a text is split into, and of them a deterministic choice of
-those that are long enough, in bounded memory."""
+"""Which documents are read. A text is split into documents, and a deterministic draw keeps those
+that are long enough, in bounded memory."""
 
 import hashlib
+import heapq
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
-from ropext.corpus.drawing import Basket, DistinctTexts, draw
 from ropext.corpus.encoding import CUT_MARGIN, Document, DocumentEncoder, joined
 from ropext.corpus.sources import RawDocument, Source, read_documents
 from ropext.errors import InputError
@@ -20,6 +21,8 @@ from ropext.results.values import FEWEST_DOCUMENTS
 EXTRA_TOKENS = 8
 # Of a stream so many documents that are long enough are read for each that is taken.
 STREAMED = 16
+# Tokens of very much data that are kept, to train on or to choose by: 0.5 GB.
+MOST_TOKENS = 2**26
 
 
 @dataclass(frozen=True)
@@ -57,24 +60,102 @@ class Corpus:
         }
 
 
+@dataclass
+class Basket:
+    """The documents with the smallest keys (hexadecimal) that have together so many tokens; where
+    each counts as one, so many documents."""
+
+    wanted: int
+    heap: list[tuple[int, int]] = field(default_factory=list)
+    held: dict[int, Document] = field(default_factory=dict)
+    tokens: int = 0
+
+    def admits(self, key: str) -> bool:
+        """Return whether `add` would keep a document of this key."""
+        return self.tokens < self.wanted or -int(key, 16) > self.heap[0][0]
+
+    def add(self, key: str, document: Document, tokens: int) -> None:
+        """Keep a document whose key is new, unless documents with smaller keys are enough."""
+        number = int(key, 16)
+        self.held[number] = document
+        heapq.heappush(self.heap, (-number, tokens))
+        self.tokens += tokens
+        while self.heap and self.tokens - self.heap[0][1] >= self.wanted:
+            largest, left_out = heapq.heappop(self.heap)
+            del self.held[-largest]
+            self.tokens -= left_out
+
+    def in_order(self) -> list[Document]:
+        """Return the documents in the order of their keys."""
+        return [self.held[number] for number in sorted(self.held)]
+
+
+class Pool(Protocol):
+    """What keeps drawn documents for one use."""
+
+    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
+        """Encode a text, the document `number` of those found, and keep it or leave it out."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a stream, which may have no end, is read no further."""
+
+
+@dataclass
+class DistinctTexts:
+    """The different texts of a source, in its order, each known by its key."""
+
+    raw: Iterable[RawDocument]
+    encoder: DocumentEncoder
+    key: Callable[[str], str]  # hexadecimal; a text whose key was there is left out
+    least: int = 0  # bytes of a text that is looked at
+    read: int = 0  # documents, with those that are left out
+    different: int = 0
+    duplicates: int = 0
+    longest: tuple[str, str] = ("", "")  # name and text
+
+    def draw(self, pool: Pool, *, streamed: bool) -> None:
+        """Give every text to a pool, with its key. This loop alone draws documents: their content
+        and a seed decide, in bounded memory, which are kept."""
+        seen = set[int]()
+        for document in self.raw:
+            self.read += 1
+            text = self.encoder.text_of(document)
+            if len(text) > len(self.longest[1]):
+                self.longest = document.name, text
+            if len(text.encode("utf-8", "replace")) < self.least:
+                continue
+            key = self.key(text)
+            short = int(key[:16], 16)
+            if short in seen:
+                self.duplicates += 1
+                continue
+            seen.add(short)
+            self.different += 1
+            pool.take(key, document, text, self.read)
+            if streamed and pool.is_full:
+                break
+        if not self.read:
+            raise InputError("--data holds no document")
+
+
 class _ByLength:
     """The documents that reach each of the lengths that are asked about."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, encoder: DocumentEncoder) -> None:
+        self.encoder = encoder
         self.pools = {length: Basket(wanted.max_documents) for length in wanted.lengths}
         self.reaching = dict.fromkeys(wanted.lengths, 0)
         self.longest = wanted.lengths[-1]
         self.enough = STREAMED * wanted.max_documents
 
-    def admits(self, key: str) -> bool:
-        return True  # every document is counted
-
-    def add(self, key: str, document: Document) -> None:
+    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
+        """Count a document at every length that it reaches, and keep it there."""
+        document = self.encoder.document(raw.name, text, self.longest)
         for length, pool in self.pools.items():
             if len(document) >= length:
                 self.reaching[length] += 1
-                if pool.admits(key):
-                    pool.add(key, document, 1)
+                pool.add(key, document, 1)
 
     @property
     def is_full(self) -> bool:
@@ -89,19 +170,18 @@ def choose_documents(
     A document with fewer bytes than the shortest useful length is not even encoded, so a million
     short documents cost no more memory than one.
     """
-    limit = wanted.lengths[-1]
-    useful = limit if wanted.given else wanted.lengths[0]
+    first = wanted.lengths[0]
+    longest = wanted.lengths[-1]
+    useful = longest if wanted.given else first
     texts = DistinctTexts(raw, encoder, encoder.key, useful - EXTRA_TOKENS)
-    pool = _ByLength(wanted)
-
-    def encode(raw: RawDocument, text: str) -> Document:
-        return encoder.document(raw.name, text, limit)
-
-    draw(texts, encode, pool, streamed=wanted.streamed)
+    pool = _ByLength(wanted, encoder)
+    texts.draw(pool, streamed=wanted.streamed)
     reaching = pool.reaching
-    longest = _reached(reaching, wanted)
-    if longest is None:
+    if not reaching[useful]:
         raise _too_short(encoder, wanted, texts)
+    if not wanted.given:
+        enough = min(FEWEST_DOCUMENTS, wanted.max_documents, reaching[first])
+        longest = max(length for length, count in reaching.items() if count >= enough)
     documents = tuple(document.cut(longest) for document in pool.pools[longest].in_order())
     return Corpus(
         documents=documents,
@@ -112,15 +192,6 @@ def choose_documents(
         num_spare=reaching[longest] - len(documents),
         reaching=reaching,
     )
-
-
-def _reached(reaching: dict[int, int], wanted: Wanted) -> int | None:
-    """The longest length that is read, by the number of documents that reach each."""
-    if wanted.given:
-        return wanted.lengths[-1] if reaching[wanted.lengths[-1]] else None
-    enough = min(FEWEST_DOCUMENTS, wanted.max_documents, reaching[wanted.lengths[0]])
-    reached = [length for length, count in reaching.items() if count >= max(enough, 1)]
-    return max(reached, default=None)
 
 
 def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -> InputError:
@@ -186,17 +257,20 @@ NO_LIMIT = 2**31 - 1
 
 
 def texts_of(source: Source, encoder: DocumentEncoder, length: int) -> Iterator[RawDocument]:
-    """The texts of a source, split as it says; `length` is that of windows, in tokens."""
-    return split_documents(read_documents(source), source.pieces, encoder, length)
+    """Return the texts of a source, split if it asks for that; windows have `length` tokens."""
+    found = read_documents(source)
+    if source.pieces is None:
+        return found
+    return split_documents(found, source.pieces, encoder, length)
 
 
 def split_documents(
-    raw: Iterable[RawDocument], how: str | None, encoder: DocumentEncoder, length: int
+    raw: Iterable[RawDocument], how: str, encoder: DocumentEncoder, length: int
 ) -> Iterator[RawDocument]:
-    """Texts cut at blank lines, at a separator, or into windows of `length` tokens; with None, and
-    of conversations, what was found."""
+    """Split texts at blank lines, at a separator, or into windows of `length` tokens; conversations
+    stay whole."""
     for document in raw:
-        if how is None or not isinstance(document.content, str):
+        if not isinstance(document.content, str):
             yield document
             continue
         pieces = [piece for piece in _pieces(document, how, encoder, length) if piece.strip()]

@@ -99,10 +99,23 @@ def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Ite
 
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
-    """Every document of a source, in its own order; one that holds no text at all is refused."""
+    """Read every document of a source in its own order; refuse one that holds no text at all."""
+    path = source.place
+    if isinstance(source.data, Texts):
+        found = _given(source)
+    elif any((path / name).is_file() for name in SAVED):
+        found = _within(_read_dataset(source), source.data, source)
+    elif path.is_dir():
+        found = _read_folder(path, source)
+    elif path.exists():
+        source.part({NO_SPLIT: None})
+        found = _read_file(path, path.name, source, named=True)
+    else:
+        require_data(source)
+        found = _within(_read_dataset(source), source.data, source)
     count = 0
     some = False
-    for document in _documents(source):
+    for document in found:
         count += 1
         content = document.content
         some = some or bool(content.strip() if isinstance(content, str) else content)
@@ -110,6 +123,15 @@ def read_documents(source: Source) -> Iterator[RawDocument]:
     if not some:
         only = "only empty documents" if count else "no document"
         raise source.error(f"{source.data} holds {only}; give a text to read")
+
+
+def _given(source: Source) -> Iterator[RawDocument]:
+    """Yield the texts that a Python caller gave."""
+    source.part({NO_SPLIT: None})
+    for number, row in enumerate(getattr(source.data, "rows", ()), 1):
+        held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
+        name = f"{source.data}:{number}"
+        yield RawDocument(name, _content(held, source, name))
 
 
 def is_missing(source: Source) -> bool:
@@ -125,26 +147,6 @@ def require_data(source: Source) -> None:
     """Refuse data that can only be a path here, if nothing has that path."""
     if is_missing(source):
         raise source.error(f"{source.data}: there is no such file or folder")
-
-
-def _documents(source: Source) -> Iterator[RawDocument]:
-    path = source.place
-    if isinstance(source.data, Texts):
-        source.part({NO_SPLIT: None})
-        for number, row in enumerate(source.data.rows, 1):
-            held = {source.column or DEFAULT_COLUMNS[0]: row} if isinstance(row, str) else row
-            name = f"{source.data}:{number}"
-            yield RawDocument(name, _content(held, source, name))
-    elif any((path / name).is_file() for name in SAVED):
-        yield from _within(_read_dataset(source), source.data, source)
-    elif path.is_dir():
-        yield from _read_folder(path, source)
-    elif path.exists():
-        source.part({NO_SPLIT: None})
-        yield from _read_file(path, path.name, source, named=True)
-    else:
-        require_data(source)
-        yield from _within(_read_dataset(source), source.data, source)
 
 
 # The words by which `datasets` knows a split: of a folder, else of a file (its data_files.py).

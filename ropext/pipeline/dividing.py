@@ -10,15 +10,14 @@ from pathlib import Path
 from ropext.atomic import write_text
 from ropext.checkpoint import Snapshot
 from ropext.corpus import (
+    MOST_TOKENS,
     Basket,
     DistinctTexts,
     Document,
     DocumentEncoder,
     RawDocument,
-    draw,
     texts_of,
 )
-from ropext.corpus.drawing import MOST_TOKENS
 from ropext.corpus.selection import NO_LIMIT
 from ropext.errors import InputError
 from ropext.evaluation.documents import source_of
@@ -82,14 +81,16 @@ def write_documents(file: Path, documents: Sequence[Document]) -> None:
 class _Smallest:
     """The documents with the smallest keys, as many as are kept in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoder: DocumentEncoder) -> None:
+        self.encoder = encoder
         self.basket = Basket(MOST_TOKENS)
 
-    def admits(self, key: str) -> bool:
-        return self.basket.admits(key)
-
-    def add(self, key: str, document: Document) -> None:
-        self.basket.add(key, document, max(1, len(document)))
+    def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
+        """Encode a text that is kept."""
+        if self.basket.admits(key):
+            document = self.encoder.document(raw.name, text, NO_LIMIT)
+            kept = replace(document, content=raw.content, number=number)
+            self.basket.add(key, kept, max(1, len(document)))
 
     @property
     def is_full(self) -> bool:
@@ -104,12 +105,8 @@ def _documents_of(
     source = source_of(options)
     key_of = partial(encoder.content_key, use="choice")
     texts = DistinctTexts(texts_of(source, encoder, target), encoder, key_of)
-    pool = _Smallest()
-
-    def encode(raw: RawDocument, text: str) -> Document:
-        return replace(encoder.document(raw.name, text, NO_LIMIT), content=raw.content)
-
-    draw(texts, encode, pool, streamed=source.is_streamed)
+    pool = _Smallest(encoder)
+    texts.draw(pool, streamed=source.is_streamed)
     able = list[Document]()
     short = list[Document]()
     for document in pool.basket.in_order():

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.drawing import MOST_TOKENS
 from ropext.corpus.encoding import Flags
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError
@@ -99,9 +98,10 @@ def read(
 class _Parts:
     """The documents whose keys are drawn, which can be held out, and all others."""
 
-    def __init__(self, division: Division) -> None:
-        most = max(division.wanted_tokens, MOST_TOKENS)
+    def __init__(self, division: Division, encoder: corpus.DocumentEncoder) -> None:
+        most = max(division.wanted_tokens, corpus.MOST_TOKENS)
         self.division = division
+        self.encoder = encoder
         self.drawn = corpus.Basket(most)
         self.others = corpus.Basket(most)
         self.enough = division.judging * division.target
@@ -112,11 +112,14 @@ class _Parts:
     def _is_drawn(self, key: str) -> bool:
         return self.division.judging > 0 and key < DRAWN
 
-    def admits(self, key: str) -> bool:
-        return self._is_drawn(key) or self.others.admits(key)
-
-    def add(self, key: str, document: corpus.Document) -> None:
+    def take(self, key: str, raw: corpus.RawDocument, text: str, number: int) -> None:
+        """Encode a text that one of the parts may keep."""
+        if not (self._is_drawn(key) or self.others.admits(key)):
+            return
         division = self.division
+        document = self.encoder.document(raw.name, text, NO_LIMIT)
+        scored = scored_tokens(raw, text, document, self.encoder)
+        document = replace(document, scored=scored, number=number)
         known = document.fingerprint
         if division.apart is not None and division.apart.holds(known.contents, known.passages):
             self.kept_out += 1
@@ -141,13 +144,8 @@ def divide(
     """All documents, each in one of the parts; of more than are wanted, and more than MOST_TOKENS,
     in whole rows, those with the smallest keys."""
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
-    parts = _Parts(division)
-
-    def encode(raw: corpus.RawDocument, text: str) -> corpus.Document:
-        document = encoder.document(raw.name, text, NO_LIMIT)
-        return replace(document, scored=scored_tokens(raw, text, document, encoder))
-
-    corpus.draw(texts, encode, parts, streamed=division.streamed)
+    parts = _Parts(division, encoder)
+    texts.draw(parts, streamed=division.streamed)
     drawn = parts.drawn.in_order()
     documents = drawn + parts.others.in_order()
     held_out = list[corpus.Document]()

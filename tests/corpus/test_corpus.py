@@ -19,6 +19,7 @@ from ropext.corpus import (
     glue_documents,
     read_documents,
     split_documents,
+    texts_of,
     unread_files,
 )
 from ropext.errors import InputError, UsageError
@@ -184,13 +185,19 @@ TEXT = "one a\nb\n\ntwo c\n \n\n\nthree d\n=====\nfour e\n=====\n"
         ("\\n\\n\\n", ["one a\nb\n\ntwo c\n ", "three d\n=====\nfour e\n=====\n"]),
     ],
 )
-def test_one_text_becomes_several_documents_where_the_user_says_how(tokenizer, how, wanted):
-    own = RawDocument("stories.txt", TEXT)
-    found = list(split_documents([own], how, DocumentEncoder(tokenizer), 8))
+def test_one_text_becomes_several_documents_where_the_user_says_how(
+    tokenizer, tmp_path, how, wanted
+):
+    place = tmp_path / "stories.txt"
+    place.write_text(TEXT, "utf-8")
+    found = list(texts_of(Source(str(place), pieces=how), DocumentEncoder(tokenizer), 8))
     assert [document.content for document in found] == wanted
     assert len({document.name for document in found}) == len(found)
-    talk = RawDocument("talk", [{"role": "user", "content": TEXT}])
-    assert list(split_documents([talk], how, DocumentEncoder(tokenizer), 8)) == [talk]
+    talk = [{"role": "user", "content": TEXT}]
+    place = tmp_path / "talks.jsonl"
+    place.write_text(json.dumps({"messages": talk}), "utf-8")
+    (kept,) = texts_of(Source(str(place), pieces=how), DocumentEncoder(tokenizer), 8)
+    assert kept.content == talk
 
 
 def test_windows_follow_one_another_through_the_whole_text(tokenizer):
