@@ -1,23 +1,17 @@
 """What an output is made of, by what was opened and planned: a directory or a GGUF file."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ropext import proof
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.card import Card, card_of
 from ropext.checkpoint.snapshot import INDEX
-from ropext.checkpoint.source import OutputSource
-from ropext.checkpoint.writing import DirectorySource
+from ropext.checkpoint.writing import DirectorySource, OutputSource
 from ropext.jsontext import JsonObject
 from ropext.narration import Call, Show
 from ropext.planning import ExtensionPlan
 from ropext.scaling.tables import Growth
-
-if TYPE_CHECKING:
-    from ropext.schemes.growing import PositionTable
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
@@ -43,35 +37,13 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
     return DirectorySource(snapshot, plan.config, prove, card)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableSource(DirectorySource):
-    """A checkpoint whose position tables get other rows."""
-
-    change: Growth
-    tables: "tuple[PositionTable, ...]"
-
-    @property
-    def anew(self) -> Sequence[str]:
-        files = list(dict.fromkeys(table.file for table in self.tables))
-        if files and self.snapshot.index is not None:
-            files.append(INDEX)
-        return files
-
-    def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
-        from ropext.schemes.growing import grow_files  # late: no rotary model needs it
-
-        stale = grow_files(self.snapshot, directory, self.change, self.tables, show)
-        why = "left out; transformers builds this buffer itself, at the new length"
-        return [f"{name}: {why}" for name in stale]
-
-
 def _of_tables(
     snapshot: Snapshot,
     plan: ExtensionPlan,
     growth: Growth,
     card: Callable[[JsonObject | None], Card],
     call: Call,
-) -> TableSource:
+) -> DirectorySource:
     """The source of a checkpoint that rotates nothing."""
     from ropext.schemes import growing  # late: no rotary model needs it
 
@@ -88,11 +60,13 @@ def _of_tables(
         )
         return {**compared, **proved}
 
-    return TableSource(
-        snapshot=snapshot,
-        config=plan.config,
-        prover=prove,
-        card=card,
-        change=growth,
-        tables=position_tables,
-    )
+    def write_anew(directory: Path, show: Show) -> list[str]:
+        stale = growing.grow_files(snapshot, directory, growth, position_tables, show)
+        why = "left out; transformers builds this buffer itself, at the new length"
+        return [f"{name}: {why}" for name in stale]
+
+    anew = list(dict.fromkeys(table.file for table in position_tables))
+    if anew and snapshot.index is not None:
+        anew.append(INDEX)
+    write = write_anew if anew else None
+    return DirectorySource(snapshot, plan.config, prove, card, anew=anew, write_anew=write)

@@ -12,7 +12,7 @@ import ropext
 from ropext import guard, patching
 from ropext.bundled import MODELS
 from ropext.checkpoint.provenance import read_record, record_of
-from ropext.checkpoint.source import WriteManner, write
+from ropext.checkpoint.writing import WriteManner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 from ropext.inspecting import plan_config
 from ropext.options.extend import Extend

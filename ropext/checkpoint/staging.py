@@ -67,11 +67,6 @@ class Output:
     is_file: bool = False
     written: guard.Written = guard.recorded  # which files of a directory ropext wrote
 
-    @property
-    def real(self) -> Path:
-        """Where it is written."""
-        return real_place(self.path)
-
     def part_named(self, work: Path) -> Path:
         """Find in a folder at work what gets the name of the output."""
         if self.is_file:
@@ -159,7 +154,7 @@ def staged(output: Output) -> Iterator[Staged]:
     After an error, or an interrupt, nothing is left behind.
     """
     settle_output(output)
-    real = output.real
+    real = real_place(output.path)
     with os_errors(output.path):
         made = [place for place in real.parents if not place.exists()]  # innermost first
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +194,7 @@ def remove_output(path: Path) -> None:
     if path.exists():
         output = Output(path, force=True, written=guard.files_in)
         check_output(output)
-        real = output.real
+        real = real_place(path)
         work = guard.make_work(real)
         try:
             move(os.rename, real, work / OLD)

@@ -1,21 +1,25 @@
-"""Write an extended checkpoint: the base's weights, the new config, the record and the card. A
-file's bytes are copied (reflinked where the file system can), hard-linked or symlinked."""
+"""Write an output, whatever it is made of: a directory, a GGUF file, a model in memory.
+
+All that can be refused is refused first. Then ropext writes everything into a staged folder, proves
+it there, and gives it its name. `DirectorySource` writes an extended checkpoint: the base's
+weights, the new config, the record and the card. It copies a file's bytes (reflinked if the file
+system can), or makes a hard link or a symlink.
+"""
 
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from ropext import guard
 from ropext.atomic import os_errors
 from ropext.checkpoint import provenance, tokenizer
 from ropext.checkpoint.card import README, Card, read_readme, render
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.snapshot import Snapshot
-from ropext.checkpoint.source import Weights, WriteManner
-from ropext.checkpoint.staging import Staged, check_space, existing_parent
+from ropext.checkpoint.staging import Output, Staged, check_space, existing_parent, staged
 from ropext.checkpoint.tokenizer import TOKENIZER
 from ropext.checkpoint.weights import WeightFile, compare_weights, known_digest, weigh
 from ropext.errors import InputError, ProofFailed
@@ -31,72 +35,121 @@ TEXT_ROOM = 64 << 20
 
 
 @dataclass(frozen=True)
+class WriteManner:
+    """How an output is written; nothing of it decides a number there."""
+
+    link: Link = "copy"
+    force: bool = False
+    hash_weights: bool = False
+    no_verify: bool = False
+    show: Show = unseen
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `write` wrote, and what the user should know of it."""
+
+    output: Path
+    record: Record
+    notes: tuple[str, ...]
+    left: Mapping[str, str]  # files of the base that were not carried over: reason
+    proof: JsonObject | None
+    files: tuple[str, ...]  # the names of all that was written
+
+
+class OutputSource(Protocol):
+    """What an output is made of, with all that is to become of it."""
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        """The files that are not carried over, each with its reason."""
+
+    def check(self, output: Path, manner: WriteManner) -> Output:
+        """Refuse what can be refused before anything is written; return what is to be written."""
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+        """Write all that is proved; return the record with its weights and what became of it."""
+
+    def prove(self, directory: Path, /) -> JsonObject:
+        """Compare what was written with the plan; raise ProofFailed if they differ."""
+
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        """Write what tells of the whole, and of its proof; return the record as it is kept."""
+
+
+def write(source: OutputSource, output: Path, record: Record, manner: WriteManner) -> Written:
+    """Write `output` as a whole or not at all. `record` says what was done; its weights and its
+    proof are filled in here."""
+    with staged(source.check(output, manner)) as stage:
+        full = source.put(stage, record, output, manner)
+        proof: JsonObject | None = None
+        if not manner.no_verify:
+            proof = source.prove(stage.directory)
+        with os_errors(output):
+            full = source.finish(stage, full, output, proof)
+            files = stage.names()
+    return Written(output, full, tuple(stage.notes), source.left, proof, files)
+
+
+@dataclass(frozen=True)
 class DirectorySource:
     """A checkpoint in a directory, to be written with another config."""
 
     snapshot: Snapshot
     config: JsonObject
     # Given the finished but unnamed directory; raises to keep it from its name.
-    prover: Callable[[Path], JsonObject]
+    prove: Callable[[Path], JsonObject]
     card: Callable[[JsonObject | None], Card] | None = None  # by what was proved
     add: Callable[[Path], None] | None = None  # called when all else is there
-
-    @property
-    def inputs(self) -> Sequence[Path | str]:
-        return [self.snapshot.directory]
+    # The files that `write_anew` writes otherwise than they are in the base; it returns notes.
+    anew: Sequence[str] = ()
+    write_anew: Callable[[Path, Show], Sequence[str]] | None = None
 
     @property
     def left(self) -> Mapping[str, str]:
         return self.snapshot.left
 
-    @property
-    def anew(self) -> Sequence[str]:
-        """The files that are not carried, for `write_anew` writes them."""
-        return ()
-
-    def write_anew(self, directory: Path, show: Show) -> Sequence[str]:
-        """Write files otherwise than they are in the base; return notes."""
-        return ()
-
-    def is_file(self, output: Path) -> bool:
-        return False
-
-    def written_in(self, place: Path) -> set[str] | None:
-        return guard.recorded(place)
-
-    def check(self, output: Path, link: Link) -> None:
-        self.snapshot.require_weights()
-        for sentence in self.snapshot.misplaced():
+    def check(self, output: Path, manner: WriteManner) -> Output:
+        """Refuse weights that are missing or ambiguous, and a disk without room for the copies."""
+        snapshot = self.snapshot
+        snapshot.require_weights()
+        for sentence in snapshot.misplaced():
             raise InputError(
-                f"{self.snapshot.name}: {sentence}: engines disagree on which tensor they load. "
+                f"{snapshot.name}: {sentence}: engines disagree on which tensor they load. "
                 "Fetch the weights again, or save them again with transformers"
             )
-        check_space(output, _bytes_to_copy(self.snapshot, link, output))
+        device = os.stat(existing_parent(output)).st_dev
+        weights = set(snapshot.weight_files)
+        needed = TEXT_ROOM
+        for name in snapshot.files:
+            path = snapshot.path(name)
+            is_near = os.stat(path).st_dev == device
+            is_linked = manner.link == "symlink" or (manner.link == "hard" and is_near)
+            if not is_linked or name not in weights:
+                needed += bytes_on_disk(path)
+        check_space(output, needed)
+        return Output(output, manner.force, [snapshot.directory])
 
-    def weigh(self, manner: WriteManner) -> Weights:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+        """Write the files, and check that the base's weights were not changed meanwhile. The base
+        is only read, and each of its weight files that is linked for its header alone (with
+        `hash_weights`: whole)."""
+        snapshot = self.snapshot
         weights = dict[str, WeightFile]()
-        for name in self.snapshot.weight_files:
-            path = self.snapshot.path(name)
+        for name in snapshot.weight_files:
+            path = snapshot.path(name)
             file = weigh(path, content=manner.hash_weights, show=manner.show)
             if manner.link == "symlink":  # what it leads to may be replaced
                 file = replace(file, sha256=file.sha256 or known_digest(path))
             weights[name] = file
-        return weights
-
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        """The base is only read, and each of its weight files that is linked for its header alone
-        (with `hash_weights`: whole)."""
-        snapshot = self.snapshot
         edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
-        _, readme_note = read_readme(snapshot.path(README))
-        weights = dict(record.weights)
         with os_errors(output):
             stage.notes += limits
-            if readme_note:
-                stage.notes.append(readme_note)
             stage.digests |= _carry(snapshot, stage, edits, manner, self.anew)
             write_texts(snapshot, stage.directory, self.config, edits)
-            if self.anew:
+            if self.write_anew is not None:
                 stage.notes += self.write_anew(stage.directory, manner.show)
                 for name in set(self.anew) & weights.keys():
                     path = stage.directory / name
@@ -106,33 +159,21 @@ class DirectorySource:
                     raise InputError(f"the base changed while it was read: {finding.sentence}")
         return replace(record, weights=weights, edits=(*record.edits, *edits))
 
-    def prove(self, directory: Path) -> JsonObject:
-        return self.prover(directory)
-
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
+        """Write the card, then the record, which lists all other files."""
         full = replace(record, proof=proof)
         if self.card is not None:
-            readme, _ = read_readme(self.snapshot.path(README))
+            readme, note = read_readme(self.snapshot.path(README))
+            if note:
+                stage.notes.append(note)
             text = render(self.card(proof), readme)
             (stage.directory / README).write_bytes(text.encode(errors="replace"))
         provenance.write(full, stage.directory, stage.digests)
         if self.add is not None:
             self.add(stage.directory)
         return full
-
-
-def _bytes_to_copy(snapshot: Snapshot, link: Link, output: Path) -> int:
-    weights = set(snapshot.weight_files)
-    device = os.stat(existing_parent(output)).st_dev
-    total = TEXT_ROOM
-    for name in snapshot.files:
-        status = os.stat(snapshot.path(name))
-        linked = link == "symlink" or (link == "hard" and status.st_dev == device)
-        if not (linked and name in weights):
-            total += bytes_on_disk(snapshot.path(name))
-    return total
 
 
 def _carry(
@@ -185,7 +226,6 @@ def write_texts(
 CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in between
 
 PIECE = 4 << 20  # bytes read at once of what was copied
-ZEROS = bytes(1 << 20)  # of a hole
 
 PAGES = 64
 PAGE = 4096  # of what the kernel copied, compared with the source
@@ -282,13 +322,13 @@ class Copying:
         it."""
         position = start
         for first, last in data_parts(self.source, start, end):
-            self._pass_hole(first - position)
-            position = first
-            for done in _copy_range(self.source, self.target, first, last, shift, self.path):
+            done = first
+            while done < last:
+                done += self._piece(done, min(CHUNK, last - done), shift)
                 self._pass(position, done)
                 position = done
                 self.show(done, end, f"copying {self.path.name}")
-        self._pass_hole(end - position)
+        self._pass(position, end)
         pages = -(-(end - start) // PAGE)
         compared = set[int]()
         if pages:
@@ -297,10 +337,22 @@ class Copying:
         for page in compared:
             at = start + page * PAGE
             data = read_at(self.source, min(PAGE, end - at), at)
-            _same(self.target, data, at, shift, self.path)
+            self._compare(data, at, shift)
+
+    def _piece(self, start: int, length: int, shift: int) -> int:
+        """Copy some bytes, in the kernel if it can; return how many, which is not 0."""
+        done = copy_in_kernel(self.source, self.target, start, length, shift)
+        if not done:
+            data = read_at(self.source, min(length, 1 << 20), start)
+            write_at(self.target, data, start + shift)
+            self._compare(data, start, shift)
+            done = len(data)
+        if not done:
+            raise _shrank(self.path)
+        return done
 
     def _pass(self, position: int, end: int) -> None:
-        """Read what the kernel has just copied, from its cache."""
+        """Read what was just copied, from the system's cache; a hole is read as zeros."""
         while self.passed is not None and position < end:
             data = read_at(self.source, min(PIECE, end - position), position)
             if not data:
@@ -308,36 +360,12 @@ class Copying:
             self.passed(data)
             position += len(data)
 
-    def _pass_hole(self, length: int) -> None:
-        while self.passed is not None and length > 0:
-            self.passed(ZEROS[:length])
-            length -= len(ZEROS)
-
-
-def _same(target: int, data: bytes, at: int, shift: int, path: Path) -> None:
-    """Refuse a copy with other bytes; a hole at its end is not there yet."""
-    if read_at(target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
-        raise ProofFailed(
-            f"verification: the copy of {path} differs from byte {at:,} on; check the disk"
-        )
-
-
-def _copy_range(
-    source: int, target: int, start: int, end: int, shift: int, name: Path
-) -> Iterator[int]:
-    """Copy a part of a file in pieces; yield where each begins."""
-    while start < end:
-        length = min(CHUNK, end - start)
-        done = copy_in_kernel(source, target, start, length, shift)
-        if not done:
-            data = read_at(source, min(length, 1 << 20), start)
-            write_at(target, data, start + shift)
-            _same(target, data, start, shift, name)
-            done = len(data)
-        if not done:
-            raise _shrank(name)
-        start += done
-        yield start
+    def _compare(self, data: bytes, at: int, shift: int) -> None:
+        """Refuse a copy with other bytes; a hole at its end is not there yet."""
+        if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
+            raise ProofFailed(
+                f"verification: the copy of {self.path} differs from byte {at:,} on; check the disk"
+            )
 
 
 def _shrank(path: Path) -> InputError:

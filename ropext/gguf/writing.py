@@ -5,7 +5,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, ClassVar
@@ -14,9 +14,8 @@ from ropext import guard
 from ropext.atomic import os_errors
 from ropext.checkpoint import provenance
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.source import Weights, WriteManner
-from ropext.checkpoint.staging import Staged, check_space
-from ropext.checkpoint.writing import TEXT_ROOM, Copying, place
+from ropext.checkpoint.staging import Output, Staged, check_space
+from ropext.checkpoint.writing import TEXT_ROOM, Copying, WriteManner, place
 from ropext.errors import RopextError, UsageError
 from ropext.gguf.file import FILLER, PARTS, RECORD, WHOLE, GgufFile
 from ropext.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
@@ -27,7 +26,6 @@ from ropext.gguf.proving import prove_file, weigh_parts
 from ropext.inputs import open_regular
 from ropext.jsontext import Json, JsonObject, tagged
 from ropext.narration import Show
-from ropext.options.fields import Link
 from ropext.rope import RopeSite
 from ropext.systems import bytes_on_disk
 
@@ -50,40 +48,32 @@ class FileSource:
 
     left: ClassVar[Mapping[str, str]] = {}
 
-    @property
-    def inputs(self) -> Sequence[Path | str]:
-        return [part.path for part in self.model.parts]
-
     @cached_property
     def changed(self) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
         """The keys and the tensors that change."""
         return changes(self.model, self.site, self.target)
 
-    def is_file(self, output: Path) -> bool:
-        return output.suffix.lower() == ".gguf"
-
-    def written_in(self, place: Path) -> set[str] | None:
-        return written(place)
-
-    def check(self, output: Path, link: Link) -> None:
+    def check(self, output: Path, manner: WriteManner) -> Output:
+        """Refuse what does not suit the number of files, and a disk without room for them."""
         parts = self.model.parts
-        if self.is_file(output) and len(parts) > 1:
+        if _is_file(output) and len(parts) > 1:
             raise UsageError(
                 f"{self.model.name} is split into {len(parts)} files, whose names belong together; "
                 "give a directory: -o DIR"
             )
-        if link == "symlink" and len(parts) == 1:
+        if manner.link == "symlink" and len(parts) == 1:
             raise UsageError("--link symlink: ropext rewrites a GGUF of one file; use --link copy")
         copied = parts[:1]  # the first is written anew in any case
-        if link == "copy":
+        if manner.link == "copy":
             copied = parts
         check_space(output, TEXT_ROOM + sum(bytes_on_disk(part.path) for part in copied))
-
-    def weigh(self, manner: WriteManner) -> Weights:
-        return weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
+        reads = [part.path for part in parts]
+        return Output(output, manner.force, reads, _is_file(output), written)
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        """The record is one of the keys."""
+        """Write the file, of which the record is one of the keys."""
+        weights = weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
+        record = replace(record, weights=weights)
         keys, tensors = self.changed
         target = self._file_in(stage.directory, output)
         with os_errors(output):
@@ -106,13 +96,13 @@ class FileSource:
         text, left_out = modelfile_of(self.model.name, file, self.target)
         stage.notes += left_out
         name = f"{file}.Modelfile"
-        if self.is_file(output):
+        if _is_file(output):
             stage.write_beside(name, text)
         else:
             (stage.directory / name).write_bytes(text.encode())
 
     def _file_in(self, directory: Path, output: Path) -> Path:
-        if self.is_file(output):
+        if _is_file(output):
             return directory / output.name
         return directory / self.model.file_name
 
@@ -127,6 +117,11 @@ class FileSource:
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
         return record  # which is in the file
+
+
+def _is_file(output: Path) -> bool:
+    """Return whether an output of this name is one file, not a directory."""
+    return output.suffix.lower() == ".gguf"
 
 
 def written(place: Path) -> set[str] | None:

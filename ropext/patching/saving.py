@@ -1,7 +1,7 @@
 """Save a patched model: the weights from memory, every spelling of its config, its record."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ropext.atomic import library_errors
 from ropext.checkpoint import open_snapshot, provenance
 from ropext.checkpoint.provenance import SAVED, Record, record_of
-from ropext.checkpoint.source import Weights, WriteManner, write
-from ropext.checkpoint.staging import Staged
+from ropext.checkpoint.staging import Output, Staged
 from ropext.checkpoint.tokenizer import TOKENIZER, clear_truncation, find_truncation, length_edits
 from ropext.checkpoint.weights import WeightFile, weigh
-from ropext.checkpoint.writing import write_texts
+from ropext.checkpoint.writing import WriteManner, write, write_texts
 from ropext.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_of
 from ropext.inputs import from_home
 from ropext.jsontext import Json, JsonObject
 from ropext.options.door import public
 from ropext.options.extend import Writing
-from ropext.options.fields import Link
 from ropext.patching import base_model, name_of, original_of, plan_in
 
 if TYPE_CHECKING:
@@ -36,22 +34,14 @@ class MemorySource:
 
     model: object
     config: JsonObject
-    prover: Callable[[Path], JsonObject]
+    prove: Callable[[Path], JsonObject]
     tokenizer: "PreTrainedTokenizerBase | None" = None
 
     left: ClassVar[Mapping[str, str]] = {}
 
-    @property
-    def inputs(self) -> Sequence[Path | str]:
-        return [name_of(base_model(self.model))]
-
-    def is_file(self, output: Path) -> bool:
-        return False
-
-    def written_in(self, place: Path) -> set[str] | None:
-        return None  # save replaces nothing
-
-    def check(self, output: Path, link: Link) -> None:
+    def check(self, output: Path, manner: WriteManner) -> Output:
+        """Refuse what is no model of transformers, and an output that exists: save replaces
+        nothing."""
         from transformers import PreTrainedModel
 
         if not isinstance(self.model, PreTrainedModel):
@@ -61,9 +51,7 @@ class MemorySource:
             )
         if output.exists():
             raise OutputExists(f"{output} is there already; save writes to a new directory")
-
-    def weigh(self, manner: WriteManner) -> Weights:
-        return {}  # there are no files yet
+        return Output(output, reads=[name_of(base_model(self.model))])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
         with library_errors(output):
@@ -88,9 +76,6 @@ class MemorySource:
         if any(edit.file == TOKENIZER for edit in edits):
             _clear_truncation(stage.directory / TOKENIZER)
         return replace(record, weights=weights, edits=record.edits + edits)
-
-    def prove(self, directory: Path) -> JsonObject:
-        return self.prover(directory)
 
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ropext import guard
 from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.source import Written
+from ropext.checkpoint.writing import Written
 from ropext.errors import InputError
 from ropext.inspecting import open_model, positions_of, read_again
 from ropext.jsontext import Json

@@ -10,7 +10,8 @@ from ropext import guard
 from ropext.checkpoint import Snapshot, provenance, with_weights
 from ropext.checkpoint.provenance import inherited_training, record_of
 from ropext.checkpoint.snapshot import NoWeights
-from ropext.checkpoint.source import WriteManner, Written, check_writable, write
+from ropext.checkpoint.staging import check_output
+from ropext.checkpoint.writing import WriteManner, Written, write
 from ropext.errors import InputError
 from ropext.inputs import read_text
 from ropext.inspecting import open_model, planned
@@ -106,7 +107,7 @@ class ExtensionJob:
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()
                 source = source_of(snapshot, self.plan, output.name, call)
-                check_writable(source, output, _manner(self.writing, call))
+                check_output(source.check(output, _manner(self.writing, call)))
 
     def counts(self) -> ExtensionPlan:
         """Return the plan, which says what would be written."""

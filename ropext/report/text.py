@@ -23,7 +23,7 @@ from ropext.scaling.tables import alike
 from ropext.table import WIDTH, columns, folded
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.source import Written
+    from ropext.checkpoint.writing import Written
     from ropext.loaders import LoaderReading, Serving
     from ropext.schemes.inspection import Unrotated
 

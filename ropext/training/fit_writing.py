@@ -15,8 +15,7 @@ from ropext import proof
 from ropext.checkpoint import provenance
 from ropext.checkpoint.card import Card, card_of
 from ropext.checkpoint.provenance import record_of
-from ropext.checkpoint.source import WriteManner, write
-from ropext.checkpoint.writing import DirectorySource
+from ropext.checkpoint.writing import DirectorySource, WriteManner, write
 from ropext.jsontext import JsonObject
 from ropext.narration import Show
 from ropext.training.place import write_files

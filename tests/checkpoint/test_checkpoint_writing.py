@@ -17,9 +17,8 @@ from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tre
 
 from ropext.checkpoint import open_snapshot, writing
 from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.source import WriteManner, write
 from ropext.checkpoint.weights import compare_weights
-from ropext.checkpoint.writing import DirectorySource
+from ropext.checkpoint.writing import DirectorySource, WriteManner, write
 from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
 
 NEW = CONFIG | {"max_position_embeddings": 8192}
@@ -353,8 +352,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from sample_checkpoint import card, record
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.source import WriteManner, write
-from ropext.checkpoint.writing import DirectorySource
+from ropext.checkpoint.writing import DirectorySource, WriteManner, write
 snapshot = open_snapshot(sys.argv[1], weights=True)
 source = DirectorySource(snapshot, snapshot.config, dict, card)
 write(source, Path(sys.argv[2]), record(), WriteManner(link="hard", no_verify=True))

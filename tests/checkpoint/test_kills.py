@@ -13,8 +13,7 @@ from reliability.layer import Ended, Wish, forked
 from sample_checkpoint import CONFIG, card, make_model, record, tree
 
 from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.source import WriteManner, write
-from ropext.checkpoint.writing import DirectorySource
+from ropext.checkpoint.writing import DirectorySource, WriteManner, write
 from ropext.errors import OutputExists
 
 pytestmark = [

@@ -136,7 +136,7 @@ def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
     commit = staging._commit
 
     def disturbed(work: Path, target: Any) -> None:
-        if target.real == room.resolve() / OUT:
+        if staging.real_place(target.path) == room.resolve() / OUT:
             meanwhile(room)
         commit(work, target)
 

@@ -19,7 +19,7 @@ from tests.support import paths  # noqa: F401  it leads to what follows
 from reliability.__main__ import conduct, parse, ready
 
 from ropext import guard
-from ropext.checkpoint import source, staging
+from ropext.checkpoint import staging, writing
 
 
 def nothing() -> None:
@@ -31,7 +31,7 @@ def named_before_it_is_written() -> None:
         output.path.mkdir()
         return nullcontext(staging.Staged(output.path))
 
-    source.staged = staged
+    writing.staged = staged
 
 
 def never_swept_up() -> None:
