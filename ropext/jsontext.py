@@ -112,8 +112,16 @@ def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> d
     if not isinstance(value, dict):
         kind = {list: "array", type(None): "null"}.get(type(value), type(value).__name__)
         raise InputError(f"{name} holds a JSON {kind}; expected an object")
-    _check_depth(value, name)
-    return value
+    level: list[Json] = [value]
+    for _ in range(DEPTH_LIMIT):
+        below = list[Json]()
+        for container in level:
+            children = container.values() if isinstance(container, dict) else container
+            below += [child for child in children if isinstance(child, dict | list)]
+        if not below:
+            return value
+        level = below
+    raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
 
 
 def _no_constant(token: str) -> NoReturn:
@@ -143,19 +151,6 @@ def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
     if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
         return f"{name} is cut short: the JSON ends inside a value ({where})"
     return f"{name} is not valid JSON: {error.msg} ({where})"
-
-
-def _check_depth(value: JsonObject, name: str) -> None:
-    level: list[Json] = [value]
-    for _ in range(DEPTH_LIMIT):
-        below = list[Json]()
-        for container in level:
-            children = container.values() if isinstance(container, dict) else container
-            below += [child for child in children if isinstance(child, dict | list)]
-        if not below:
-            return
-        level = below
-    raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
 
 
 def dump(value: JsonObject) -> bytes:

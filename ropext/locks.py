@@ -28,7 +28,7 @@ def lock_of(real: Path) -> Path:
 
 
 # Not by filelock: it cannot say who holds a lock, takes a user's file of that name for one, and
-# without flock its lock outlives the process; only `lock_descriptor` and `_has_name` would go.
+# without flock its lock outlives the process; only `lock_descriptor` would go.
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
     """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
@@ -49,14 +49,21 @@ def locked(real: Path, output: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path, output: Path) -> int:
+    """Open the lock, lock it and sign it; refuse if another process holds it."""
     while True:
         descriptor = open_raw(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             start = read_at(descriptor, len(_LOCK), 0)
             if start != _LOCK[: len(start)]:
                 raise OutputExists(f"{path} has the name of ropext's lock and is none; rename it")
-            _take(descriptor, path, output)
-            if sys.platform == "win32" or _has_name(descriptor, path):  # kept there while open
+            try:
+                lock_descriptor(descriptor)
+            except OSError as error:
+                _check_holder(error, descriptor, path, output)
+            has_name = sys.platform == "win32"  # which keeps the name while the file is open
+            with suppress(FileNotFoundError):
+                has_name = has_name or os.path.samestat(os.lstat(path), os.fstat(descriptor))
+            if has_name:
                 _sign(descriptor, path)
                 return descriptor
         except BaseException:
@@ -77,33 +84,21 @@ def _sign(descriptor: int, path: Path) -> None:
         raise
 
 
-def _take(descriptor: int, path: Path, output: Path) -> None:
-    """Lock the file, or refuse and name who has it."""
+def _check_holder(error: OSError, descriptor: int, path: Path, output: Path) -> None:
+    """Refuse a lock that another process holds, and name it. On a file system without locks,
+    return if the process that the file names is gone."""
     holder = _read(descriptor)
-    try:
-        lock_descriptor(descriptor)
-    except OSError as error:
-        if error.errno in NO_FLOCK:
-            is_held = _alive(holder)
-        elif error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            is_held = True
-        else:
-            raise
-        if is_held:
-            raise OutputExists(
-                f"{output} (--output) is being written by process {holder.get('pid', '?')} on "
-                f"{holder.get('host', '?')}; wait for it, or stop it ({path} is its lock)"
-            ) from None
-
-
-def _has_name(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has its name."""
-    try:
-        named = os.stat(path, follow_symlinks=False)
-        opened = os.fstat(descriptor)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    if error.errno in NO_FLOCK:
+        is_held = _alive(holder)
+    elif error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        is_held = True
+    else:
+        raise error
+    if is_held:
+        raise OutputExists(
+            f"{output} (--output) is being written by process {holder.get('pid', '?')} on "
+            f"{holder.get('host', '?')}; wait for it, or stop it ({path} is its lock)"
+        ) from None
 
 
 def _start(pid: int) -> str:

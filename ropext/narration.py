@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ropext.errors import Interrupted
@@ -147,19 +147,18 @@ def tell_listener(sentence: str) -> None:
     _LISTENER.get()(sentence)
 
 
+@dataclass
 class Pace:
     """When to tell how far a long piece of work is: after its first unit, then every so often."""
 
-    def __init__(
-        self, pause: float = SECONDS, clock: Clock = time.monotonic, patience: float = 0.0
-    ) -> None:
-        self.pause = pause
-        self.clock = clock
-        self.patience = patience
-        self.begun = 0.0
-        self.called: float | None = None  # when the first piece of work began
-        self.first = self.done = -1  # units when the clock was started, and at the last call
-        self.told: float | None = None
+    pause: float = SECONDS
+    clock: Clock = time.monotonic
+    patience: float = 0.0
+    begun: float = field(default=0.0, init=False)
+    called: float | None = field(default=None, init=False)  # when the first piece of work began
+    first: int = field(default=-1, init=False)  # units when the clock was started
+    done: int = field(default=-1, init=False)  # units at the last call
+    told: float | None = field(default=None, init=False)
 
     def left(self, done: int, total: int) -> str | None:
         """The time left where it is to be told now, else None. Fewer units than before are of

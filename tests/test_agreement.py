@@ -85,7 +85,7 @@ def test_a_directory_that_no_scaling_can_help(tmp_path):
         "utf-8",
     )
     plan = inspecting.plan(str(base), factor=2.0)
-    request = extending.extension_request(str(base), {"factor": 2.0})
+    job = extending.prepared(str(base), {"factor": 2.0}, None)
     with pytest.raises(UnsupportedModel) as caught:
-        request.prepared(None).make(tmp_path / "out", NOBODY)
+        job.make(tmp_path / "out", NOBODY)
     assert str(caught.value) == str(plan.refusal)

@@ -415,7 +415,7 @@ def test_what_a_tower_states_is_built_within_limits(tmp_path: Path) -> None:
 def test_limits_follow_from_what_a_config_states(tmp_path: Path) -> None:
     def of(last=0, **stated):
         (tmp_path / "config.json").write_text(json.dumps(SIZES | stated))
-        return proof._seconds(tmp_path), proof._room(tmp_path, last)
+        return proof._limits(tmp_path, last)
 
     usual = of()
     assert usual == (proof.LEAST_SECONDS + 0.1, min(stock.ROOM, usual[1]))

@@ -56,11 +56,23 @@ class Header:
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Name -> dtype, shape, offsets, checked against one another and against the file."""
-        tensors = {
-            name: _tensor(name, entry, self.path)
-            for name, entry in self._table.items()
-            if name != "__metadata__"
-        }
+        tensors = dict[str, Tensor]()
+        for name, entry in self._table.items():
+            if name == "__metadata__":
+                continue
+            try:
+                numbers = [*entry["shape"], *entry["data_offsets"]]
+                if any(type(number) is not int or number < 0 for number in numbers):
+                    raise ValueError
+                begin, end = entry["data_offsets"]
+                bits = BITS.get(entry["dtype"])
+                if begin > end or (bits and prod(entry["shape"]) * bits != (end - begin) * 8):
+                    raise ValueError
+                tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), (begin, end))
+            except (KeyError, TypeError, ValueError):
+                raise InputError(
+                    f"the header of {self.path} is damaged at the tensor {name[:80]!r}"
+                ) from None
         end = max((tensor.offsets[1] for tensor in tensors.values()), default=0)
         wanted = 8 + len(self.raw) + end
         if self.size != wanted:
@@ -81,23 +93,6 @@ class Header:
         """The free text that the writer put beside the table ({"format": "pt"} as a rule)."""
         text = self._table.get("__metadata__", {})
         return text if isinstance(text, dict) else {}
-
-
-def _tensor(name: str, entry: Json, path: Path) -> Tensor:
-    try:
-        dtype = entry["dtype"]
-        shape = entry["shape"]
-        offsets = entry["data_offsets"]
-        numbers = [*shape, *offsets]
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError
-        begin, end = offsets
-        bits = BITS.get(dtype)
-        if begin > end or (bits is not None and prod(shape) * bits != (end - begin) * 8):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"the header of {path} is damaged at the tensor {name[:80]!r}") from None
-    return Tensor(dtype, tuple(shape), (begin, end))
 
 
 def read_header(path: Path) -> Header:

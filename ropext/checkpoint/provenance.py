@@ -410,20 +410,15 @@ def _damage(error: ValidationError) -> str:
     return f"{key} is not {_NOUNS.get(first['type'].partition('_')[0], 'a whole number in range')}"
 
 
-def inherited_training(snapshot: Snapshot) -> dict[str, Json]:
-    """The section of what was trained on, for the record of a checkpoint that is made of this
-    one."""
-    record = record_in(snapshot)
-    known = with_training(record).get(TRAINED_ON) if record else None
-    return {TRAINED_ON: known} if known else {}
-
-
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
     """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
     recipe = dict(plan.recipe)
     for switch in ("length_only", "untrained"):
         if not recipe.get(switch):
             recipe.pop(switch, None)  # where it is off, it says nothing of the method
+    more = dict[str, Json]()
+    if scaling.is_function(plan.method):  # one that its user brought
+        more[METHOD_SOURCE] = plan.method_source and scrub(plan.method_source)
     return Record(
         base=base,
         method=plan.method,
@@ -446,18 +441,8 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
         recipe={key: value for key, value in recipe.items() if value not in (None, ())},
         command=clean_command(command),
         versions=versions(),
-        more=_source_section(plan),
+        more=more,
     )
-
-
-def _source_section(plan: ExtensionPlan) -> dict[str, str | None]:
-    """The source of a method that its user brought."""
-    if not scaling.is_function(plan.method):
-        return {}
-    source = plan.method_source
-    if source is not None:
-        source = scrub(source)
-    return {METHOD_SOURCE: source}
 
 
 def scaled_by_config(model: Model) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 from ropext import bundled, families, stock
 from ropext.carriers import Carrier, ConfigCarrier
@@ -228,6 +229,8 @@ class Snapshot:
     states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
     hashed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
+    is_gguf: ClassVar[bool] = False
+
     @property
     def weight_files(self) -> tuple[str, ...]:
         """Safetensors files beside the config, in order of their names."""
@@ -249,11 +252,6 @@ class Snapshot:
             if isinstance(method, dict):
                 return str(method.get("quant_method", "unnamed"))
         return None
-
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is a GGUF file."""
-        return False
 
     @property
     def kind(self) -> str:
@@ -296,17 +294,15 @@ class Snapshot:
         """Warnings of a plan that follow from its files."""
         return ()
 
-    def interpret(
-        self, context: int | None = None, original: int | None = None
-    ) -> tuple[Model, list[Problem]]:
-        """The model as stock transformers 5 reads it, and where its spellings contradict that;
-        `context` replaces a trained length that it misstates, `original` is the one before its
-        scaling, where it does not say that."""
-        return families.interpret(self.config, context, original, self.config_name)
+    def interpret(self) -> tuple[Model, list[Problem]]:
+        """Return the model as stock transformers 5 reads it, and what in its spellings contradicts
+        that."""
+        return families.interpret(self.config, source=self.config_name)
 
     def read(self, context: int | None = None, original: int | None = None) -> Model:
-        """The model, whose spellings have to agree."""
-        model, conflicts = self.interpret(context, original)
+        """Return the model, whose spellings have to agree. `context` replaces a trained length that
+        it misstates, `original` is the one before its scaling, if it does not say that."""
+        model, conflicts = families.interpret(self.config, context, original, self.config_name)
         if conflicts:
             raise InputError(conflicts[0].sentence)
         return model
@@ -380,10 +376,37 @@ def open_snapshot(
 
     With `weights` the weight files are required (and fetched) and checked against the index.
     """
+    name = str(model)
+    states = dict[str, State]()
+    small = dict[str, Any]()
     try:
-        return _open(str(model), revision, weights)
+        directory, hub_id, commit = _locate(name, revision, weights)
+        with suppress(FileNotFoundError):  # `_config` reports it
+            states[CONFIG] = state_of(os.stat(directory / CONFIG))
+        config = _config(directory, name)
+        stock.ask_about(config)
+        inventory = take_inventory(directory)
+        inventory.states.update(states)  # from before it was read
+        index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
+        for file in LENGTH_FILES:
+            if os.path.lexists(directory / f"{file}.json"):
+                small[file] = read_object(directory / f"{file}.json")
     except OSError as error:  # a directory without permission, a name that is too long
-        raise InputError(f"{str(model)[:200]} cannot be read: {error.strerror}") from error
+        raise InputError(f"{name[:200]} cannot be read: {error.strerror}") from error
+    snapshot = Snapshot(
+        name=name,
+        directory=directory,
+        config=config,
+        **vars(inventory),
+        hub_id=hub_id,
+        revision=revision,
+        commit=commit,
+        **small,
+        index=index,
+    )
+    if weights:
+        snapshot.require_weights()
+    return snapshot
 
 
 def with_weights(snapshot: Snapshot) -> Snapshot:
@@ -397,33 +420,6 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
         raise snapshot.changed(CONFIG, "fetched")
     states = whole.states | snapshot.states
     return replace(whole, revision=snapshot.revision, states=states, hashed=snapshot.hashed)
-
-
-def _open(model: str, revision: str | None, weights: bool) -> Snapshot:
-    directory, hub_id, commit = _locate(model, revision, weights)
-    states = dict[str, State]()
-    with suppress(FileNotFoundError):  # `_config` reports it
-        states[CONFIG] = state_of(os.stat(directory / CONFIG))
-    config = _config(directory, model)
-    stock.ask_about(config)
-    inventory = take_inventory(directory)
-    inventory.states.update(states)  # from before it was read
-    index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
-    small = {name: directory / f"{name}.json" for name in LENGTH_FILES}
-    snapshot = Snapshot(
-        name=model,
-        directory=directory,
-        config=config,
-        **vars(inventory),
-        hub_id=hub_id,
-        revision=revision,
-        commit=commit,
-        **{n: read_object(path) for n, path in small.items() if os.path.lexists(path)},  # type: ignore[arg-type]
-        index=index,
-    )
-    if weights:
-        snapshot.require_weights()
-    return snapshot
 
 
 def _leave_other_sets(

@@ -31,22 +31,18 @@ _BARE_WORD = rb'[^\s"{}\[\]:,]++'
 _PLAIN = rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+'
 
 
-def _nested(levels: int) -> bytes:
-    """The expression of an object or array with so many levels of others inside."""
-    inside = b""
-    for _ in range(levels):
-        inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
-    return rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
-
-
 _OPENING = re.compile(rb"\s*+\{\s*+(?P<end>\})?+")
 
 
 @cache
 def _member() -> re.Pattern[bytes]:
-    """The expression of a member of an object and what ends it. Each part is optional, so that
-    where the text is no JSON the match ends at the byte that is wrong."""
-    value = _STRING + b"|" + _nested(DEPTH_LIMIT) + b"|" + _BARE_WORD
+    """Return the expression of a member of an object and what ends it. Each part is optional: if
+    the text is no JSON, the match ends at the byte that is wrong."""
+    inside = b""  # of an object or array: others, nested to the limit
+    for _ in range(DEPTH_LIMIT):
+        inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
+    nested = rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
+    value = _STRING + b"|" + nested + b"|" + _BARE_WORD
     return re.compile(
         rb"\s*+(?:(?P<key>" + _STRING + rb")\s*+(?::\s*+(?:(?P<value>" + value + rb")\s*+"
         rb"(?P<end>[,}])?+)?+)?+)?+",
@@ -70,8 +66,13 @@ def length_edits(
         ("generation_config.json", "max_length", snapshot.generation_config, context),
         ("sentence_bert_config.json", "max_seq_length", snapshot.sentence_bert_config, context),
     ):
-        value = _length(file, key, content or {})
-        if value is None or value >= target:
+        value = (content or {}).get(key)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value < -NO_LIMIT:
+            raise InputError(f"{file}: {key} is {str(value)[:40]!r}; expected a number")
+        if value >= min(target, NO_LIMIT):
             continue
         if value >= lowest:
             edits.append(Edit(key, value, target, file))
@@ -90,16 +91,6 @@ def _reaches(truncation: dict[str, Json], target: int) -> bool:
     """Whether a stored truncation cuts nothing that the model reads."""
     longest = truncation.get("max_length")
     return type(longest) is int and longest >= target
-
-
-def _length(file: str, key: str, content: dict[str, Json]) -> float | None:
-    value = content.get(key)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or value < -NO_LIMIT:
-        raise InputError(f"{file}: {key} is {str(value)[:40]!r}; expected a number")
-    return None if value >= NO_LIMIT else value
 
 
 @dataclass(frozen=True)
@@ -124,18 +115,15 @@ def find_truncation(path: Path) -> Span | None:
         assert member is not None  # each of its parts is optional
         if member["end"] is None:
             raise _no_member(member, path)
-        if _is_truncation(member["key"], path) and member["value"] != b"null":
+        try:
+            key = json.loads(member["key"])
+        except ValueError:  # an escape that JSON does not have
+            raise InputError(f"{path} is not valid JSON at its top level") from None
+        if key == "truncation" and member["value"] != b"null":
             return _span(member, path)
         at = member.end()
         last = member["end"]
     return None
-
-
-def _is_truncation(key: bytes, path: Path) -> bool:
-    try:
-        return bool(json.loads(key) == "truncation")
-    except ValueError:  # an escape that JSON does not have
-        raise InputError(f"{path} is not valid JSON at its top level") from None
 
 
 def _span(member: re.Match[bytes], path: Path) -> Span:

@@ -87,8 +87,8 @@ class Finding:
 
     file: str
     same: bool | None  # None: its bytes were asked about and never recorded
-    how: str  # "same file" | "bytes" | "sha256" | "header and size"
     sentence: str
+    how: str = "header and size"  # or "same file", "bytes", "sha256"
 
 
 def compare_weights(
@@ -111,47 +111,47 @@ def compare_weights(
         for name, original in zip(names, originals, strict=True)
     ]
     extra = sorted({path.name for path in directory.glob("*.safetensors")} - set(names))
-    said = "is not one of the base's weight files"
-    findings += [Finding(name, False, "header and size", f"{name} {said}") for name in extra]
+    for name in extra:
+        findings.append(Finding(name, False, f"{name} is not one of the base's weight files"))
     return tuple(findings)
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
-    """One file against the base's own or its record."""
+    """Compare one file with the base's own or its record."""
     name = path.name
-
-    def finding(same: bool, said: str, how: str = "header and size") -> Finding:
-        return Finding(name, same, how, f"{name} {said}")
-
     if not path.exists():
-        return finding(False, "is missing")
+        return Finding(name, False, f"{name} is missing")
     if isinstance(base, Path) and same_inode(base, path):
-        return finding(True, "is the base's own file", "same file")
+        return Finding(name, True, f"{name} is the base's own file", "same file")
     if isinstance(base, WeightFile) and base.sha256 and path.is_symlink():
         now = known_digest(path)
         if now not in (None, base.sha256):
             said = "leads to a file with other bytes than when the record was written"
-            return finding(False, said, "sha256")
+            return Finding(name, False, f"{name} {said}", "sha256")
     header = read_header(base) if isinstance(base, Path) else base
     new = read_header(path)
     digest = header.digest if isinstance(header, Header) else header.header_sha256
     if new.size != header.size:
-        return finding(False, f"has {new.size:,} bytes, the base's {header.size:,}")
+        said = f"{name} has {new.size:,} bytes, the base's {header.size:,}"
+        return Finding(name, False, said)
     if new.digest != digest:
-        return finding(False, "has another header than the base's: names, shapes or types differ")
+        said = "has another header than the base's: names, shapes or types differ"
+        return Finding(name, False, f"{name} {said}")
     if not deep:
         owner = "base's" if isinstance(base, Path) else "recorded"
-        return finding(True, f"has the {owner} header and size")
+        return Finding(name, True, f"{name} has the {owner} header and size")
     if isinstance(base, Path):
         place = first_difference(base, path, show)
-        if place is None:
-            return finding(True, "equals the base's file in every byte", "bytes")
-        return finding(False, f"differs from the base's file at byte {place:,}", "bytes")
+        said = "equals the base's file in every byte"
+        if place is not None:
+            said = f"differs from the base's file at byte {place:,}"
+        return Finding(name, place is None, f"{name} {said}", "bytes")
     recorded = base.sha256 or blob_digest(path)
     if recorded is None:
-        return Finding(name, None, "header and size", f"the bytes of {name} were never recorded")
+        return Finding(name, None, f"the bytes of {name} were never recorded")
     same = content_digest(path, show) == recorded
-    return finding(same, f"{'has' if same else 'does not have'} the recorded SHA-256", "sha256")
+    said = "has" if same else "does not have"
+    return Finding(name, same, f"{name} {said} the recorded SHA-256", "sha256")
 
 
 def same_inode(one: Path, two: Path) -> bool:

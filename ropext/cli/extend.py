@@ -102,7 +102,7 @@ def command(
         else:
             run.do(out, recipe, output, push, call)
         return
-    extension = extending.extension_request(model, given, revision).prepared(output)
+    extension = extending.prepared(model, given, output, revision)
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)

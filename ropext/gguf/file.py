@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from ropext import bundled
 from ropext.carriers.gguf import GgufCarrier
@@ -26,9 +27,7 @@ class GgufFile(Snapshot):
     parts: tuple[GgufHeader, ...] = field(default=(), kw_only=True)
     geometry: Geometry = field(kw_only=True)
 
-    @property
-    def is_gguf(self) -> bool:
-        return True
+    is_gguf: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropext import guard
 from ropext.checkpoint import Snapshot, provenance, with_weights
-from ropext.checkpoint.provenance import inherited_training, record_of
+from ropext.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
 from ropext.checkpoint.snapshot import NoWeights
 from ropext.checkpoint.staging import check_output
 from ropext.checkpoint.writing import WriteManner, Written, write
@@ -59,39 +59,6 @@ def extension_json(written: Written, serving: Iterable[Serving]) -> dict[str, Js
 
 
 @dataclass(frozen=True)
-class ExtensionRequest:
-    """A model that is to be extended."""
-
-    model: str
-    wish: Extend
-    writing: Writing
-    revision: str | None = None
-    files: guard.Named = field(default_factory=dict)  # by flag, what the wish was read from
-
-    def prepared(self, output: Path | None) -> "ExtensionJob":
-        """Open the model and plan; an output over, in or around what is read is refused."""
-        snapshot = open_model(self.model, revision=self.revision)
-        guard.check({"MODEL": snapshot.directory, **self.files}, {"--output": output})
-        return ExtensionJob(snapshot, planned(snapshot, self.model, self.wish), self.writing)
-
-
-def extension_request(
-    model: str, given: Mapping[str, Any], revision: str | None = None
-) -> ExtensionRequest:
-    """Ask for an extension by the fields of Extend and Writing; pair factors may be named by their
-    file."""
-    writing = dict[str, Any]()
-    wish = dict[str, Any]()
-    for name, value in given.items():
-        if name in Writing.model_fields:
-            writing[name] = value
-        else:
-            wish[name] = value
-    request = parse_extend(wish, read_text)
-    return ExtensionRequest(model, request, Writing(**writing), revision, reads(wish, Extend))
-
-
-@dataclass(frozen=True)
 class ExtensionJob:
     """An extension that is planned; it leaves nothing that could go on."""
 
@@ -107,7 +74,7 @@ class ExtensionJob:
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()
                 source = source_of(snapshot, self.plan, output.name, call)
-                check_output(source.check(output, _manner(self.writing, call)))
+                check_output(source.check(output, WriteManner(self.writing.link, call.force)))
 
     def counts(self) -> ExtensionPlan:
         """Return the plan, which says what would be written."""
@@ -123,9 +90,23 @@ class ExtensionJob:
         return write_extension(whole, plan, output, self.writing, call)
 
 
-def _manner(how: Writing, call: Call) -> WriteManner:
-    show = told_of_files(call.hooks.say)
-    return WriteManner(how.link, call.force, how.hash, how.no_verify, show)
+def prepared(
+    model: str, given: Mapping[str, Any], output: Path | None, revision: str | None = None
+) -> ExtensionJob:
+    """Open a model and plan by the fields of Extend and Writing; refuse an output that is, holds or
+    is inside what is read. `given` may name pair factors by their file."""
+    writing = dict[str, Any]()
+    wish = dict[str, Any]()
+    for name, value in given.items():
+        if name in Writing.model_fields:
+            writing[name] = value
+        else:
+            wish[name] = value
+    options = parse_extend(wish, read_text)
+    how = Writing(**writing)
+    snapshot = open_model(model, revision=revision)
+    guard.check({"MODEL": snapshot.directory, **reads(wish, Extend)}, {"--output": output})
+    return ExtensionJob(snapshot, planned(snapshot, model, options), how)
 
 
 @contextmanager
@@ -156,6 +137,10 @@ def write_extension(
 ) -> MadeExtension:
     """Write what a plan says, proved before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), call.command)
-    record = replace(record, more=dict(record.more) | inherited_training(snapshot))
+    older = record_in(snapshot)
+    if older is not None and (trained := with_training(older).get(TRAINED_ON)):
+        record = replace(record, more=dict(record.more) | {TRAINED_ON: trained})
     source = source_of(snapshot, made, output.name, call)
-    return MadeExtension(made, write(source, output, record, _manner(how, call)))
+    show = told_of_files(call.hooks.say)
+    manner = WriteManner(how.link, call.force, how.hash, how.no_verify, show)
+    return MadeExtension(made, write(source, output, record, manner))

@@ -50,8 +50,7 @@ def extend(
     if not is_run(options):
         from ropext.pipeline import extending
 
-        request = extending.extension_request(name, options, revision)
-        made = request.prepared(output).make(output, call)
+        made = extending.prepared(name, options, output, revision).make(output, call)
         from ropext.pipeline.extended import Extended
 
         return Extended(made.written, made.serving, made.plan)

@@ -30,7 +30,7 @@ from ropext.proof.comparing import (
     compare_tensors,
     compare_told,
 )
-from ropext.rope import Positions
+from ropext.rope import CONFIG, Positions
 
 if TYPE_CHECKING:
     from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
@@ -93,8 +93,20 @@ class BuildRequest:
         }
         if self.forward is not None:
             asked, promise = self.forward
+            sites: list[WantedNumbers] = []
+            for site in promise.sites:  # the child's small models take these, not the base's
+                wanted = site.wanted
+                sites.append(
+                    {
+                        "label": site.label,
+                        "inv_freq": wanted.inv_freq,
+                        "attention_factor": wanted.attention_factor,
+                        "softmax_factor": wanted.softmax_factor,
+                        "bound": promise.bound(site),
+                    }
+                )
             job["forward"] = {
-                "sites": _for_child(promise),
+                "sites": sites,
                 "context": asked.context,
                 "target": asked.target,
             }
@@ -116,59 +128,36 @@ def build(
     An answer whose build failed holds `error`.
     """
     directories = [request.directory for request in requests]
+    limits = [_limits(request.directory, request.last) for request in requests]
     job: ChildJob = {
         "directories": [request.to_child() for request in requests],
         "tensors": tensors,
         "trust_remote_code": trust_remote_code,
-        "room": max(_room(request.directory, request.last) for request in requests),
+        "room": max(room for _, room in limits),
     }
     if timeout is None:
-        timeout = sum(_seconds(path) for path in directories)
+        timeout = sum(seconds for seconds, _ in limits)
     return cast("list[Built]", stock.ask_child(job, directories, timeout, TASK))
 
 
-def _for_child(promise: Promise) -> "list[WantedNumbers]":
-    """The numbers of each site, which the child's small models take in place of the base's."""
-    sites: list[WantedNumbers] = []
-    for site in promise.sites:
-        wanted = site.wanted
-        sites.append(
-            {
-                "label": site.label,
-                "inv_freq": wanted.inv_freq,
-                "attention_factor": wanted.attention_factor,
-                "softmax_factor": wanted.softmax_factor,
-                "bound": promise.bound(site),
-            }
-        )
-    return sites
-
-
-def _stated(directory: Path, pattern: str) -> int:
-    """The largest number under such a key of a config, which is bounded as all that is built."""
-    most = 1
-    if not (directory / "config.json").is_file():
-        return most
-    for part in parts(Dict(read_object(directory / "config.json"))):
-        for key, value in part.values.items():
-            if type(value) is int and re.search(pattern, key):
-                most = max(most, value)
-    return most
-
-
-def _seconds(directory: Path) -> float:
-    """How long a model of such sizes may take to be built."""
-    experts = _stated(directory, "layers?$|depth$") * _stated(directory, "experts$")
-    return min(TIMEOUT, LEAST_SECONDS + experts / EXPERTS_A_SECOND)
-
-
-def _room(directory: Path, last: int) -> int:
-    """How many bytes of addresses its proof may take: files are mapped, once for each reading; a
-    model with a table of `last` positions may keep a mask of their square in each layer."""
+def _limits(directory: Path, last: int) -> tuple[float, int]:
+    """Return how many seconds a proof may take, and how many bytes of addresses. Files are mapped,
+    once for each reading; a model with a table of `last` positions may keep a mask of their square
+    in each layer. The sizes in a config are bounded as all that is built."""
+    layers = 1
+    experts = 1
+    if (directory / CONFIG).is_file():
+        for part in parts(Dict(read_object(directory / CONFIG))):
+            for key, value in part.values.items():
+                if type(value) is int and re.search("layers?$|depth$", key):
+                    layers = max(layers, value)
+                if type(value) is int and key.endswith("experts"):
+                    experts = max(experts, value)
+    seconds = min(TIMEOUT, LEAST_SECONDS + layers * experts / EXPERTS_A_SECOND)
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    built = stock.ROOM + last**2 * _stated(directory, "layers?$|depth$")
+    built = stock.ROOM + last**2 * layers
     here = max(stock.LEAST_ROOM, int(stock.free_memory() * 0.8))
-    return 3 * weights + min(built, here)
+    return seconds, 3 * weights + min(built, here)
 
 
 def require_buildable(config: JsonObject) -> None:

@@ -90,8 +90,8 @@ def test_all_else_is_as_it_was(base, tmp_path, options):
 
 def test_the_record_is_in_the_file(base, tmp_path):
     out = tmp_path / "long.gguf"
-    request = extending.extension_request(str(base), {"method": "yarn", "factor": 4.0})
-    done = request.prepared(out).make(out, Call(command=("ropext", "extend", "--hf-token=secret")))
+    job = extending.prepared(str(base), {"method": "yarn", "factor": 4.0}, out)
+    done = job.make(out, Call(command=("ropext", "extend", "--hf-token=secret")))
     kept = json.loads(ggml.keys(out)["ropext.record"])
     assert kept["method"] == "yarn"
     assert kept["sites"][0]["spectrum"]["digest"] == done.plan.main.wanted.digest()
