@@ -17,12 +17,12 @@ from ropext.schemes import warnings as of_schemes
 ROOT = Path(__file__).parents[1]
 NAMED = re.compile(r"(?:warning: | \(warning: |[\w.-]+: )?\[([a-z0-9]+(?:-[a-z0-9]+)*)\] ")
 # Each row is a warning of a plan; these leave the sentence to another function.
-LEFT = ("not_longer", "unknown_keys_of_yarn", "unknown_keys_of_longrope")
+LEFT = ("not_longer",)
 ROWS = [row.__name__ for row in (warnings.published, *warnings.ROTARY)]
 ROWS = [name for name in ROWS if name not in LEFT]
 # Functions whose every sentence is a warning.
 MADE_IN = {
-    "planning/warnings.py": ("reached", "far", "_unknown_keys", *ROWS),
+    "planning/warnings.py": ("reached", "far", *ROWS),
     "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
     "inspecting/plans.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),

@@ -107,7 +107,7 @@ class GgufCarrier:
         if not place.lower().endswith(".gguf"):
             file = f"{place}/{self.copy_name(extension.name)}"
         params = extension.main.params
-        if extension.keeps_spectrum:
+        if extension.recipe.length_only:
             params = {}  # no scaling to set
         return loaders.file_lines(file, extension.target, extension.readings, params)
 

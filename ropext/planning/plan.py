@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ropext import families, loaders, scaling
+from ropext import loaders, scaling
 from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
@@ -65,6 +65,7 @@ class ExtensionPlan:
     task: str = ""  # as the hub names it, where the config says so
     fold: Fold | None = None  # of Self-Extend, which no config says
     method_source: str | None = None  # of a function of the user's, as it was when this was planned
+    words: Words = DIRECTORY  # what people read of what is written
 
     def __repr__(self) -> str:
         far = f"{self.context:,} -> {self.target:,} tokens"
@@ -90,11 +91,6 @@ class ExtensionPlan:
         return None
 
     @property
-    def words(self) -> Words:
-        """What people read of what is written."""
-        return DIRECTORY
-
-    @property
     def main(self) -> RopeSite:
         """The embedding that the diagnostics speak of: the first one that is scaled."""
         return next(site for site in self.sites if site.scaled)
@@ -118,13 +114,9 @@ class ExtensionPlan:
         """What of the base was extended, as the beginning of a sentence."""
         return f"The context of {base} was extended"
 
-    def facts(self) -> list[tuple[str, str]]:
-        """What is planned, as names and values."""
+    def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
+        """Return what is planned, as names and values; `briefly`, only why it is planned so."""
         return []
-
-    def reasons(self) -> list[tuple[str, str]]:
-        """Those facts that say why it is planned so."""
-        return self.facts()
 
     def compared(self) -> Table:
         """The methods for this model side by side; no rows where nothing tells them apart."""
@@ -134,16 +126,10 @@ class ExtensionPlan:
         """The spectrum of every method that needs no input, this plan's own among them."""
         return {}
 
-    def remarks(self) -> list[str]:
-        """Every note and warning, each with that word before it."""
-        return self.note_remarks() + self.warning_remarks()
-
-    def note_remarks(self) -> list[str]:
-        """Every note, with that word before it."""
-        return [f"note: {note}" for note in self.notes]
-
-    def warning_remarks(self) -> list[str]:
-        """Every warning, with that word before it; those of one kind together."""
+    def remarks(self, *, warnings_first: bool = False) -> list[str]:
+        """Return every note and warning, each with that word before it; the warnings of one name
+        are one remark."""
+        notes = [f"note: {note}" for note in self.notes]
         kinds = dict[str, str]()
         for warning in self.warnings:
             kind, bracket, rest = warning.partition("] ")
@@ -151,7 +137,8 @@ class ExtensionPlan:
                 kinds[kind] += f"; {rest}"
             else:
                 kinds[kind] = warning
-        return [f"warning: {warning}" for warning in kinds.values()]
+        warnings = [f"warning: {warning}" for warning in kinds.values()]
+        return warnings + notes if warnings_first else notes + warnings
 
     @property
     def uncarried(self) -> str:
@@ -226,8 +213,11 @@ class ExtensionPlan:
         return {"model": self.name, **{name: getattr(self, name) for name in names}}
 
 
-def why_unfolded(model: Model) -> str:
-    """Why Self-Extend cannot read a model; "" where it can."""
+def why_unfolded(carrier: Carrier) -> str:
+    """Return why Self-Extend cannot read a model; "" if it can."""
+    model = carrier.model
+    if not carrier.in_transformers:
+        return "no class in transformers"
     if model.mrope:
         return "positions of several axes (mRoPE)"
     if model.obstacles:
@@ -241,6 +231,9 @@ def why_unfolded(model: Model) -> str:
 class Plan(ExtensionPlan):
     """The plan for rotary embeddings, with who reads the result how."""
 
+    carrier: Carrier  # of the spectrum: a config, or the keys and tensors of a GGUF
+    model: Model  # as its config was read
+    authors: Published | None  # what the model's authors publish about such a plan
     attempts: Attempts = field(compare=False)  # at this model and target, by any method
     attempt: Attempt  # that this plan makes
     advised: Recommendation | None = None  # replaces what the methods' rows recommend
@@ -277,33 +270,9 @@ class Plan(ExtensionPlan):
         return f", written as {self.main.params['rope_type']}"
 
     @property
-    def carrier(self) -> Carrier:
-        """What carries the spectrum: a config, or the keys and tensors of a GGUF."""
-        return self.attempts.carrier
-
-    @property
-    def model(self) -> Model:
-        """The model as its config was read."""
-        return self.carrier.model
-
-    @property
-    def words(self) -> Words:
-        return self.carrier.words
-
-    @property
-    def authors(self) -> Published | None:
-        """What the model's authors publish about a plan such as this one, if it is known."""
-        authors = families.recipe_of(self.model)
-        if authors is None:
-            return None
-        if self.recipe.length_only and (authors.card is None or self.target <= authors.card):
-            return None
-        return authors
-
-    @property
     def untrained_factor(self) -> float:
         recipe = self.recipe
-        if recipe.finetune or recipe.like or self.keeps_spectrum:
+        if recipe.finetune or recipe.like or recipe.length_only:
             return 1.0
         authors = self.authors
         if authors is not None and authors.agrees(self):
@@ -327,44 +296,35 @@ class Plan(ExtensionPlan):
             return ""
         return "train (--finetune DATA)"
 
-    @property
-    def folds_in_memory(self) -> bool:
-        """Whether Self-Extend can read the model as it is."""
-        return self.carrier.in_transformers and not why_unfolded(self.model)
-
-    @property
-    def keeps_spectrum(self) -> bool:
-        """Whether the stated length alone grows."""
-        return self.recipe.length_only
-
-    def facts(self) -> list[tuple[str, str]]:
-        facts = self._factors()
-        facts += self._written()
-        facts += self._advice()
-        if self.folds_in_memory and not self.keeps_spectrum:
-            target = str(self.target)
-            line = pasted(
-                "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
-            )
-            facts.append(("in memory", f"Self-Extend, which no file can store: {line}"))
-            facts.append(("", f"({self_extend.EXCEPTION})"))
-        return facts
-
-    def reasons(self) -> list[tuple[str, str]]:
-        return self._factors() + self._advice()
-
-    def _factors(self) -> list[tuple[str, str]]:
-        """Of a model that is scaled already: from which context a factor counts."""
-        now = self.model.scaled_sites[0].rope
+    def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
         facts = list[tuple[str, str]]()
-        if now.original_context != now.context:
+        now = self.model.scaled_sites[0].rope
+        if now.original_context != now.context:  # from which of them a factor counts
             both = f"{self.target / now.context:g}× its current context of {now.context:,}, "
             both += f"{self.target / now.original_context:g}× its original context of "
             facts.append(("factor", f"{both}{now.original_context:,}"))
+        if not briefly:
+            facts += self._written()
+        chosen = self.recommendation
+        origin = f" --from-original --target {self.target}" if chosen.from_original else ""
+        advice = f"--method {chosen.method}{origin}"
+        if chosen.method == "none":
+            advice = "none"
+        elif chosen.method == LENGTH_ONLY:
+            advice = "--length-only"
+        facts.append(("recommended", f"{advice}: {chosen.reason}"))
+        for place, way in enumerate(self.ways):
+            facts.append(("or" if place else "scaled again", way.sentence()))
+        if briefly or self.recipe.length_only or why_unfolded(self.carrier):
+            return facts
+        words = ("ropext", "serve", self.name, "--method", self_extend.NAME)
+        line = pasted(*words, "--target", str(self.target))
+        facts.append(("in memory", f"Self-Extend, which no file can store: {line}"))
+        facts.append(("", f"({self_extend.EXCEPTION})"))
         return facts
 
     def _written(self) -> list[tuple[str, str]]:
-        """Which rope type carries it, and its attention factor."""
+        """Return which rope type carries it, and its attention factor."""
         written = (
             f"{site.label + ': ' if site.label else ''}{form_name(site.params['rope_type'])}"
             for site in self.sites
@@ -376,20 +336,6 @@ class Plan(ExtensionPlan):
             attention += " (from the file or a flag)" * given
             attention += " (the file of pair factors sets none)" * (not given)
         return [("written as", ", ".join(written)), ("attention", attention)]
-
-    def _advice(self) -> list[tuple[str, str]]:
-        """What is recommended and why, and of a scaled model the ways."""
-        chosen = self.recommendation
-        origin = f" --from-original --target {self.target}" if chosen.from_original else ""
-        advice = f"--method {chosen.method}{origin}"
-        if chosen.method == "none":
-            advice = "none"
-        elif chosen.method == LENGTH_ONLY:
-            advice = "--length-only"
-        facts = [("recommended", f"{advice}: {chosen.reason}")]
-        for place, way in enumerate(self.ways):
-            facts.append(("or" if place else "scaled again", way.sentence()))
-        return facts
 
     def compared(self) -> Table:
         rows = []

@@ -71,8 +71,16 @@ def make_plan(
     written = families.write(dict(config), model, params, target)
     _read_again(written, method, {site.label: site.wanted for site in sites})
     main = next(site for site in sites if site.scaled)
+    authors = families.recipe_of(model)
+    # A length alone says nothing against authors who state it themselves.
+    if authors is not None and recipe.length_only and target <= (authors.card or target):
+        authors = None
     plan = Plan(
         name=name,
+        carrier=carrier,
+        model=model,
+        authors=authors,
+        words=carrier.words,
         attempts=attempts,
         attempt=attempt,
         recipe=recipe,
@@ -89,7 +97,6 @@ def make_plan(
         method_source=scaling.source_of(method),
     )
     notes = tuple[str, ...]()
-    authors = plan.authors
     if authors is not None and authors.agrees(plan):
         notes = (authors.against(plan),)
     return replace(plan, warnings=warnings_of(plan), notes=notes)
@@ -124,7 +131,7 @@ def make_folded_plan(
         )
     model = families.read(dict(config), context=recipe.context)
     spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
-    if why := why_unfolded(model):
+    if why := why_unfolded(ConfigCarrier(model)):
         raise UnsupportedModel(f"{self_extend.NAME}: {name} has {why}")
     target = resolve_target(recipe, model.context)
     how = self_extend.fold(model.context, target, options, spectra)

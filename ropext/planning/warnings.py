@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ropext.loaders import WRONG, newest
-from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far
+from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far, why_unfolded
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
@@ -27,8 +27,6 @@ def published(plan: Plan) -> str:
 
 
 def length_only(plan: Plan) -> str:
-    if not plan.recipe.length_only:
-        return ""
     return (
         "[length-only] the RoPE frequencies stay the same: only the stated length goes from "
         f"{plan.context:,} to {plan.target:,}, for a model that reads further than it states, or "
@@ -65,18 +63,6 @@ def farther_than_anybody(plan: Plan) -> str:
     return f"[too-far] {doubt}"
 
 
-def _instead(plan: Plan) -> str:
-    """What this model can take in place of an untrained factor, as the beginning of a list."""
-    ways = list[str]()
-    if plan.training:
-        ways.append(f"{plan.training}, ")
-    if plan.folds_in_memory:
-        ways.append("use Self-Extend (ropext serve --method self-extend), ")
-    if ways:
-        ways.append("or ")
-    return "".join(ways)
-
-
 def far(plan: Plan) -> str:
     """Too far for a model that nobody trains for it. Where a training follows, whoever plans that
     does not ask."""
@@ -90,17 +76,25 @@ def far(plan: Plan) -> str:
     if plan.method != "yarn":
         measured = f" (measured for YaRN, not for {plan.method})"
     trained = plan.trained_on or "the context"
+    instead = list[str]()
+    if plan.training:
+        instead.append(plan.training)
+    if not why_unfolded(plan.carrier):
+        instead.append("use Self-Extend (ropext serve --method self-extend)")
+    smaller = "take a smaller factor"
+    if instead:
+        smaller = f"{', '.join(instead)}, or {smaller}"
     return (
         f"[far] {factor:g}× {trained} without training: with YaRN, SmolLM2 predicts novels 0.18 "
         "nats per token worse than from truncated text at 4× (about 20 % more perplexity) and "
         f"finds 10 % of the needles; 0.65 nats worse at 8×{measured}. No authors publish an "
-        f"untrained factor above 4. Instead: {_instead(plan)}take a smaller factor "
+        f"untrained factor above 4. Instead: {smaller} "
         f"(docs/choose-a-method.md){asked}"
     )
 
 
 def not_longer(plan: Plan) -> str:
-    if not plan.recipe.from_original or plan.target > plan.model.context:
+    if plan.target > plan.model.context:
         return ""
     return reached(plan.target, plan.model.context)
 
@@ -134,15 +128,10 @@ def temperature(plan: Plan) -> str:
     return ""
 
 
-def unknown_keys_of_yarn(plan: Plan) -> str:
-    return _unknown_keys(plan, ("attn_factor",))
-
-
-def unknown_keys_of_longrope(plan: Plan) -> str:
-    return _unknown_keys(plan, ("short_mscale", "long_mscale"))
-
-
-def _unknown_keys(plan: Plan, keys: tuple[str, ...]) -> str:
+def unknown_keys(plan: Plan) -> str:
+    keys: tuple[str, ...] = ("attn_factor",)
+    if plan.main.params["rope_type"] == "longrope":
+        keys = ("short_mscale", "long_mscale")
     if keys[0] not in plan.main.params or not plan.carrier.in_transformers:
         return ""
     return (
@@ -152,7 +141,7 @@ def _unknown_keys(plan: Plan, keys: tuple[str, ...]) -> str:
 
 
 def form_of_mrope(plan: Plan) -> str:
-    if not plan.carrier.three_axes or plan.main.params["rope_type"] in ("default", "yarn"):
+    if plan.main.params["rope_type"] in ("default", "yarn"):
         return ""
     return (
         "[mrope] vLLM and SGLang support mrope_section only with a theta or yarn: under "
@@ -162,7 +151,7 @@ def form_of_mrope(plan: Plan) -> str:
 
 
 def ramp_of_mrope(plan: Plan) -> str:
-    if not plan.carrier.three_axes or plan.main.params["rope_type"] != "yarn":
+    if plan.main.params["rope_type"] != "yarn":
         return ""
     if plan.model.text_type.startswith(VLLM_ONE_POSITION):
         return (
@@ -177,7 +166,7 @@ def ramp_of_mrope(plan: Plan) -> str:
 
 
 def images_of_mrope(plan: Plan) -> str:
-    if not plan.carrier.three_axes or plan.target <= plan.context:
+    if plan.target <= plan.context:
         return ""
     return (
         "[mrope] an image takes fewer positions than tokens in mRoPE, and the factor counts "
@@ -227,7 +216,7 @@ def composed(plan: Plan) -> str:
     with nothing."""
     if plan.recipe.from_original or plan.recipe.length_only:
         return ""
-    if plan.main.params["rope_type"] != "longrope" or plan.main.rope.is_geometric:
+    if plan.main.rope.is_geometric:
         return ""
     others = [f"{r.loader} ({r.verdict})" for r in newest(plan.readings) if r.verdict in WRONG]
     if not others:
@@ -242,39 +231,50 @@ def composed(plan: Plan) -> str:
     )
 
 
-# In the order in which they are shown, behind what the config itself gives cause for.
-ROTARY: tuple[Callable[[Plan], str], ...] = (
-    length_only,
-    nothing_moves,
-    pairs_stop,
-    farther_than_anybody,
-    not_longer,
-    temperature,
-    unknown_keys_of_yarn,
-    unknown_keys_of_longrope,
-    form_of_mrope,
-    ramp_of_mrope,
-    images_of_mrope,
-    softmax,
-    float32,
-    two_sets,
-    disputed,
-    composed,
-)
+# In the order in which they are shown, behind what the config itself gives cause for. Beside each
+# warning is what a plan must have for it: a rope type, or one of the words in `warnings_of`.
+EVERY = ""
+ROTARY: dict[Callable[[Plan], str], str] = {
+    length_only: "length alone",
+    nothing_moves: EVERY,
+    pairs_stop: EVERY,
+    farther_than_anybody: EVERY,
+    not_longer: "from original",
+    temperature: EVERY,
+    unknown_keys: EVERY,
+    form_of_mrope: "mrope",
+    ramp_of_mrope: "mrope",
+    images_of_mrope: "mrope",
+    softmax: EVERY,
+    float32: EVERY,
+    two_sets: "longrope",
+    disputed: "authors",
+    composed: "longrope",
+}
 
 
 def warnings_of(plan: Plan) -> tuple[str, ...]:
-    """The warnings of a plan for rotary embeddings."""
-    model = plan.model
+    """Return the warnings of a plan for rotary embeddings."""
+    recipe = plan.recipe
+    has = {EVERY, plan.main.params["rope_type"]}
+    if recipe.length_only:
+        has.add("length alone")
+    if recipe.from_original:
+        has.add("from original")
+    if plan.carrier.three_axes:
+        has.add("mrope")
+    sentences = list[str]()
+    if plan.authors is not None:
+        has.add("authors")
+        sentences += sentences_of((published,), plan)
+    sentences += plan.model.notes
     needed = EVEN_SO
-    if plan.recipe.even_so or plan.recipe.length_only:
+    if recipe.even_so or recipe.length_only:
         needed = ""
-    sentences = sentences_of((published,), plan)
-    sentences += model.notes
-    for obstacle in model.obstacles:
+    for obstacle in plan.model.obstacles:
         sentences.append(obstacle + needed)
-    sentences += sentences_of(ROTARY, plan)
-    return tuple(sentences)
+    fitting = [warning for warning, needs in ROTARY.items() if needs in has]
+    return (*sentences, *sentences_of(fitting, plan))
 
 
 Subject = TypeVar("Subject")

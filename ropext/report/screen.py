@@ -33,7 +33,7 @@ SERVED_DETAILS = "--details shows the verdict for each engine and version, and w
 
 def plan_screen(made: ExtensionPlan) -> str:
     """Write `ropext plan` in at most 24 lines."""
-    facts = made.reasons()
+    facts = made.facts(briefly=True)
     if made.kv_cache_bytes is not None:
         facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
     facts += _readers(made.readings)
@@ -124,7 +124,7 @@ def _first_lines(lines: Sequence["Serving"], room: int) -> str:
 def _remarks(made: ExtensionPlan, room: int) -> list[str]:
     """Write the warnings, then the notes, as far as there is room; of the others, how many."""
     shown = list[str]()
-    remarks = made.warning_remarks() + made.note_remarks()
+    remarks = made.remarks(warnings_first=True)
     for number, remark in enumerate(remarks):
         text = folded(remark)
         is_last = number == len(remarks) - 1
