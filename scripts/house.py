@@ -35,8 +35,8 @@ MOST_PARAMETERS = 6
 MOST_IMPORTS = 25
 # Questions of which kind a model or its carrier is. In these files alone they are the subject.
 SPECIES = ("container", "growth", "is_gguf")
-KINDS = ("GgufFile", "GgufCarrier", "ConfigCarrier", "TablePlan")
-OF_CARRIERS = ("carriers/", "gguf/", "loaders/gguf.py")
+KINDS = ("GgufFile", "GgufCarrier", "Carrier", "TablePlan")
+OF_CARRIERS = ("planning/carrier.py", "planning/gguf_carrier.py", "gguf/", "loaders/gguf.py")
 
 
 @dataclass

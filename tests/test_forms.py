@@ -10,8 +10,8 @@ import transcriptions as truth
 from comparing import assert_close, assert_number
 
 from ropext import families, forms, scaling
-from ropext.carriers import ConfigCarrier, carry
 from ropext.errors import InputError, UsageError
+from ropext.planning.carrier import Carrier, carry
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 BOUND = 1e-12
@@ -370,7 +370,7 @@ def test_carry_takes_the_first_form_that_the_family_and_the_loaders_read() -> No
     site = replace(site, wanted=wanted)
 
     def kind(allowed: tuple[str, ...], names: tuple[str, ...] = ()) -> str | None:
-        carrier = ConfigCarrier(replace(model, forms=allowed))
+        carrier = Carrier(replace(model, forms=allowed))
         params = carry(carrier, site, native, target, names, even_so=False)
         return None if params is None else params["rope_type"]
 

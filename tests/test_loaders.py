@@ -16,6 +16,7 @@ from bases import SIZES, keys_of
 
 from ropext import families, loaders
 from ropext.errors import NotExpressible, NotMeasured, UsageError
+from ropext.forms import Params
 from ropext.loaders import lookup, table
 from ropext.loaders.versions import span_of
 from ropext.options.extend import Extend
@@ -203,7 +204,7 @@ def test_a_family_whose_length_is_right_needs_no_flag():
     for loader, flag in (("vllm", "--max-model-len TARGET"), ("sglang", "--context-length TARGET")):
         assert reading(loader, "", "gemma3_text", DICTS["linear"]).flag == ""
         assert reading(loader, "", "qwen3", DICTS["linear"]).flag == flag
-        lines = loaders.serving_lines(
+        lines = serving(
             loaders.ServedDirectory("out", "gemma3_text"),
             DICTS["linear"],
             context=1024,
@@ -339,9 +340,23 @@ def test_nearest_exact():
     assert near("vllm", "olmoe", composed) == ""
 
 
+def serving(
+    directory: loaders.ServedDirectory, params: Params, *, context: int, target: int
+) -> tuple[loaders.Serving, ...]:
+    """How to run a directory whose dict each engine reads as the table says."""
+    known = loaders.readings(
+        directory.family,
+        params,
+        model_type=directory.model_type,
+        length=target,
+        target=target,
+    )
+    return loaders.serving_lines(directory, known, params, context=context, target=target)
+
+
 def lines(kind: str, family: str = "llama", **facts: object) -> dict[str, loaders.Serving]:
     given = {"context": ORIGINAL, "target": 16384} | facts
-    out = loaders.serving_lines(loaders.ServedDirectory("out/dir", family), DICTS[kind], **given)
+    out = serving(loaders.ServedDirectory("out/dir", family), DICTS[kind], **given)
     return {line.loader: line for line in out}
 
 
@@ -374,7 +389,7 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
     assert lines("longrope-custom")["sglang"].command
     (sglang,) = [
         line
-        for line in loaders.serving_lines(
+        for line in serving(
             loaders.ServedDirectory("d", "gemma2"), YARN, context=ORIGINAL, target=16384
         )
         if line.loader == "sglang"
@@ -386,9 +401,7 @@ def test_serving_lines_give_a_sentence_where_a_loader_differs():
 
 
 def test_serving_lines_say_what_was_not_measured():
-    out = loaders.serving_lines(
-        loaders.ServedDirectory("d", "olmoe"), YARN, context=ORIGINAL, target=16384
-    )
+    out = serving(loaders.ServedDirectory("d", "olmoe"), YARN, context=ORIGINAL, target=16384)
     (vllm,) = [line for line in out if line.loader == "vllm"]
     assert vllm.command
     assert "not measured" in vllm.note
@@ -396,7 +409,7 @@ def test_serving_lines_say_what_was_not_measured():
 
 def test_a_masked_model_is_served_by_transformers_alone():
     masked = loaders.ServedDirectory("my dir", "modernbert", masked_lm=True)
-    (line,) = loaders.serving_lines(masked, DICTS["theta"], context=1024, target=4096)
+    (line,) = serving(masked, DICTS["theta"], context=1024, target=4096)
     assert line.command.endswith(
         """"from transformers import pipeline; pipe = pipeline('fill-mask', 'my dir')\""""
     )

@@ -10,11 +10,11 @@ import pytest
 
 import ropext
 from ropext import families, inspecting
-from ropext.carriers import ConfigCarrier
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families.config import packaged
 from ropext.options.extend import Extend
 from ropext.planning import attempts, make_plan
+from ropext.planning.carrier import Carrier
 from ropext.report import text
 from ropext.report.text import extend_command
 from ropext.scaling import METHODS
@@ -525,7 +525,7 @@ def counted(monkeypatch, shown=True, **options):
 
     count(attempts.scaling, "scale")
     count(attempts, "carry")
-    count(ConfigCarrier, "readings")
+    count(Carrier, "readings")
     with suppress(NotExpressible):
         made = make_plan(configs.LLAMA31, Extend(target=262144, **options))
         if shown:

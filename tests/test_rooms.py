@@ -37,7 +37,6 @@ ABOVE_THE_LINE = (
     "families",
     "stock",
     "loaders",
-    "carriers",
     "tasks",
     "lengths",
     "table",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ropext import bundled, families, stock
-from ropext.carriers import Carrier, ConfigCarrier
 from ropext.checkpoint.asked import check_asked
 from ropext.checkpoint.headers import read_header
 from ropext.errors import InputError, UsageError
@@ -21,6 +20,7 @@ from ropext.families import Model
 from ropext.families.model import Problem
 from ropext.inputs import check_link, is_plain_name, read_bytes
 from ropext.jsontext import Json, parse_object, read_object
+from ropext.planning.carrier import Carrier
 from ropext.rope import CONFIG
 
 INDEX_LIMIT = 128 * 10**6  # bytes of an index of weight files
@@ -221,7 +221,7 @@ class Snapshot:
     sentence_bert_config: dict[str, Json] | None = None
     index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
     # What carries its spectrum, and how an error calls its config.
-    carries: Callable[[Model], Carrier] = field(default=ConfigCarrier, compare=False)
+    carries: Callable[[Model], Carrier] = field(default=Carrier, compare=False)
     config_name: str = CONFIG
     kept_record: dict[str, Json] | None = None  # of a GGUF file: the record that it holds
     # Of its files as they were before the first was read, and the SHA-256 of those that were hashed

@@ -43,9 +43,14 @@ class CacheLayer(NamedTuple):
     rate: int | None = None  # and one entry for every so many tokens, beside the window
     is_latent: bool = False  # one vector for all heads, from which keys and values are made
 
-    def kept(self, tokens: int) -> int:
-        entries = min(tokens, self.window or tokens) + (tokens // self.rate if self.rate else 0)
-        return self.values * entries
+    def kept(self, tokens: int, step: int = 1, beside: int = 0) -> int:
+        """Return the numbers kept of so many tokens by an engine whose cache grows in steps, and
+        keeps more tokens `beside` a window."""
+        cells = -(-tokens // step) * step
+        if self.window:
+            cells = min(cells, -(-(self.window + beside) // step) * step)
+        entries = tokens // self.rate if self.rate else 0
+        return self.values * (cells + entries)
 
 
 class TextConfig(Dict):

@@ -69,12 +69,15 @@ class Model:
     def site(self, label: str) -> RopeSite:
         return next(s for s in self.sites if s.label == label)
 
-    def kv_bytes(self, tokens: int, bytes_per_value: int = 2) -> int | None:
-        """The KV cache of one sequence of `tokens`; windowed layers keep their window only. A
-        masked language model reads all at once and has none."""
+    def kv_bytes(
+        self, tokens: int, bytes_per_value: int = 2, *, step: int = 1, beside: int = 0
+    ) -> int | None:
+        """Return the KV cache of one sequence of `tokens`, if it is known. Windowed layers keep
+        their window only (for step and beside see CacheLayer); a masked language model reads all at
+        once and has none."""
         if self.kv_layers is None or self.masked_lm:
             return None
-        return bytes_per_value * sum(layer.kept(tokens) for layer in self.kv_layers)
+        return bytes_per_value * sum(layer.kept(tokens, step, beside) for layer in self.kv_layers)
 
     @property
     def kv_bytes_per_token(self) -> int | None:

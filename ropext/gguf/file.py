@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from ropext import bundled
-from ropext.carriers.gguf import GgufCarrier
 from ropext.checkpoint.snapshot import Snapshot
 from ropext.gguf.geometry import FREQS, LONG, SHORT, Geometry
 from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader
+from ropext.planning.gguf_carrier import GgufCarrier
 
 RECORD = "ropext.record"  # the key that holds ropext.json
 WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros

@@ -1,10 +1,8 @@
 """The keys and tensors of a GGUF file that a plan changes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from ropext.carriers import DIRECTORY, Words
-from ropext.carriers.gguf import FILE, GgufCarrier
 from ropext.errors import NotExpressible
 from ropext.forms import Params
 from ropext.gguf.file import GgufFile
@@ -21,6 +19,7 @@ from ropext.loaders.gguf import (
     keys_of,
     older_names,
 )
+from ropext.planning.gguf_carrier import GgufCarrier
 from ropext.rope import ABSENT, Edit, RopeSite
 
 # Ollama's issue 5245, open; its pull of such a repository answers "does not support this yet".
@@ -112,13 +111,7 @@ def _in_the_head(
 class FileCarrier(GgufCarrier):
     """The keys and tensors of a GGUF file that is here."""
 
-    file: GgufFile
-
-    @property
-    def words(self) -> Words:
-        if not self.is_split:
-            return FILE
-        return replace(FILE, output=DIRECTORY.output, name=DIRECTORY.name)  # of all its parts
+    file: GgufFile = field(kw_only=True)
 
     @property
     def is_split(self) -> bool:

@@ -15,6 +15,8 @@ from ropext.gguf.keys import FileCarrier
 from ropext.gguf.spelling import config_of
 from ropext.jsontext import parse_object
 from ropext.loaders.gguf import architecture
+from ropext.planning.carrier import DIRECTORY
+from ropext.planning.gguf_carrier import FILE
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MOST_PARTS = 1000
@@ -49,7 +51,11 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         parts=parts,
         geometry=geometry,
     )
-    return replace(file, carries=partial(FileCarrier, architecture=name, file=file))
+    words = FILE
+    if len(parts) > 1:  # a directory of all parts is written
+        words = replace(FILE, output=DIRECTORY.output, name=DIRECTORY.name)
+    carries = partial(FileCarrier, architecture=name, words=words, file=file)
+    return replace(file, carries=carries)
 
 
 def _parts(path: Path) -> tuple[GgufHeader, ...]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import bundled, scaling
-from ropext.carriers import Carrier
 from ropext.checkpoint import Snapshot, open_snapshot, provenance
 from ropext.checkpoint.tokenizer import NO_LIMIT
 from ropext.errors import ConfigError, UsageError
@@ -16,6 +15,7 @@ from ropext.families import Model
 from ropext.inputs import model_name
 from ropext.options.door import public
 from ropext.options.extend import Extend, resolve_target
+from ropext.planning.carrier import Carrier
 from ropext.rope import Positions, RopeSite, Spectrum
 from ropext.schemes import read_positions
 

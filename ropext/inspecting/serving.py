@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ropext import loaders
-from ropext.carriers import Carrier, StandingModel
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import GateFailed, NotMeasured
 from ropext.families import Model
 from ropext.inspecting.inspection import open_model, positions_of, said_of
 from ropext.jsontext import values_json
+from ropext.planning.carrier import Carrier, StandingModel
 
 
 @dataclass(frozen=True)

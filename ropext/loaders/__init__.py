@@ -11,12 +11,12 @@ from ropext.loaders.lookup import (
     parse_for,
     readers_for,
     readings,
+    reads_exactly,
     select,
     select_file,
     unmeasured,
 )
 from ropext.loaders.serving import (
-    Override,
     OverrideLine,
     ServedDirectory,
     Serving,
@@ -30,7 +30,6 @@ from ropext.loaders.table import WRONG, readers
 __all__ = [
     "WRONG",
     "LoaderReading",
-    "Override",
     "OverrideLine",
     "ServedDirectory",
     "Serving",
@@ -48,6 +47,7 @@ __all__ = [
     "readers",
     "readers_for",
     "readings",
+    "reads_exactly",
     "select",
     "select_file",
     "serving_lines",

@@ -8,7 +8,7 @@ written here: that is ropext.gguf.
 import json
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,9 @@ def alike(name: str, text_type: str) -> bool:
 
 def converted_to(text_type: str) -> Architecture | None:
     """Return what a model type in transformers becomes as a GGUF."""
-    for name in _table()["architectures"]:
-        if alike(name, text_type):
+    experts = _table()["experts"]
+    for name, row in _table()["architectures"].items():
+        if text_type in (row["type"], experts.get(name)) or text_type in row.get("also", ()):
             return architecture(name)
     return None
 
@@ -142,15 +143,6 @@ def _mscale(scale: float, m: float) -> float:
     return 0.1 * m * math.log(scale) + 1.0
 
 
-def _corrections(rope: GgufRope, dim: int) -> tuple[float, float]:
-    """Return ggml_rope_yarn_corr_dims of ggml.c."""
-
-    def index(turns: float) -> float:
-        return dim * math.log(rope.original / (turns * math.tau)) / (2 * math.log(rope.freq_base))
-
-    return max(0, math.floor(index(rope.beta_fast))), min(dim - 1, math.ceil(index(rope.beta_slow)))
-
-
 def read(rope: GgufRope, dim: int) -> Spectrum:
     """The angle of each pair at position 1 and what multiplies cos and sin: rope_yarn and
     ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's constructor.
@@ -184,8 +176,13 @@ def _turned(
     is_yarn = rope.scaling == "yarn"
     low = 0.0
     high = 0.0
-    if is_yarn:
-        low, high = _corrections(rope, dim)
+    if is_yarn:  # ggml_rope_yarn_corr_dims of ggml.c
+        bounds = list[float]()
+        for turns in (rope.beta_fast, rope.beta_slow):
+            wave = math.log(rope.original / (turns * math.tau))
+            bounds.append(dim * wave / (2 * math.log(rope.freq_base)))
+        low = max(0, math.floor(bounds[0]))
+        high = min(dim - 1, math.ceil(bounds[1]))
     angles = list[float]()
     for i in range(dim // 2):
         divisor = 1.0
@@ -232,7 +229,7 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
     original = int(params.get("original_max_position_embeddings") or rope.original_context)
     plain = plain_inv_freq(rope.dim, rope.theta)
     factors = forms.divisors(plain, wanted.inv_freq)
-    held = _held(factors)
+    held = tuple(min(factor, STANDS) for factor in factors)  # as float32 numbers that a file holds
     theta = forms.theta_form(rope, factors, wanted, 0)
     if theta is not None:
         yield GgufRope(theta["rope_theta"], original=original)
@@ -246,7 +243,14 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
         yield GgufRope(params["rope_theta"], scaling, params["factor"], original)
     # A yarn over pairs that stand still has the form of a longrope.
     if params["rope_type"] == "yarn" or (rope.stands and params["rope_type"] == "longrope"):
-        yield _yarn_offer(row, rope, params, original)
+        offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
+        if "log" in row.adds:
+            offer = replace(offer, log_multiplier=rope.mscale_all_dim)
+        if "betas" in row.adds:
+            fast = params.get("beta_fast") or offer.beta_fast
+            slow = params.get("beta_slow") or offer.beta_slow
+            offer = replace(offer, beta_fast=fast, beta_slow=slow)
+        yield offer
     if "freqs" in row.adds:
         yield GgufRope(rope.theta, original=original, divisors=held)
     if "factors" in row.adds:
@@ -257,36 +261,11 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
         yield GgufRope(rope.theta, "longrope", 1.0, original, divisors=held, short=short)
 
 
-def _held(divisors: Iterable[float]) -> tuple[float, ...]:
-    """Return divisors as float32 numbers that a file can hold."""
-    return tuple(min(divisor, STANDS) for divisor in divisors)
-
-
-def _yarn_offer(row: Architecture, rope: Rope, params: Params, original: int) -> GgufRope:
-    offer = GgufRope(params["rope_theta"], "yarn", params["factor"], original)
-    if "log" in row.adds:
-        offer = replace(offer, log_multiplier=rope.mscale_all_dim)
-    if "betas" in row.adds and params.get("beta_fast"):
-        offer = replace(offer, beta_fast=params["beta_fast"])
-    if "betas" in row.adds and params.get("beta_slow"):
-        offer = replace(offer, beta_slow=params["beta_slow"])
-    return offer
-
-
 def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
-    """Yield every set of keys and divisors from which llama.cpp computes `wanted` in this
-    architecture, the most widely read first; `params` is a stock rope dict of that spectrum."""
-    offers = _completed_offers(architecture(name), rope, wanted, params)
-    for offer in offers:
-        if forms.same(read(offer, rope.dim), wanted):
-            yield offer
-
-
-def _completed_offers(
-    row: Architecture, rope: Rope, wanted: Spectrum, params: Params
-) -> Iterator[GgufRope]:
-    """Yield what the architecture reads of the offers, with divisors that keep still what stands in
-    the base, and the attention factor."""
+    """Yield every set of keys and divisors from which llama.cpp computes `wanted` in this architecture,
+    the most widely read first; `params` is a stock rope dict of that spectrum. Their divisors keep
+    still what stands still in the base."""
+    row = architecture(name)
     fixed_theta = "theta" in row.lacks and rope.nested  # its windowed layers would follow
     for offer in _offers(row, rope, wanted, params):
         if offer.scaling in row.lacks:
@@ -300,7 +279,8 @@ def _completed_offers(
             offer = replace(offer, attn_factor=ratio)
         if "attn" in row.lacks and offer.attn_factor != 1:
             continue
-        yield offer
+        if forms.same(read(offer, rope.dim), wanted):
+            yield offer
 
 
 def _standing(rope: Rope) -> tuple[float, ...]:

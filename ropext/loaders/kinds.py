@@ -66,31 +66,40 @@ def kinds_of(
 
     `length` is max_position_embeddings; `v5_only` says that the config has rope_parameters alone.
     """
-    kinds = _kinds_of_type(params, length)
+    match params.get("rope_type", "default"):
+        case "default":
+            kinds = ["theta"]
+        case "dynamic" if params.get("alpha"):
+            kinds = ["dynamic-alpha"]
+        case "yarn":
+            kinds = _yarn_kinds(params, length)
+        case "longrope":
+            kinds = _longrope_kinds(params)
+        case "proportional" if params.get("factor") in (None, 1):
+            kinds = ["theta"]  # Gemma 4's own layers, with another theta at the most
+        case "dynamic" | "linear" | "llama3" | "proportional" as kind:
+            kinds = [kind]
+        case _:
+            kinds = ["unknown"]
     if v5_only:
         kinds.append("v5-only")
     return tuple(kinds)
 
 
-def _kinds_of_type(params: Params, length: int | None) -> list[str]:
-    match params.get("rope_type", "default"):
-        case "default":
-            return ["theta"]
-        case "dynamic" if params.get("alpha"):
-            return ["dynamic-alpha"]
-        case "yarn":
-            return _yarn_kinds(params, length)
-        case "longrope":
-            return _longrope_kinds(params)
-        case "proportional" if params.get("factor") in (None, 1):
-            return ["theta"]  # Gemma 4's own layers, with another theta at the most
-        case "dynamic" | "linear" | "llama3" | "proportional" as kind:
-            return [kind]
-    return ["unknown"]
-
-
 def _yarn_kinds(params: Params, length: int | None) -> list[str]:
-    kinds = [_main_yarn_kind(params)]
+    """Return the kinds of a yarn: by its attention factor or betas, and by what it lacks."""
+    factor = params.get("factor")
+    explicit = params.get("attention_factor")
+    fast = params.get("beta_fast") or forms.BETA_FAST
+    slow = params.get("beta_slow") or forms.BETA_SLOW
+    main = "yarn"
+    if explicit is not None and (not factor or not forms.agree(explicit, forms.mscale(factor))):
+        main = "yarn-custom"
+    elif params.get("mscale") and params.get("mscale_all_dim"):
+        main = "yarn-mscale"
+    elif fast != forms.BETA_FAST or slow != forms.BETA_SLOW:
+        main = "yarn-betas"
+    kinds = [main]
     if not params.get("truncate", True):
         kinds.append("yarn-untruncated")
     original = params.get("original_max_position_embeddings")
@@ -99,23 +108,9 @@ def _yarn_kinds(params: Params, length: int | None) -> list[str]:
     elif length is not None and length <= original:
         kinds.append("yarn-original-length")
     # The plain row was measured with both lengths right, and does not speak for such a dict.
-    if len(kinds) > 1 and kinds[0] == "yarn":
+    if len(kinds) > 1 and main == "yarn":
         kinds = kinds[1:]
     return kinds
-
-
-def _main_yarn_kind(params: Params) -> str:
-    factor = params.get("factor")
-    explicit = params.get("attention_factor")
-    if explicit is not None and (not factor or not forms.agree(explicit, forms.mscale(factor))):
-        return "yarn-custom"
-    if params.get("mscale") and params.get("mscale_all_dim"):
-        return "yarn-mscale"
-    fast = params.get("beta_fast") or forms.BETA_FAST
-    slow = params.get("beta_slow") or forms.BETA_SLOW
-    if fast != forms.BETA_FAST or slow != forms.BETA_SLOW:
-        return "yarn-betas"
-    return "yarn"
 
 
 def _longrope_kinds(params: Params) -> list[str]:

@@ -43,12 +43,12 @@ def newest(readings: Iterable[LoaderReading]) -> tuple[LoaderReading, ...]:
     return tuple(latest.values())
 
 
-def sourced(why: str, evidence: str) -> str:
-    """Return what is said of a cell, with what stands behind it where no engine read a model."""
-    behind = loader_table()["evidence"].get(evidence)
-    if behind is None:
-        return why
-    return f"{why} ({behind})".strip()
+def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
+    """Return whether a loader, in its newest version, reads a dict as planned."""
+    for reading in readings:
+        if reading.loader == loader:
+            return reading.verdict == "same"  # the newest comes first
+    return False
 
 
 def described(kind: str) -> str:
@@ -106,17 +106,29 @@ def reading_in(
     worst = min(judged, key=lambda cell: _WORST_FIRST.index(cell.verdict))
     reasons = list[str]()
     flags = list[str]()
+    factor = params.get("factor") or 1.0
     for cell in judged:
         if cell.verdict == worst.verdict and cell.why and cell.why not in reasons:
             reasons.append(cell.why)
-        flag = _filled(cell.flag, params, target)
-        if flag and flag not in flags:
+        if not cell.flag:
+            continue
+        flag = cell.flag.format(
+            target="TARGET" if target is None else target,
+            beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
+            beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
+            attention_ratio=format(attention(params) / forms.mscale(factor), ".7g"),
+        )
+        if flag not in flags:
             flags.append(flag)
+    why = "; ".join(reasons)
+    behind = loader_table()["evidence"].get(worst.evidence)
+    if behind is not None:  # no engine read a model
+        why = f"{why} ({behind})".strip()
     return LoaderReading(
         loader=reader.loader,
         versions=reader.measured[known],
         verdict=worst.verdict,
-        why=sourced("; ".join(reasons), worst.evidence),
+        why=why,
         flag=" ".join(flags),
         evidence=worst.evidence,
         has_reason=bool(reasons),
@@ -136,16 +148,6 @@ def _judge(cell: TableCell | None, kind: str, params: Params) -> TableCell:
     if cell.why:
         why = f"{cell.why}; {lack}"
     return TableCell(cell.otherwise, why, cell.flag)
-
-
-def _filled(flag: str, params: Params, target: int | None) -> str:
-    factor = params.get("factor") or 1.0
-    return flag.format(
-        target="TARGET" if target is None else target,
-        beta_fast=format(params.get("beta_fast") or forms.BETA_FAST, "g"),
-        beta_slow=format(params.get("beta_slow") or forms.BETA_SLOW, "g"),
-        attention_ratio=format(attention(params) / forms.mscale(factor), ".7g"),
-    )
 
 
 def _covers(reader: LoaderVersions, version: str) -> bool:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from ropext.families import Model
 from ropext.families.config import auto_class
 from ropext.families.described import Facts
 from ropext.forms import Params
 from ropext.jsontext import JsonObject
 from ropext.loaders.kinds import kinds_of
-from ropext.loaders.lookup import LoaderReading, newest, readings
+from ropext.loaders.lookup import LoaderReading, newest
 from ropext.loaders.table import ServeData, loader_table
 from ropext.narration import pasted
 
@@ -38,26 +39,6 @@ class OverrideLine(Serving):
 
 
 @dataclass(frozen=True)
-class Override:
-    """What a config of the base would have to say: `keys` at `path` inside a composite."""
-
-    model: str
-    model_type: str
-    keys: JsonObject
-    path: tuple[str, ...]
-    target: int
-    described: Facts = field(default_factory=dict)  # of types that the census lacks
-
-    @property
-    def nested(self) -> JsonObject:
-        """The keys as the whole config holds them."""
-        nested = dict(self.keys)
-        for part in reversed(self.path):
-            nested = {part: nested}
-        return nested
-
-
-@dataclass(frozen=True)
 class ServedDirectory:
     """A directory that is to be run: its name, and what its config says that it is."""
 
@@ -67,6 +48,13 @@ class ServedDirectory:
     masked_lm: bool = False
     on_hub: bool = False
     described: Facts = field(default_factory=dict)  # of types that the census lacks
+
+    @classmethod
+    def of(cls, model: Model, name: str, *, on_hub: bool = False) -> "ServedDirectory":
+        """Return the directory of a model, by the name under which other programs find it."""
+        return cls(
+            name, model.text_type, model.model_type, model.masked_lm, on_hub, model.described
+        )
 
 
 # The pipelines of transformers that read text, by the class that loads the model.
@@ -90,44 +78,23 @@ def _in_python(directory: ServedDirectory) -> str:
 
 
 def serving_lines(
-    directory: ServedDirectory, params: Params, *, context: int, target: int
+    directory: ServedDirectory,
+    known: Iterable[LoaderReading],
+    params: Params,
+    *,
+    context: int,
+    target: int,
 ) -> tuple[Serving, ...]:
     """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
-    order; a masked model runs in transformers alone."""
-    known = readings(
-        directory.family,
-        params,
-        model_type=directory.model_type,
-        length=target,
-        target=target,
-    )
+    order; a masked model runs in transformers alone. `known` is how each reads the dict `params`
+    beside a stated length of `target`."""
     latest = {reading.loader: reading for reading in newest(known)}
-    words = _words_for(directory, target)
-    family_of_gguf = directory.family
-    if "longrope-standing" in kinds_of(params):
-        family_of_gguf = ""  # what the converter makes of it is not measured
-    lines = list[Serving]()
-    for template in loader_table()["serve_directories"]:
-        reading = latest[template["reading"]]
-        if template["loader"] == "llama.cpp":
-            lines.append(_llama_cpp(template, reading, words, family_of_gguf))
-        else:
-            note = _needed(template, reading, _announced(template, params, context, target))
-            command = template["command"].format_map(words)
-            lines.append(_line(template["loader"], reading, command, note))
-        if directory.masked_lm:
-            break
-    return tuple(lines)
-
-
-def _words_for(directory: ServedDirectory, target: int) -> dict[str, str]:
-    """Return what stands in a template, by its name there, as a shell takes it."""
     name = directory.name
     stem = PurePath(name).name or "model"
     source = pasted(name)
     if directory.on_hub:
         source = f"--remote {source}"
-    return {
+    words = {  # of the templates, as a shell takes them
         "target": str(target),
         "place": shlex.quote(name),
         "directory": pasted(name),
@@ -137,28 +104,20 @@ def _words_for(directory: ServedDirectory, target: int) -> dict[str, str]:
         "gguf": pasted(f"{stem}.gguf"),
         "long": pasted(f"{stem}-long.gguf"),
     }
-
-
-def override_lines(
-    override: Override, readings: Iterable[LoaderReading]
-) -> tuple[OverrideLine, ...]:
-    """Return how to run the base's own weights with the plan's numbers, in each loader that takes a
-    config and reads these as planned."""
-    latest = {reading.loader: reading for reading in newest(readings)}
-    lines = list[OverrideLine]()
+    family_of_gguf = directory.family
+    if "longrope-standing" in kinds_of(params):
+        family_of_gguf = ""  # what the converter makes of it is not measured
+    lines = list[Serving]()
     for template in loader_table()["serve_directories"]:
-        loader = template["loader"]
-        if loader not in latest or latest[loader].verdict != "same":
-            continue
-        argv = tuple[str, ...]()
-        if loader == "transformers":
-            command = _from_pretrained(override)
+        reading = latest[template["reading"]]
+        if template["loader"] == "llama.cpp":
+            lines.append(_llama_cpp(template, reading, words, family_of_gguf))
         else:
-            argv = _server_words(template, override)
-            command = shlex.join(argv)
-        if command:
-            line = OverrideLine(loader, command, argv=argv, hf_overrides=override.nested)
-            lines.append(line)
+            note = _needed(template, reading, params, context, target)
+            command = template["command"].format_map(words)
+            lines.append(_line(template["loader"], reading, command, note))
+        if directory.masked_lm:
+            break
     return tuple(lines)
 
 
@@ -166,38 +125,32 @@ def override_lines(
 NOT_BY_ARGUMENT = ("dots3_note_text",)
 
 
-def _from_pretrained(override: Override) -> str:
-    """Return the line of Python, by the class that loads this type; "" where no class does."""
-    if override.model_type in NOT_BY_ARGUMENT:
-        return ""
-    name = auto_class(override.model_type, override.described)
-    if not name:
-        return ""
-    given = ", ".join(f"{key}={value!r}" for key, value in override.nested.items())
-    return f"{name}.from_pretrained({override.model!r}, {given})"
-
-
-def _server_words(template: ServeData, override: Override) -> tuple[str, ...]:
-    """Return the command of a server, word by word; none of a loader that takes no such option. Its
-    JSON has no blanks, so that no line breaks it."""
+def override_lines(
+    base: ServedDirectory, keys: JsonObject, target: int, readings: Iterable[LoaderReading]
+) -> tuple[OverrideLine, ...]:
+    """Return how to run the base's own weights with other keys of its config, in each loader that
+    takes a config and reads these as planned."""
+    latest = {reading.loader: reading for reading in newest(readings)}
+    kind = base.model_type or base.family
     words = {
-        "model": override.model,
-        "overrides": json.dumps(override.nested, separators=(",", ":")),
-        "target": str(override.target),
+        "model": base.name,
+        "overrides": json.dumps(keys, separators=(",", ":")),  # no blanks, so that no line breaks
+        "target": str(target),
     }
-    return tuple(word.format_map(words) for word in template.get("override", ()))
-
-
-def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
-    """Return how llama-server runs a GGUF of the base; `flags` are those that say the plan, if any
-    do."""
-    if not flags:
-        note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
-        return OverrideLine("llama.cpp", "", note)
-    length = str(target)
-    argv = ("llama-server", "-m", file, *flags.split(), "-c", length, "-np", "1")
-    command = f"llama-server -m {pasted(file)} {flags} -c {length} -np 1"
-    return OverrideLine("llama.cpp", command, argv=argv, environment=_environment_of(flags, length))
+    lines = list[OverrideLine]()
+    for template in loader_table()["serve_directories"]:
+        loader = template["loader"]
+        if loader not in latest or latest[loader].verdict != "same":
+            continue
+        argv = tuple(word.format_map(words) for word in template.get("override", ()))
+        command = shlex.join(argv)
+        if loader == "transformers" and kind not in NOT_BY_ARGUMENT:
+            name = auto_class(kind, base.described)  # "" if no class loads this type
+            given = ", ".join(f"{key}={value!r}" for key, value in keys.items())
+            command = f"{name}.from_pretrained({base.name!r}, {given})" if name else ""
+        if command:
+            lines.append(OverrideLine(loader, command, argv=argv, hf_overrides=keys))
+    return tuple(lines)
 
 
 ENVIRONMENT = {
@@ -207,16 +160,22 @@ ENVIRONMENT = {
 }
 
 
-def _environment_of(flags: str, length: str) -> dict[str, str]:
-    """Return the variables that llama-server reads for the options of a YaRN; no others have
-    all."""
+def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
+    """Return how llama-server runs a GGUF of the base; `flags` are those that say the plan, if any
+    do. If they are a YaRN's, which alone have variables, these are given, too."""
+    if not flags:
+        note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
+        return OverrideLine("llama.cpp", "", note)
+    length = str(target)
     words = flags.split()
+    argv = ("llama-server", "-m", file, *words, "-c", length, "-np", "1")
+    command = f"llama-server -m {pasted(file)} {flags} -c {length} -np 1"
     names = dict(zip(words[::2], words[1::2], strict=False))
-    if names.keys() != ENVIRONMENT.keys():
-        return {}
-    variables = {ENVIRONMENT[name]: value for name, value in names.items()}
-    variables["LLAMA_ARG_CTX_SIZE"] = length
-    return variables
+    variables = dict[str, str]()
+    if names.keys() == ENVIRONMENT.keys():
+        variables = {ENVIRONMENT[name]: value for name, value in names.items()}
+        variables["LLAMA_ARG_CTX_SIZE"] = length
+    return OverrideLine("llama.cpp", command, argv=argv, environment=variables)
 
 
 def file_lines(
@@ -246,19 +205,16 @@ def file_lines(
     return tuple(lines)
 
 
-def _announced(template: ServeData, params: Params, context: int, target: int) -> int:
-    """Return the length that a server takes for itself where it is not the target, else 0."""
+def _needed(
+    template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
+) -> str:
+    """Return which option a server cannot do without, if it takes another length for itself."""
+    announced = 0
     match template.get("announces", {}).get(kinds_of(params)[0]):
         case "target times factor":
-            factor: float = params["factor"]
-            return round(target * factor)
+            announced = round(target * params["factor"])
         case "original length":
-            return int(params.get("original_max_position_embeddings", context))
-    return 0
-
-
-def _needed(template: ServeData, reading: LoaderReading, announced: int) -> str:
-    """Return which option a server cannot do without, where it takes another length."""
+            announced = int(params.get("original_max_position_embeddings", context))
     if not announced or (reading.verdict == "same" and not reading.flag):
         return ""
     return template["needed"].format_map({"announced": announced})

@@ -138,12 +138,23 @@ def gguf_readers() -> tuple[LoaderVersions, ...]:
 
 
 def _reader(entry: ReaderData) -> LoaderVersions:
+    """Return one loader in one range of versions; its groups share their cells."""
     families = dict[str, dict[str, TableCell]]()
     measured = dict[str, str]()
     for group in entry["groups"]:
         cells = dict[str, TableCell]()
         for kind, cell in group["cells"].items():
-            cells[kind] = cell_of(cell, group["evidence"])
+            if isinstance(cell, str):
+                cells[kind] = TableCell(cell, evidence=group["evidence"])
+                continue
+            cells[kind] = TableCell(
+                verdict=cell["is"],
+                why=cell.get("why", ""),
+                flag=cell.get("flag", ""),
+                evidence=cell.get("evidence", group["evidence"]),
+                needs=cell.get("needs", ""),
+                otherwise=cell.get("otherwise", "different"),
+            )
         for family in group["families"]:
             families[family] = cells
             measured[family] = group["versions"]
@@ -159,18 +170,4 @@ def _reader(entry: ReaderData) -> LoaderVersions:
         measured=measured,
         failed=entry["failed"],
         narrow=entry["narrow"],
-    )
-
-
-def cell_of(cell: CellData, evidence: str) -> TableCell:
-    """Return a cell of the file; `evidence` is its group's."""
-    if isinstance(cell, str):
-        return TableCell(cell, evidence=evidence)
-    return TableCell(
-        verdict=cell["is"],
-        why=cell.get("why", ""),
-        flag=cell.get("flag", ""),
-        evidence=cell.get("evidence", evidence),
-        needs=cell.get("needs", ""),
-        otherwise=cell.get("otherwise", "different"),
     )

@@ -4,10 +4,10 @@ and who reads that. Each is computed once, however many rows, ways and refusals 
 from dataclasses import dataclass, replace
 
 from ropext import forms, scaling
-from ropext.carriers import Carrier, carry
 from ropext.errors import UsageError, listed
 from ropext.loaders import WRONG, LoaderReading, newest
 from ropext.options.extend import Extend, knobs_for
+from ropext.planning.carrier import Carrier, carry
 from ropext.rope import Explanation, RopeSite, explain
 
 LENGTH_ONLY = "length-only"  # takes the place of a method
@@ -39,7 +39,7 @@ class Attempt:
 
 
 def attempt_of(recipe: Extend, method: str, knobs: object) -> Attempt:
-    """The attempt that a request makes with a method."""
+    """Return the attempt that a request makes with a method."""
     return Attempt(
         method,
         knobs,
@@ -73,42 +73,40 @@ class Attempts:
         self._wishes: dict[tuple[str, Attempt], WishedSite] = {}
         self._planned: dict[tuple[str, Attempt], RopeSite | None] = {}
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
-        self._rows: dict[Attempt, MethodRow] = {}
 
     def wish(self, site: RopeSite, attempt: Attempt) -> WishedSite:
-        """What the method asks for; UsageError where it cannot be run so."""
+        """Return what the method asks for; raise UsageError if it cannot be run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
-        if key not in self._wishes:
-            self._wishes[key] = self._new_wish(site, attempt)
-        return self._wishes[key]
-
-    def _new_wish(self, site: RopeSite, attempt: Attempt) -> WishedSite:
+        if key in self._wishes:
+            return self._wishes[key]
         rope = site.rope
         if attempt.from_original:
             rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            return WishedSite(site.of(rope), _stated_anew(site, self.target))
-        scaled = scaling.scale(rope, attempt.method, self.target, attempt.knobs, attempt.attention)
-        spectrum = scaling.compose(rope, scaled, self.target)
-        return WishedSite(replace(site, rope=rope, wanted=spectrum), scaling.native(rope, scaled))
+            wish = WishedSite(site.of(rope), _stated_anew(site, self.target))
+        else:
+            knobs = attempt.knobs
+            scaled = scaling.scale(rope, attempt.method, self.target, knobs, attempt.attention)
+            wanted = scaling.compose(rope, scaled, self.target)
+            native = scaling.native(rope, scaled)
+            wish = WishedSite(replace(site, rope=rope, wanted=wanted), native)
+        self._wishes[key] = wish
+        return wish
 
     def planned(self, site: RopeSite, attempt: Attempt) -> RopeSite | None:
-        """The site with the dict that carries it as asked; None where none does."""
+        """Return the site with the dict that carries it as asked; None if none does."""
         key = (site.label, attempt)
         if key not in self._planned:
-            self._planned[key] = self._carried(self.wish(site, attempt), attempt)
+            wish = self.wish(site, attempt)
+            names = attempt.for_loaders
+            even_so = attempt.even_so
+            params = carry(self.carrier, wish.site, wish.native, self.target, names, even_so)
+            self._planned[key] = None if params is None else replace(wish.site, params=params)
         return self._planned[key]
 
-    def _carried(self, wish: WishedSite, attempt: Attempt) -> RopeSite | None:
-        names = attempt.for_loaders
-        params = carry(self.carrier, wish.site, wish.native, self.target, names, attempt.even_so)
-        if params is None:
-            return None
-        return replace(wish.site, params=params)
-
     def readings(self, site: RopeSite, attempt: Attempt) -> tuple[LoaderReading, ...]:
-        """Who reads the dict that carries it how."""
+        """Return how each loader reads the dict that carries it."""
         key = (site.label, attempt)
         if key not in self._readings:
             planned = self.planned(site, attempt)
@@ -117,8 +115,8 @@ class Attempts:
         return self._readings[key]
 
     def row(self, recipe: Extend, method: str, chosen: str = "") -> MethodRow:
-        """The two numbers of a method, and the form that would carry it; with the request's knobs
-        where it is the chosen one."""
+        """Return the two numbers of a method, and the form that would carry it; with the request's
+        knobs if it is the chosen one."""
         if method == chosen:
             knobs = knobs_for(recipe, method)
         elif needs := scaling.find(method).needs:
@@ -126,12 +124,6 @@ class Attempts:
         else:
             knobs = scaling.find(method).knobs()
         attempt = attempt_of(recipe, method, knobs)
-        if attempt not in self._rows:
-            self._rows[attempt] = self._new_row(attempt)
-        return self._rows[attempt]
-
-    def _new_row(self, attempt: Attempt) -> MethodRow:
-        method = attempt.method
         site = self.model.scaled_sites[0]
         try:
             wish = self.wish(site, attempt)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext.carriers import CacheRules, Carrier
 from ropext.errors import UsageError
 from ropext.families.geometry import CacheLayer, attends
+from ropext.planning.carrier import CacheRules, Carrier
 
 LONGEST = 1 << 31  # tokens: positions are 32-bit integers in most engines
 STEP = 256  # tokens by which the longest length is sought, as llama.cpp makes a cache
@@ -44,25 +44,15 @@ class Cache:
     rules: CacheRules
 
     def bytes_at(self, tokens: int, kind: CacheType) -> int | None:
-        """All sequences, each full with so many tokens; None where the type cannot hold it."""
+        """Return the bytes of all sequences, each full with so many tokens; None if the type cannot
+        hold the cache."""
         total = 0
         for layer in self.layers:
             if kind.bytes_of(layer.values) is None:
                 return None
-            values = self._kept_values(layer, tokens)
-            total += kind.bytes_of(values) or 0
+            kept = layer.kept(tokens, self.rules.step, self.rules.micro_batch)
+            total += kind.bytes_of(kept) or 0
         return self.parallel * total
-
-    def _kept_values(self, layer: CacheLayer, tokens: int) -> int:
-        cells = self._in_steps(tokens)
-        if layer.window:
-            cells = min(cells, self._in_steps(layer.window + self.rules.micro_batch))
-        entries = tokens // layer.rate if layer.rate else 0
-        return layer.values * (cells + entries)
-
-    def _in_steps(self, tokens: int) -> int:
-        """So many tokens in the steps in which the cache grows."""
-        return -(-tokens // self.rules.step) * self.rules.step
 
     def longest_in(self, room: int, kind: CacheType) -> int | None:
         """The most tokens whose caches fit into so many bytes, in whole steps; 0 where not even
@@ -79,14 +69,6 @@ class Cache:
             else:
                 high = middle - 1
         return low * STEP
-
-
-def cache_bytes(carrier: Carrier, tokens: int) -> int | None:
-    """The KV cache of one full sequence at 2 bytes a value; None where it is not known."""
-    model = carrier.model
-    if model.kv_layers is None or model.masked_lm:
-        return None
-    return Cache(model.kv_layers, 1, carrier.cache).bytes_at(tokens, CACHE_TYPES["f16"])
 
 
 @dataclass(frozen=True)

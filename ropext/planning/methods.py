@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropext import families, forms, scaling
-from ropext.carriers import Carrier
 from ropext.errors import NotExpressible, listed
 from ropext.families import Model
 from ropext.options.extend import KNOBS, Extend
 from ropext.options.fields import flag
 from ropext.planning.attempts import LENGTH_ONLY, Attempt, Attempts, MethodRow
+from ropext.planning.carrier import Carrier
 from ropext.rope import Rope, RopeSite, turns
 
 
@@ -62,17 +62,13 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
 def needs_no_scaling(model: Model) -> bool:
     """Whether every pair that turns does so as often as YaRN's fast ones, which no ramp moves: it
     showed every phase in training many times over, and shows no new one further on."""
-    return _fewest_turns(model) >= forms.BETA_FAST
+    return fewest_turns([site.rope for site in model.scaled_sites]) >= forms.BETA_FAST
 
 
-def _fewest_turns(model: Model) -> float:
-    """How often the slowest pair turns inside the context; 0 where none turns."""
-    return min(_turning([site.rope for site in model.scaled_sites]), default=0.0)
-
-
-def _turning(ropes: Iterable[Rope]) -> list[float]:
-    """How often each pair that turns does so inside the context."""
-    return [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+def fewest_turns(ropes: Iterable[Rope]) -> float:
+    """Return how often the slowest pair that turns does so inside the context; 0 if none turns."""
+    seen = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+    return min(seen, default=0.0)
 
 
 def require_lasting(model: Model, target: int) -> None:
@@ -106,10 +102,9 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
     if moved or recipe.attention is not None or recipe.even_so:
         return
     ropes = [wish.site.rope for wish in wishes]
-    turning = _turning(ropes)
-    if not turning:
+    fewest = fewest_turns(ropes)
+    if not fewest:
         raise NotExpressible(f"--method {method}: every pair of this model stands still already")
-    fewest = min(turning)
     able = attempts.able(recipe)
     hint = f"; these methods move some: {', '.join(able)}" if able else ""
     if needs_no_scaling(model) and not recipe.from_original:
@@ -356,8 +351,8 @@ def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation
         return Recommendation(first[0], recipe.from_original, first[1])
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
     if scaled and not recipe.from_original and not model.asks_original:
-        unscaled = _unscaled_cases(attempts.carrier, recipe)
-        first = _first(attempts, recipe.changed(from_original=True), unscaled)
+        anew = recipe.changed(from_original=True)
+        first = _first(attempts, anew, _cases(attempts.carrier, anew))
         if first is not None:
             why = f"no config can store a scaling of its current frequencies{_for(recipe)}"
             return Recommendation(first[0], True, f"{why}; {first[1]}")
@@ -365,7 +360,7 @@ def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation
 
 
 def _why_no_scaling(model: Model) -> str:
-    fewest = _fewest_turns(model)
+    fewest = fewest_turns([site.rope for site in model.scaled_sites])
     context = model.context
     return (
         f"no rotary pair needs scaling: each makes at least {fewest:,.0f} rotations in the "
@@ -379,25 +374,13 @@ def _for(recipe: Extend) -> str:
 
 
 def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
-    """Every case that applies, the most specific first."""
+    """Return every case that applies, the most specific first."""
     model = carrier.model
-    cases = _unscaled_cases(carrier, recipe)
-    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
-    if recipe.from_original or not scaled or carrier.three_axes:
-        return cases
-    said = "the model is scaled already; this scales its current frequencies"
-    methods = ["by-parts"]
-    for case in cases:
-        methods.append(case.method)
-    return [_Case(said, method) for method in methods]
-
-
-def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
-    model = carrier.model
+    three_axes = carrier.three_axes
     pairs = model.scaled_sites[0].rope.dim // 2
     windowed = any("sliding" in kind or "chunked" in kind for kind in model.layer_types)
     cases = []
-    if windowed and len(model.sites) == 1 and not carrier.three_axes:
+    if windowed and len(model.sites) == 1 and not three_axes:
         said = "sliding-window and full-attention layers share one rope dict, so both are scaled"
         cases.append(_Case(said, "by-parts"))
     if pairs < FEW_PAIRS:
@@ -405,16 +388,19 @@ def _unscaled_cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     if recipe.attention is not None:
         cases.append(_Case("rope type yarn can store your attention factor", "yarn"))
     said = "the default for training" if recipe.finetune else "the default without training"
-    if carrier.three_axes:
+    preferred: tuple[str, ...] = PREFERRED
+    if three_axes:
+        preferred = PREFERRED_MROPE
         said += "; vLLM and SGLang keep the three axes of images (mRoPE) only under yarn or a new "
         said += "theta"
-    for method in _preferred(carrier):
+    for method in preferred:
         cases.append(_Case(said, method))
-    return cases
-
-
-def _preferred(carrier: Carrier) -> tuple[str, ...]:
-    return PREFERRED_MROPE if carrier.three_axes else PREFERRED
+    scaled = any(site.rope.is_scaled for site in model.scaled_sites)
+    if recipe.from_original or not scaled or three_axes:
+        return cases
+    said = "the model is scaled already; this scales its current frequencies"
+    methods = ["by-parts"] + [case.method for case in cases]
+    return [_Case(said, method) for method in methods]
 
 
 def _first(
@@ -430,36 +416,30 @@ def _first(
             passed.setdefault(note, []).append(row.method)
             continue
         others = [f"{listed(names)}: {note}" for note, names in passed.items()]
-        said = "; ".join([case.said, *others, _readers(row)])
+        written = "a new theta" if row.form == "default" else row.form
+        exact = "exact in all measured engines"
+        if row.misread_by:
+            exact += f" but {listed(row.misread_by)}"
+        elif not row.read_by:
+            exact = "not measured in any engine"
+        elif len(row.read_by) == 1:
+            exact = f"measured only in {row.read_by[0]}"
+        said = "; ".join([case.said, *others, f"written as {written}, {exact}"])
         return row.method, said + UNKNOWN * (not recipe.finetune)
     return None
-
-
-def _readers(row: MethodRow) -> str:
-    out = f"written as {row.form}"
-    if row.form == "default":
-        out = "written as a new theta"
-    if row.misread_by:
-        return f"{out}, exact in all measured engines but {listed(row.misread_by)}"
-    if not row.read_by:
-        return f"{out}, not measured in any engine"
-    if len(row.read_by) == 1:
-        return f"{out}, measured only in {row.read_by[0]}"
-    return f"{out}, exact in all measured engines"
 
 
 def default_method(attempts: Attempts, recipe: Extend) -> str:
     """The first of those recommended that can be written (with --for, that every loader named reads
     exactly) and has the knobs that were given."""
-    carrier = attempts.carrier
-    knobs = {name for name in KNOBS if getattr(recipe, name) is not None}
-
-    def takes(method: str) -> bool:
-        return knobs <= set(scaling.find(method).knob_names())
-
-    cases = [case for case in _cases(carrier, recipe) if takes(case.method)]
+    given = {name for name in KNOBS if getattr(recipe, name) is not None}
+    cases = list[_Case]()
+    for case in _cases(attempts.carrier, recipe):
+        if given <= set(scaling.find(case.method).knob_names()):
+            cases.append(case)
     first = _first(attempts, recipe, cases)
     if first is not None:
         return first[0]
-    preferred = _preferred(carrier)
-    return next(filter(takes, preferred), preferred[0])
+    preferred = PREFERRED_MROPE if attempts.carrier.three_axes else PREFERRED
+    able = [case.method for case in cases]
+    return next((method for method in preferred if method in able), preferred[0])

@@ -1,12 +1,10 @@
 """The plan as a value: what `extend` does, why, and who reads the result how."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ropext import loaders, scaling
-from ropext.carriers import DIRECTORY, Carrier, Words
 from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.families import Model
 from ropext.families.published import Published
@@ -14,7 +12,7 @@ from ropext.jsontext import values_json
 from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.planning.attempts import LENGTH_ONLY, Attempt, Attempts, MethodRow
-from ropext.planning.memory import cache_bytes
+from ropext.planning.carrier import DIRECTORY, Carrier, Words
 from ropext.planning.methods import (
     Recommendation,
     Way,
@@ -191,10 +189,6 @@ class ExtensionPlan:
         """How to run the result in each loader, once it lies in `directory`."""
         return ()
 
-    def usual(self, lines: Sequence[loaders.Serving]) -> Sequence[loaders.Serving]:
-        """Those of the lines of `serving` that most users need."""
-        return lines
-
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         """How to run the base itself so, in each loader that is known to read it."""
         return ()
@@ -263,7 +257,8 @@ class Plan(ExtensionPlan):
 
     @cached_property
     def kv_cache_bytes(self) -> int | None:
-        return cache_bytes(self.carrier, self.target)
+        rules = self.carrier.cache
+        return self.model.kv_bytes(self.target, step=rules.step, beside=rules.micro_batch)
 
     @property
     def form(self) -> str:
@@ -317,8 +312,10 @@ class Plan(ExtensionPlan):
             facts.append(("or" if place else "scaled again", way.sentence()))
         if briefly or self.recipe.length_only or why_unfolded(self.carrier):
             return facts
-        words = ("ropext", "serve", self.name, "--method", self_extend.NAME)
-        line = pasted(*words, "--target", str(self.target))
+        target = str(self.target)
+        line = pasted(
+            "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
+        )
         facts.append(("in memory", f"Self-Extend, which no file can store: {line}"))
         facts.append(("", f"({self_extend.EXCEPTION})"))
         return facts
@@ -377,9 +374,6 @@ class Plan(ExtensionPlan):
         if self.refusal is not None:  # there will be nothing to serve
             return ()
         return self.carrier.serving(self, directory)
-
-    def usual(self, lines: Sequence[loaders.Serving]) -> Sequence[loaders.Serving]:
-        return self.carrier.usual(lines)
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
         if self.refusal is not None:

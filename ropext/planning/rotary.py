@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from ropext import families, scaling
-from ropext.carriers import Carrier, ConfigCarrier
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
 from ropext.forms import same
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.attempts import LENGTH_ONLY, Attempts, attempt_of
+from ropext.planning.carrier import Carrier
 from ropext.planning.methods import (
     default_method,
     needs_no_scaling,
@@ -41,7 +41,7 @@ def make_plan(
     config: Mapping[str, Any],
     recipe: Extend,
     name: str = "MODEL",
-    carries: Callable[[Model], Carrier] = ConfigCarrier,
+    carries: Callable[[Model], Carrier] = Carrier,
     read: Callable[[int | None, int | None], Model] | None = None,
 ) -> Plan:
     """The plan for a config dict; raises where the request cannot be carried exactly. `carries`
@@ -52,7 +52,6 @@ def make_plan(
     model = read(recipe.context, recipe.original_context)
     carrier = carries(model)
     context = _context(model, recipe)
-    _require_length(model, recipe)
     target = resolve_target(recipe, context)
     if _leaves_the_spectrum(model, recipe, target):
         recipe = recipe.changed(length_only=True)
@@ -71,6 +70,11 @@ def make_plan(
     written = families.write(dict(config), model, params, target)
     _read_again(written, method, {site.label: site.wanted for site in sites})
     main = next(site for site in sites if site.scaled)
+    task = ""  # as the hub names it: a composite does more than text
+    if model.masked_lm:
+        task = "fill-mask"
+    elif model.text_type == model.model_type:
+        task = "text-generation"
     authors = families.recipe_of(model)
     # A length alone says nothing against authors who state it themselves.
     if authors is not None and recipe.length_only and target <= (authors.card or target):
@@ -93,7 +97,7 @@ def make_plan(
         edits=carrier.edits(main, target, config, written),
         warnings=(),
         obstacles=model.obstacles,
-        task=_task(model),
+        task=task,
         method_source=scaling.source_of(method),
     )
     notes = tuple[str, ...]()
@@ -113,13 +117,6 @@ def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
     return not recipe.from_original and all(value is None for value in given)
 
 
-def _task(model: Model) -> str:
-    """What the model does, as the hub names it; "" of a composite, which does more than text."""
-    if model.masked_lm:
-        return "fill-mask"
-    return "text-generation" if model.text_type == model.model_type else ""
-
-
 def make_folded_plan(
     config: Mapping[str, Any], recipe: Extend, name: str, options: FoldOptions
 ) -> ExtensionPlan:
@@ -131,7 +128,7 @@ def make_folded_plan(
         )
     model = families.read(dict(config), context=recipe.context)
     spectra = tuple(site.rope.spectrum.inv_freq for site in model.scaled_sites)
-    if why := why_unfolded(ConfigCarrier(model)):
+    if why := why_unfolded(Carrier(model)):
         raise UnsupportedModel(f"{self_extend.NAME}: {name} has {why}")
     target = resolve_target(recipe, model.context)
     how = self_extend.fold(model.context, target, options, spectra)
@@ -148,17 +145,6 @@ def make_folded_plan(
         warnings=(),
         fold=how,
     )
-
-
-def _require_length(model: Model, recipe: Extend) -> None:
-    """Where nothing says how far, a scaled model is not simply to be scaled again."""
-    original = model.scaled_sites[0].rope.original_context
-    if recipe.factor is None and recipe.target is None and original < model.context:
-        raise UsageError(
-            f"give a length: the config states {model.context} tokens, "
-            f"{model.context / original:g}× its original {original}; --target N --from-original "
-            "scales once from the original, --target N or --factor N scales on from now"
-        )
 
 
 def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spectrum]) -> None:
@@ -179,7 +165,8 @@ def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spect
 
 
 def _context(model: Model, recipe: Extend) -> int:
-    """The context that the factor counts from; a length that nothing says is asked for."""
+    """Return the context that the factor counts from; refuse a request without a length that needs
+    one."""
     asks = model.asks_original if recipe.from_original else model.asks_context
     if asks:
         raise UsageError(asks)
@@ -188,5 +175,12 @@ def _context(model: Model, recipe: Extend) -> int:
         raise UnsupportedModel(
             f"{model.model_type}: none of its rotary embeddings sits in a full-attention layer, so "
             "there is nothing to extend"
+        )
+    original = model.scaled_sites[0].rope.original_context
+    if recipe.factor is None and recipe.target is None and original < model.context:
+        raise UsageError(  # a scaled model is not simply to be scaled again
+            f"give a length: the config states {model.context} tokens, "
+            f"{model.context / original:g}× its original {original}; --target N --from-original "
+            "scales once from the original, --target N or --factor N scales on from now"
         )
     return scaled[0].original_context if recipe.from_original else model.context

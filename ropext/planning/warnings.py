@@ -76,19 +76,18 @@ def far(plan: Plan) -> str:
     if plan.method != "yarn":
         measured = f" (measured for YaRN, not for {plan.method})"
     trained = plan.trained_on or "the context"
-    instead = list[str]()
+    instead = ""
     if plan.training:
-        instead.append(plan.training)
+        instead += f"{plan.training}, "
     if not why_unfolded(plan.carrier):
-        instead.append("use Self-Extend (ropext serve --method self-extend)")
-    smaller = "take a smaller factor"
+        instead += "use Self-Extend (ropext serve --method self-extend), "
     if instead:
-        smaller = f"{', '.join(instead)}, or {smaller}"
+        instead += "or "
     return (
         f"[far] {factor:g}× {trained} without training: with YaRN, SmolLM2 predicts novels 0.18 "
         "nats per token worse than from truncated text at 4× (about 20 % more perplexity) and "
         f"finds 10 % of the needles; 0.65 nats worse at 8×{measured}. No authors publish an "
-        f"untrained factor above 4. Instead: {smaller} "
+        f"untrained factor above 4. Instead: {instead}take a smaller factor "
         f"(docs/choose-a-method.md){asked}"
     )
 
@@ -274,7 +273,7 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
     for obstacle in plan.model.obstacles:
         sentences.append(obstacle + needed)
     fitting = [warning for warning, needs in ROTARY.items() if needs in has]
-    return (*sentences, *sentences_of(fitting, plan))
+    return tuple(sentences + sentences_of(fitting, plan))
 
 
 Subject = TypeVar("Subject")

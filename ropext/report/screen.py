@@ -15,6 +15,7 @@ from ropext.report.text import (
     served_headline,
     serving_text,
     stand_in,
+    usual_lines,
 )
 from ropext.table import WIDTH, folded
 
@@ -97,7 +98,7 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
     results = made.serving(words.name)
     if not results:
         return parts
-    usual = made.usual(results)
+    usual = usual_lines(results, words)
     if made.recipe.for_loaders:
         by_loader = {line.loader: line for line in (*results, *usual)}
         usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual

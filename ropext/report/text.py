@@ -3,10 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.carriers import Carrier
 from ropext.checkpoint.provenance import scaled_by_config
 from ropext.families import Model
 from ropext.families.config import named
@@ -16,7 +16,7 @@ from ropext.narration import continued, pasted
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
 from ropext.planning import ExtensionPlan
-from ropext.planning.memory import cache_bytes
+from ropext.planning.carrier import Carrier, Words
 from ropext.planning.plan import ASKED_UNTRAINED
 from ropext.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
 from ropext.scaling.tables import alike
@@ -82,7 +82,8 @@ def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
         facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
     facts.append(("shape", _shape(model)))
     per_token = model.kv_bytes_per_token
-    full = cache_bytes(carrier, model.context)
+    rules = carrier.cache
+    full = model.kv_bytes(model.context, step=rules.step, beside=rules.micro_batch)
     if per_token is not None and full is not None:
         facts.append(
             ("KV cache", f"{size(per_token)} per token (16-bit values); {size(full)} when full")
@@ -411,7 +412,7 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
         if every:
             parts += ["", "to serve it", serving_text(lines)]
         else:
-            parts += ["", _to_serve(written.output, made.usual(lines))]
+            parts += ["", _to_serve(written.output, usual_lines(lines, made.words))]
     if made.sites:
         parts += ["", f"quality was not measured; to measure it: ropext eval {out} --data TEXTS"]
     return "\n".join(parts)
@@ -430,7 +431,15 @@ def how_to_serve(output: Path) -> str:
     read = serving(str(output))
     if read is None:
         return ""
-    return _to_serve(output, read.carrier.usual(read.serving))
+    return _to_serve(output, usual_lines(read.serving, read.carrier.words))
+
+
+def usual_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
+    """Return the lines that most users need: one engine's if it reads the result, or every command
+    without its notes."""
+    if words.first_engine:
+        return [min(lines, key=lambda line: (not line.command, line.loader != words.first_engine))]
+    return [replace(line, note="") if line.command else line for line in lines]
 
 
 def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:

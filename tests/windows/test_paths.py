@@ -83,9 +83,9 @@ def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     params = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     place = r"C:\my models\out"
-    lines = loaders.serving_lines(
-        loaders.ServedDirectory(place, "llama"), params, context=4096, target=16384
-    )
+    known = loaders.readings("llama", params, length=16384, target=16384)
+    directory = loaders.ServedDirectory(place, "llama")
+    lines = loaders.serving_lines(directory, known, params, context=4096, target=16384)
     for line in lines:
         if line.loader in ("vllm", "sglang"):
             continue  # they run in WSL, a POSIX shell

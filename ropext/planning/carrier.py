@@ -1,10 +1,14 @@
-"""A config.json as the carrier of a spectrum: rope dicts of the types that its family computes."""
+"""What carries a spectrum, and the engines that read it there: here the config of a directory.
+
+A GGUF's carrier (gguf_carrier.py) answers the same questions of a file. Code that plans, shows or
+checks an extension asks the carrier, and does not know which of the two it is.
+"""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ropext import families, forms, loaders
 from ropext.errors import RopextError
@@ -15,6 +19,7 @@ from ropext.jsontext import Json, JsonObject
 from ropext.loaders import LoaderReading, OverrideLine, Serving
 from ropext.loaders.lookup import reading_in
 from ropext.loaders.table import Verdict
+from ropext.options.extend import Extend
 from ropext.rope import ABSENT, CONFIG, Edit, RopeSite
 
 
@@ -36,6 +41,8 @@ class Words:
     output: str  # what it writes ...
     name: str  # ... and a name for that
     first_try: str = ""  # what may be done with it at once
+    # The engine whose command most users need; "" if each program has its own.
+    first_engine: str = ""
     without_copy: str = ""  # what else needs no copy, beside the lines that run the base itself
 
 
@@ -43,12 +50,13 @@ DIRECTORY = Words(
     CONFIG,
     "directory",
     "OUT",
+    first_engine="vllm",
     without_copy="(`extend --link hard` writes a directory that shares the weights)",
 )
 
 
 class PlannedExtension(Protocol):
-    """What a carrier is told of a plan."""
+    """What a carrier needs to know of a plan."""
 
     @property
     def name(self) -> str:
@@ -79,8 +87,8 @@ class PlannedExtension(Protocol):
         """Who reads the result how."""
 
     @property
-    def keeps_spectrum(self) -> bool:
-        """Whether the length alone grows."""
+    def recipe(self) -> Extend:
+        """The request."""
 
 
 @dataclass(frozen=True)
@@ -103,35 +111,54 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class ConfigCarrier:
-    """The config of a directory."""
+class Carrier:
+    """A place that holds a spectrum, and the engines that read it there: the config of a directory.
+
+    A rope dict of stock transformers says what such a place holds, also what a GGUF holds.
+    """
 
     model: Model
+    architecture: str = ""  # of a GGUF
+    words: Words = DIRECTORY  # what people read of it
 
-    architecture = ""
-    words = DIRECTORY
-    in_transformers = True
+    in_transformers = True  # whether transformers loads the result
     cache = CacheRules(1, 0, ("f16", "q8_0", "q4_0", "fp8"))
+    more_forms: ClassVar[tuple[str, ...]] = ()  # rope types for what only this place can hold
 
     @property
     def three_axes(self) -> bool:
-        return self.model.mrope
+        """Whether the engines that read the result turn images by three axes (mRoPE)."""
+        return self.in_transformers and self.model.mrope
 
     @property
     def where(self) -> str:
+        """What would have to carry a spectrum, in words."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 
     def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
-        return stock_offers(self.model, self.model.forms, site, native, target)
+        """Yield each dict that says exactly what a site wants, as the family writes it, the most
+        widely read first. The site's dict is the present one; `native` is the method's."""
+        model = self.model
+        allowed = model.forms + self.more_forms
+        for params in forms.candidates(site.rope, site.wanted, target, native):
+            if params["rope_type"] not in allowed:
+                continue
+            # A length that also scales queries stays, and may be another than this form asks for.
+            kept = families.keep_query_scales(site.params, params)
+            if forms.same(forms.read(kept, site.rope, target), site.wanted):
+                yield families.as_written(model, params, site.rope)
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
+        """Return whether these loaders read a site as it wants; one that was not measured does
+        `even_so`."""
         model = self.model
         return loaders.exact_in(
             names, model.text_type, site.params, even_so=even_so, model_type=model.model_type
         )
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
+        """Return how each loader reads a site."""
         model = self.model
         return loaders.readings(
             model.text_type,
@@ -144,17 +171,21 @@ class ConfigCarrier:
     def edits(
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
     ) -> tuple[Edit, ...]:
+        """Return what a planned site and length change; `before` and `after` are the configs."""
         return tuple(families.diff(before, after))
 
     def misread(self, name: str, params: Params) -> str:
+        """Return what a loader makes of a dict if that is known to be something else, else ""."""
         model = self.model
         return loaders.misread(name, model.text_type, params, model_type=model.model_type)
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
+        """Return what of a site is not known in a loader, and what is; "" if nothing is known."""
         model = self.model
         return loaders.unmeasured(name, model.text_type, site.params, model_type=model.model_type)
 
     def nearest(self, loader: str, params: Params, target: int) -> str:
+        """Return the options whose result a loader reads exactly; "" if there are none."""
         model = self.model
         start = ""
         if any(site.rope.is_scaled for site in model.scaled_sites):
@@ -164,46 +195,36 @@ class ConfigCarrier:
             loader, model.text_type, params, start=start, model_type=model.model_type
         )
 
-    def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
-        model = self.model
-        served = loaders.ServedDirectory(
-            place,
-            model.text_type,
-            model.model_type,
-            masked_lm=model.masked_lm,
-            described=model.described,
-        )
+    def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        """Return how to run a planned result in each program, once it is at a place."""
+        directory = loaders.ServedDirectory.of(self.model, place)
         return loaders.serving_lines(
-            served, extension.main.params, context=extension.context, target=extension.target
+            directory, plan.readings, plan.main.params, context=plan.context, target=plan.target
         )
 
-    def overrides(self, extension: PlannedExtension) -> tuple[OverrideLine, ...]:
-        if self.model.masked_lm or 0.0 in extension.main.wanted.inv_freq:
+    def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
+        """Return how to run the base itself so, in each program that is known to read it."""
+        if self.model.masked_lm or 0.0 in plan.main.wanted.inv_freq:
             return ()  # a command line cannot say that a pair stands still
-        name = extension.name
+        name = plan.name
         if name.startswith("ropext://"):
             name = "MODEL"
-        keys = override_keys(self.model, extension)
-        override = loaders.Override(
-            name,
-            self.model.model_type,
-            keys,
-            self.model.path,
-            extension.target,
-            self.model.described,
-        )
-        lines = list(loaders.override_lines(override, extension.readings))
-        if reads_exactly("llama.cpp", extension.readings):
-            flags = self._file_flags(extension)
-            lines.append(loaders.file_override_line("MODEL.gguf", flags, extension.target))
+        nested = override_keys(self.model, plan)
+        for part in reversed(self.model.path):
+            nested = {part: nested}
+        base = loaders.ServedDirectory.of(self.model, name)
+        lines = list(loaders.override_lines(base, nested, plan.target, plan.readings))
+        if loaders.reads_exactly("llama.cpp", plan.readings):
+            flags = self._file_flags(plan)
+            lines.append(loaders.file_override_line("MODEL.gguf", flags, plan.target))
         return tuple(lines)
 
-    def _file_flags(self, extension: PlannedExtension) -> str:
+    def _file_flags(self, plan: PlannedExtension) -> str:
         """Return what makes llama-server read a GGUF of the base so; "" where nothing but a copy
         does. Such a file is not here: it says the base's theta, and no scaling."""
         from ropext.loaders import gguf  # late: it reads a table of its own
 
-        main = extension.main
+        main = plan.main
         row = gguf.converted_to(self.model.text_type)
         if row is None or any(site.rope.is_scaled for site in self.model.scaled_sites):
             return ""
@@ -212,16 +233,13 @@ class ConfigCarrier:
             return ""
         known = ("none", 1.0, main.rope.theta)
         keys = dict[str, int | float | str]()
-        for key, stated in gguf.keys_of(row.name, rope, extension.target).items():
+        for key, stated in gguf.keys_of(row.name, rope, plan.target).items():
             if stated not in known:
                 keys[key] = stated
         return gguf.flags(row.name, rope, keys)
 
-    def usual(self, lines: Sequence[Serving]) -> list[Serving]:
-        """Return vLLM's where it reads the form."""
-        return [min(lines, key=lambda line: (not line.command, line.loader != "vllm"))]
-
     def as_it_stands(self, standing: StandingModel) -> Programs:
+        """Return how each loader reads a model as it stands, and how to run it."""
         model = self.model
         main = model.scaled_sites[0]
         text = text_part(standing.config, model.path)
@@ -237,20 +255,15 @@ class ConfigCarrier:
         if standing.disagrees:
             agrees = _older_agrees(standing.config, model)
             readings = _of_two_spellings(read(), read(v5_only=True), agrees)
-        directory = loaders.ServedDirectory(
-            standing.name,
-            model.text_type,
-            model.model_type,
-            masked_lm=model.masked_lm,
-            on_hub=standing.on_hub,
-            described=model.described,
-        )
+        directory = loaders.ServedDirectory.of(model, standing.name, on_hub=standing.on_hub)
+        known = self.readings(main, model.context)
         lines = loaders.serving_lines(
-            directory, main.params, context=standing.context, target=model.context
+            directory, known, main.params, context=standing.context, target=model.context
         )
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
+        """Return those of the readings that a name of --for means."""
         model = self.model
         listed_readers = loaders.readers_for(model.text_type, model.model_type)
         meant = list[LoaderReading]()
@@ -263,25 +276,27 @@ class ConfigCarrier:
         return meant
 
 
-def stock_offers(
-    model: Model, allowed: Sequence[str], site: RopeSite, native: Params | None, target: int
-) -> Iterator[Params]:
-    """Yield each stock dict of the allowed types that reads as a site wants, as the family writes
-    it."""
-    for params in forms.candidates(site.rope, site.wanted, target, native):
-        if params["rope_type"] not in allowed:
-            continue
-        # A length that also scales queries stays, and may be another than this form asks for.
-        kept = families.keep_query_scales(site.params, params)
-        if forms.same(forms.read(kept, site.rope, target), site.wanted):
-            yield families.as_written(model, params, site.rope)
+def carry(
+    carrier: "Carrier",
+    site: RopeSite,
+    native: Params | None,
+    target: int,
+    names: Sequence[str],
+    even_so: bool,
+) -> Params | None:
+    """Return the first dict that says exactly what a site wants, and that these loaders read so;
+    None if there is none."""
+    for params in carrier.offers(site, native, target):
+        if not names or carrier.are_exact(names, replace(site, params=params), even_so=even_so):
+            return params
+    return None
 
 
-def override_keys(model: Model, extension: PlannedExtension) -> JsonObject:
-    """The keys of the text config that say a plan to a loader of the base's weights."""
-    text = families.text_part(extension.config, model.path)
+def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
+    """Return the keys of the text config that say a plan to a loader of the base's weights."""
+    text = families.text_part(plan.config, model.path)
     depth = 1 + len(model.path)
-    top = [edit for edit in extension.edits if len(edit.path) == depth]
+    top = [edit for edit in plan.edits if len(edit.path) == depth]
     lengths = [edit.path[-1] for edit in top if edit.path[-1] in families.LENGTH_KEYS]
     known = [edit.path[-1] for edit in top if edit.before is not ABSENT]
     original_key = "original_max_position_embeddings"
@@ -295,14 +310,6 @@ def override_keys(model: Model, extension: PlannedExtension) -> JsonObject:
             sizes.append(key)
     names = ["rope_parameters", *lengths, *original, *sizes]
     return {key: text[key] for key in names if key in text}
-
-
-def reads_exactly(loader: str, readings: Iterable[LoaderReading]) -> bool:
-    """Whether a loader, in its newest version, reads a dict as planned."""
-    for reading in readings:
-        if reading.loader == loader:
-            return reading.verdict == "same"  # the newest comes first
-    return False
 
 
 def _older_agrees(config: dict[str, Json], model: Model) -> bool:

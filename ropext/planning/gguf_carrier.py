@@ -4,22 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from ropext import families, loaders
-from ropext.carriers.config import (
+from ropext import loaders
+from ropext.forms import Params
+from ropext.loaders import LoaderReading, OverrideLine, Serving, gguf
+from ropext.loaders.gguf import GgufRope
+from ropext.planning.carrier import (
     CacheRules,
+    Carrier,
     PlannedExtension,
     Programs,
     StandingModel,
     Words,
-    reads_exactly,
-    stock_offers,
 )
-from ropext.families import Model
-from ropext.forms import Params
-from ropext.jsontext import JsonObject
-from ropext.loaders import LoaderReading, OverrideLine, Serving, gguf
-from ropext.loaders.gguf import GgufRope
-from ropext.rope import Edit, RopeSite
+from ropext.rope import RopeSite
 
 FILE = Words(
     "metadata",
@@ -30,21 +27,16 @@ FILE = Words(
 
 
 @dataclass(frozen=True)
-class GgufCarrier:
+class GgufCarrier(Carrier):
     """The keys and tensors of a GGUF of an architecture."""
 
-    model: Model
-    architecture: str
+    words: Words = FILE
 
     in_transformers = False
-    three_axes = False
+    more_forms = ("longrope",)  # divisors are no dict of the family's: a longrope says them
     # llama.cpp makes a cache in steps of 256 tokens, and keeps one micro-batch (-ub) of 512 beside
     # the window of a windowed layer.
     cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"), by_slots=True)
-
-    @property
-    def words(self) -> Words:
-        return FILE
 
     @property
     def where(self) -> str:
@@ -56,9 +48,7 @@ class GgufCarrier:
         return next(ropes, None)
 
     def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
-        # Divisors are no dict of the family's: a longrope stands for them.
-        allowed = (*self.model.forms, "longrope")
-        for params in stock_offers(self.model, allowed, site, native, target):
+        for params in super().offers(site, native, target):
             if self.rope_of(replace(site, params=params)) is not None:
                 yield params
 
@@ -75,11 +65,6 @@ class GgufCarrier:
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
         return gguf.readings(self.architecture, self.rope_of(site), self.model.text_type)
-
-    def edits(
-        self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
-    ) -> tuple[Edit, ...]:
-        return tuple(families.diff(before, after))
 
     def misread(self, name: str, params: Params) -> str:
         return ""
@@ -102,35 +87,31 @@ class GgufCarrier:
         """Return where the file of a model of this name lies."""
         return name
 
-    def serving(self, extension: PlannedExtension, place: str) -> tuple[Serving, ...]:
+    def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
         file = place
         if not place.lower().endswith(".gguf"):
-            file = f"{place}/{self.copy_name(extension.name)}"
-        params = extension.main.params
-        if extension.recipe.length_only:
+            file = f"{place}/{self.copy_name(plan.name)}"
+        params = plan.main.params
+        if plan.recipe.length_only:
             params = {}  # no scaling to set
-        return loaders.file_lines(file, extension.target, extension.readings, params)
+        return loaders.file_lines(file, plan.target, plan.readings, params)
 
-    def overrides(self, extension: PlannedExtension) -> tuple[OverrideLine, ...]:
-        if self.model.masked_lm or not reads_exactly("llama.cpp", extension.readings):
+    def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
+        if self.model.masked_lm or not loaders.reads_exactly("llama.cpp", plan.readings):
             return ()
-        file = self.place_of(extension.name)
-        if extension.name.startswith(("ollama:", "ropext://")):
+        file = self.place_of(plan.name)
+        if plan.name.startswith(("ollama:", "ropext://")):
             file = "MODEL.gguf"
-        flags = self._flags(extension)
-        return (loaders.file_override_line(file, flags, extension.target),)
+        flags = self._flags(plan)
+        return (loaders.file_override_line(file, flags, plan.target),)
 
-    def _flags(self, extension: PlannedExtension) -> str:
+    def _flags(self, plan: PlannedExtension) -> str:
         """Return what makes llama-server read the file so; "" where nothing but a copy does."""
-        rope = self.rope_of(extension.main)
-        keys = {edit.key: edit.after for edit in extension.edits}
+        rope = self.rope_of(plan.main)
+        keys = {edit.key: edit.after for edit in plan.edits}
         if rope is None or any(isinstance(value, list) for value in keys.values()):
             return ""
         return gguf.flags(self.architecture, rope, keys)
-
-    def usual(self, lines: Sequence[Serving]) -> list[Serving]:
-        """Return every command that runs the file, without its notes, and why a program fails."""
-        return [replace(line, note="") if line.command else line for line in lines]
 
     def as_it_stands(self, standing: StandingModel) -> Programs:
         context = self.model.context
