@@ -262,9 +262,9 @@ def _offers(row: Architecture, rope: Rope, wanted: Spectrum, params: Params) -> 
 
 
 def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Iterator[GgufRope]:
-    """Yield every set of keys and divisors from which llama.cpp computes `wanted` in this architecture,
-    the most widely read first; `params` is a stock rope dict of that spectrum. Their divisors keep
-    still what stands still in the base."""
+    """Yield every set of keys and divisors from which llama.cpp computes `wanted` in this
+    architecture, the most widely read first. `params` is a stock rope dict of that spectrum. Pairs
+    that do not rotate in the base do not rotate in the result."""
     row = architecture(name)
     fixed_theta = "theta" in row.lacks and rope.nested  # its windowed layers would follow
     for offer in _offers(row, rope, wanted, params):
