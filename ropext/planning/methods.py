@@ -67,7 +67,9 @@ def needs_no_scaling(model: Model) -> bool:
 
 def fewest_turns(ropes: Iterable[Rope]) -> float:
     """Return how often the slowest pair that turns does so inside the context; 0 if none turns."""
-    seen = [turn for rope in ropes for turn in turns(rope.spectrum, rope.context) if turn]
+    seen = list[float]()
+    for rope in ropes:
+        seen += filter(None, turns(rope.spectrum, rope.context))
     return min(seen, default=0.0)
 
 
@@ -399,8 +401,10 @@ def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
     if recipe.from_original or not scaled or three_axes:
         return cases
     said = "the model is scaled already; this scales its current frequencies"
-    methods = ["by-parts"] + [case.method for case in cases]
-    return [_Case(said, method) for method in methods]
+    again = [_Case(said, "by-parts")]
+    for case in cases:
+        again.append(_Case(said, case.method))
+    return again
 
 
 def _first(
@@ -433,13 +437,15 @@ def default_method(attempts: Attempts, recipe: Extend) -> str:
     """The first of those recommended that can be written (with --for, that every loader named reads
     exactly) and has the knobs that were given."""
     given = {name for name in KNOBS if getattr(recipe, name) is not None}
-    cases = list[_Case]()
+    able = list[_Case]()
     for case in _cases(attempts.carrier, recipe):
         if given <= set(scaling.find(case.method).knob_names()):
-            cases.append(case)
-    first = _first(attempts, recipe, cases)
+            able.append(case)
+    first = _first(attempts, recipe, able)
     if first is not None:
         return first[0]
     preferred = PREFERRED_MROPE if attempts.carrier.three_axes else PREFERRED
-    able = [case.method for case in cases]
-    return next((method for method in preferred if method in able), preferred[0])
+    for method in preferred:
+        if any(case.method == method for case in able):
+            return method
+    return preferred[0]

@@ -265,15 +265,17 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
     sentences = list[str]()
     if plan.authors is not None:
         has.add("authors")
-        sentences += sentences_of((published,), plan)
+        sentences += filter(None, [published(plan)])
     sentences += plan.model.notes
     needed = EVEN_SO
     if recipe.even_so or recipe.length_only:
         needed = ""
     for obstacle in plan.model.obstacles:
         sentences.append(obstacle + needed)
-    fitting = [warning for warning, needs in ROTARY.items() if needs in has]
-    return tuple(sentences + sentences_of(fitting, plan))
+    for warning, needs in ROTARY.items():
+        if needs in has and (sentence := warning(plan)):
+            sentences.append(sentence)
+    return tuple(sentences)
 
 
 Subject = TypeVar("Subject")
