@@ -7,6 +7,7 @@ wanted spectrum. An export is exact or it raises.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
@@ -208,9 +209,8 @@ def read_pair_factors(
 
 
 def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
-    """The second set of a longrope, for inputs within the original length; () = the same set."""
-    if params.get("rope_type", "default") != "longrope":
-        return ()
+    """Return the second set of a longrope, for inputs within the original length; () = the same
+    set."""
     short = _numbers(params, "short_factor", dim)
     if short == _numbers(params, "long_factor", dim):
         return ()
@@ -275,7 +275,9 @@ def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
     """
     plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
     factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
-    short = read_short_pair_factors(params, rope.dim)
+    short = tuple[float, ...]()
+    if params.get("rope_type") == "longrope":
+        short = read_short_pair_factors(params, rope.dim)
     inv_freq = divided(plain, factors)
     attention = read_attention_factor(params, context)
     softmax = 1.0
@@ -299,17 +301,8 @@ def agree(a: Any, b: Any) -> bool:
 
 
 def same(a: Spectrum, b: Spectrum) -> bool:
-    """Whether two spectra are the same function, up to float64 rounding."""
-    if (a.short_inv_freq is None) != (b.short_inv_freq is None):
-        return False
-    if a.short_context != b.short_context:
-        return False
-    return (
-        agree(a.inv_freq, b.inv_freq)
-        and agree(a.short_inv_freq or (), b.short_inv_freq or ())
-        and agree(a.attention_factor, b.attention_factor)
-        and agree(a.softmax_factor, b.softmax_factor)
-    )
+    """Tell whether two spectra are the same function, up to float64 rounding."""
+    return a.short_context == b.short_context and agree(astuple(a), astuple(b))
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:

@@ -89,7 +89,7 @@ MUTANTS = (
     mutant(
         "temperature left out (litgpt)",
         "scaling/yarn.py",
-        "return Scaling(factors, _attention(rope, s), native)",
+        "return Scaling(factors, attention, native)",
         "return Scaling(factors, 1.0, native)",
     ),
     mutant(

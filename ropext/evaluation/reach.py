@@ -8,7 +8,7 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record
 from ropext.errors import UnsupportedModel, UsageError
 from ropext.evaluation.variants import Variant, base_variant
-from ropext.families.lengths import LENGTH_KEYS
+from ropext.families.model import LENGTH_KEYS
 from ropext.models.load import fills_in, is_masked
 from ropext.planning import InMemory
 from ropext.rope import Positions

@@ -5,12 +5,11 @@ model types, defaults.json what absent keys mean, published.json what authors re
 """
 
 from ropext.families.config import text_part
-from ropext.families.lengths import LENGTH_KEYS
-from ropext.families.model import Model, diff
+from ropext.families.model import LENGTH_KEYS, Model, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.published import recipe_of
-from ropext.families.reading import interpret, read
-from ropext.families.respelling import as_read, check_spellings, respell, trusting
+from ropext.families.reading import as_read, interpret, read
+from ropext.families.respelling import check_spellings, respell, trusting
 from ropext.families.writing import FREE_KEYS, as_written, changed_beside, write
 
 __all__ = [

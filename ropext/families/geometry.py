@@ -104,11 +104,11 @@ class TextConfig(Dict):
         hidden = self.size("hidden_size")
         heads = self.size("num_attention_heads")
         kv_heads = _kv_heads(self) or heads
-        head_dim = derived_head_dim(hidden, heads)
         if self.row.head_multiple:
             head_dim = self.row.head_multiple * hidden // heads if hidden and heads else None
         else:
-            head_dim = self.size("head_dim") or head_dim
+            derived = hidden // heads if hidden and heads else None
+            head_dim = self.size("head_dim") or derived or None
         context = self.size("max_position_embeddings", 1 << 40) or self.context
         if context is None:
             name = self.names_of("max_position_embeddings")[0]
@@ -136,10 +136,6 @@ class TextConfig(Dict):
             layer_thetas=tuple(thetas or ()),
             rotates=tuple(rotates),
         )
-
-
-def derived_head_dim(hidden: int | None, heads: int | None) -> int | None:
-    return hidden // heads if hidden and heads and hidden >= heads else None
 
 
 def _kv_heads(text: TextConfig) -> int | None:

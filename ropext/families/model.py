@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropext import forms
-from ropext.errors import ConfigError
+from ropext.errors import ConfigError, InputError
 from ropext.families.config import shown
 from ropext.families.described import Facts
 from ropext.families.geometry import (
@@ -17,10 +17,25 @@ from ropext.families.geometry import (
     kv_layers,
     partial_factor,
 )
-from ropext.families.lengths import NAMED, Lengths
 from ropext.families.table import LOGIT_SCALES, Family
 from ropext.forms import Params
 from ropext.rope import ABSENT, Edit, Rope, RopeSite
+
+ORIGINAL = "original_max_position_embeddings"
+NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length
+STRETCHED = ("linear", "proportional")
+
+# Keys that cap a loader's length when they stay behind; raised where they hold the old context.
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "max_seq_length",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+    "model_max_length",
+)
 
 PREDICTS = (
     "[mtp] its layers that predict further tokens (multi-token prediction) follow the same rope "
@@ -66,9 +81,6 @@ class Model:
     def scaled_sites(self) -> tuple[RopeSite, ...]:
         return tuple(s for s in self.sites if s.scaled)
 
-    def site(self, label: str) -> RopeSite:
-        return next(s for s in self.sites if s.label == label)
-
     def kv_bytes(
         self, tokens: int, bytes_per_value: int = 2, *, step: int = 1, beside: int = 0
     ) -> int | None:
@@ -108,6 +120,152 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
         elif before != after or type(before) is not type(after):
             edits.append(Edit(key, before, after))
     return edits
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many tokens an embedding reads now, and how many before the scaling that its config
+    declares; a sentence asks for each that nothing says.
+
+    A dict of type linear, or proportional with a factor, names neither: max_position_embeddings is
+    the length before the scaling in some releases (Vicuna-16k) and after it in others
+    (DeepSeek-Coder).
+    """
+
+    now: int
+    original: int
+    note: str = ""
+    asks_context: str = ""
+    asks_original: str = ""
+
+
+@dataclass(frozen=True)
+class StatedLengths:
+    """The lengths that stand beside the rope dicts, and those that the user states."""
+
+    stated: int  # max_position_embeddings
+    context: int | None  # of the user: what it reads now ...
+    original: int | None  # ... and what it read before the scaling that it declares
+    trained: int  # what its family was trained on before a linear scaling; 0 = not known
+    named: int | None  # an original_max_position_embeddings beside the rope dict
+    # What other keys of a length hold, and the one of them that this family is released with.
+    others: Mapping[str, object]
+    longer: int | None
+    source: str  # what a sentence calls that which states them
+
+
+def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
+    """The lengths of one embedding, which names its original one or max_position_embeddings."""
+    params = site.params
+    stated = beside.stated
+    original = site.rope.original_context
+    kind = params["rope_type"]
+    factor = params.get("factor") or 1.0
+    if not site.scaled:
+        now = beside.context or stated
+        return Lengths(now, original if kind in NAMED else now)
+    if kind in STRETCHED and factor != 1:
+        return _stretched(beside, params, stated)
+    if kind == "dynamic" and params.get("alpha"):
+        return _alpha(beside, stated)
+    if kind in NAMED:
+        read = _named(beside, kind, factor, stated, original)
+    elif kind == "dynamic":
+        read = _dynamic(beside, stated)
+    else:
+        now = beside.context or max(stated, beside.longer or 0)
+        read = Lengths(now, now)
+    if beside.original not in (None, read.original):
+        raise InputError(
+            f"--original-context {beside.original} contradicts {beside.source}, which states"
+            f" {read.original}; leave the option out, or correct the trained length with --context"
+        )
+    return read
+
+
+def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
+    now = beside.context or stated
+    if now > stated:
+        raise InputError(
+            f"--context {now}: under dynamic scaling an extension starts from"
+            f" max_position_embeddings {stated}, up to which RoPE is plain; leave --context out"
+        )
+    note = (
+        "dynamic scaling keeps state between calls; up to max_position_embeddings it is plain RoPE,"
+        " and an extension starts from there"
+    )
+    return Lengths(now, now, note)
+
+
+def _named(beside: StatedLengths, kind: str, factor: float, stated: int, original: int) -> Lengths:
+    extended = round(original * factor)
+    # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
+    # 40960.
+    beyond = stated == original if kind != "yarn" else stated < extended
+    if beside.context is not None or not beyond or factor <= 1:
+        return Lengths(beside.context or stated, original)
+    note = (
+        f"max_position_embeddings is {stated}; with its {kind} factor {factor:g} of {original} the"
+        f" model reads {extended} tokens"
+    )
+    return Lengths(extended, original, note)
+
+
+def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
+    factor = params["factor"]
+    trained = beside.trained
+    after = round(stated * factor)
+    before = max(1, round(stated / factor))
+    named = params.get(ORIGINAL)
+    named = beside.original or named or beside.named
+    if named is None and trained and stated >= trained:
+        named = trained
+    if named is None and (after in beside.others.values() or beside.context == after):
+        named = stated
+    if named is None and beside.context == stated:
+        named = before
+    if named is not None:
+        return Lengths(beside.context or (after if named == stated else stated), named)
+    asks = (
+        f"{beside.source}: no key says whether max_position_embeddings {stated} is the length after"
+        f" the {params['rope_type']} scaling by {factor:g} or before it; give --original-context"
+        f" {before} if after, --original-context {stated} if before (or --context {stated},"
+        f" --context {after})"
+    )
+    return Lengths(beside.context or stated, before, asks, asks, asks)
+
+
+def _alpha(beside: StatedLengths, stated: int) -> Lengths:
+    now = beside.context or stated
+    note = "HunYuan's alpha is a fixed change of theta and is read as one"
+    asks = (
+        f"{beside.source}: alpha has changed theta, and the length that the model was trained on"
+        " before that is not stated; --from-original needs --original-context N"
+    )
+    return Lengths(now, beside.original or now, note, "", "" if beside.original else asks)
+
+
+def with_lengths(
+    sites: tuple[RopeSite, ...], beside: StatedLengths
+) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
+    """Return the sites with the two lengths that each reads and was made for, these lengths, and
+    what is to be said of them."""
+    spans = tuple(lengths(beside, site) for site in sites)
+    out = list[RopeSite]()
+    for site, span in zip(sites, spans, strict=True):
+        out.append(site.of(replace(site.rope, context=span.now, original_context=span.original)))
+    notes = [span.note for span in spans if span.note]
+    others = list[str]()
+    for key, value in beside.others.items():
+        if type(value) is int and value > 0 and value != beside.stated:
+            others.append(f"{key} is {value:,}")
+    if others:
+        notes.append(
+            f"max_position_embeddings is {beside.stated:,}, but {' and '.join(others)}: ropext"
+            f" counts from {max(span.now for span in spans):,} tokens (--context N corrects it)."
+            " vLLM takes model_max_length if it is there, else the smallest"
+        )
+    return tuple(out), spans, [f"[length] {note}" for note in notes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,24 +362,18 @@ def _observe(stated: Stated, context: int) -> tuple[list[str], list[str], int | 
         if not row.labels and not row.rotates_only_windows:
             sentence += "; they share one rotary embedding with the others and are scaled with them"
         notes.append(sentence)
-    if _rotates_windows_alone(stated, windowed < len(kinds)):
+    windows_alone = bool(row.rotates_only_windows and (sizes.window or row.labels))
+    if sizes.rotates and stated.text.has("layer_rope_theta"):
+        layers_that_turn = zip(sizes.layer_types, sizes.rotates, strict=False)
+        turning = [is_windowed(kind) for kind, turns in layers_that_turn if turns]
+        windows_alone = bool(turning) and all(turning) and windowed < len(kinds)
+    if windows_alone:
         obstacles.append(
             f"[windowed] {stated.text.type} rotates in its windowed layers only and its "
             "full-attention layers have no positions; scaling would move trained local layers and "
             "lengthen nothing"
         )
     return notes, obstacles, reach
-
-
-def _rotates_windows_alone(stated: Stated, some_see_all: bool) -> bool:
-    """Whether no layer that sees all tokens rotates."""
-    row = stated.text.row
-    sizes = stated.text.sizes
-    if sizes.rotates and stated.text.has("layer_rope_theta"):
-        layers = zip(sizes.layer_types, sizes.rotates, strict=False)
-        turning = [is_windowed(kind) for kind, turns in layers if turns]
-        return bool(turning) and all(turning) and some_see_all
-    return bool(row.rotates_only_windows and (sizes.window or row.labels))
 
 
 def _logit_scales(stated: Stated) -> list[str]:
@@ -254,32 +406,28 @@ def _forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[
     return row.forms
 
 
-def with_lengths(sites: tuple[RopeSite, ...], spans: tuple[Lengths, ...]) -> tuple[RopeSite, ...]:
-    """The sites with the two lengths that each reads and was made for."""
-    out = list[RopeSite]()
-    for site, span in zip(sites, spans, strict=True):
-        rope = replace(site.rope, context=span.now, original_context=span.original)
-        out.append(site.of(rope))
-    return tuple(out)
-
-
-def length_notes(spans: tuple[Lengths, ...], disagreeing: str = "") -> list[str]:
-    """What is to be said of each length, and of keys that contradict one another."""
-    notes = [span.note for span in spans] + [disagreeing]
-    return [f"[length] {note}" for note in notes if note]
-
-
 def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bool) -> Rope:
-    """The embedding that a complete rope dict says, of so many rotating channels."""
-    _check_form(params, dim)
+    """Return the embedding that a complete rope dict says, of so many rotating channels. Refuse
+    what would divide by zero in the form's arithmetic."""
     kind = params["rope_type"]
+    if params["rope_theta"] <= 1:
+        raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")
+    if kind == "longrope" and params["original_max_position_embeddings"] < 2:
+        raise ConfigError(
+            "original_max_position_embeddings of a longrope must be at least 2 (its"
+            " logarithm divides)"
+        )
+    if kind == "dynamic" and params.get("alpha") and dim == 2:
+        raise ConfigError("alpha changes theta, which a rotary dim of 2 does not have")
     factors = forms.read_pair_factors(params, dim, context, nested=nested)
     attention = forms.read_attention_factor(params, context)
     if row.mscale_keys and kind != "default" and "long_mscale" in params:
         attention = params["long_mscale"]
     keeps_mscale = kind == "yarn" or row.softmax_mscale
     # Stock PhiMoE reads the short set at every length: an extension must write one set, the long.
-    short = () if row.mscale_keys else forms.read_short_pair_factors(params, dim)
+    short = tuple[float, ...]()
+    if kind == "longrope" and not row.mscale_keys:
+        short = forms.read_short_pair_factors(params, dim)
     return Rope(
         dim=dim,
         theta=params["rope_theta"],
@@ -294,20 +442,6 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
         softmax_factor=forms.softmax_factor(params) if row.softmax_mscale else 1.0,
         nested=nested,
     )
-
-
-def _check_form(params: Params, dim: int) -> None:
-    """Refuse what would divide by zero in the form's arithmetic."""
-    kind = params["rope_type"]
-    if params["rope_theta"] <= 1:
-        raise ConfigError(f"rope_theta must be above 1, was {params['rope_theta']:g}")
-    if kind == "longrope" and params["original_max_position_embeddings"] < 2:
-        raise ConfigError(
-            "original_max_position_embeddings of a longrope must be at least 2 (its"
-            " logarithm divides)"
-        )
-    if kind == "dynamic" and params.get("alpha") and dim == 2:
-        raise ConfigError("alpha changes theta, which a rotary dim of 2 does not have")
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:

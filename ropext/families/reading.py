@@ -7,25 +7,20 @@ from typing import Any
 
 from ropext import forms
 from ropext.errors import ConfigError, InputError, UnsupportedModel
-from ropext.families import config
+from ropext.families import config, table
 from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, text_part
 from ropext.families.described import NO_FACTS, Described, Facts, Numbers, handed_over
 from ropext.families.geometry import TextConfig, rotary_dim
-from ropext.families.lengths import (
+from ropext.families.model import (
     LENGTH_KEYS,
     NAMED,
     ORIGINAL,
-    STRETCHED,
-    StatedLengths,
-    disagreeing,
-    lengths,
-)
-from ropext.families.model import (
     PREDICTS,
+    STRETCHED,
     Model,
     Problem,
     Stated,
-    length_notes,
+    StatedLengths,
     model_of,
     rope_from,
     rotating_layers,
@@ -33,7 +28,7 @@ from ropext.families.model import (
     with_lengths,
 )
 from ropext.families.params import read_flat, read_nested
-from ropext.families.table import Label, is_mrope
+from ropext.families.table import Label
 from ropext.forms import Params
 from ropext.rope import CONFIG, RopeSite
 
@@ -53,7 +48,6 @@ def departures(
 ) -> tuple[list[str], tuple[RopeSite, ...]]:
     """Say where stock transformers computes another spectrum than the authors' own code, and give
     the embeddings that stock has where they are not the ones extended."""
-    stock = f"[authors-code] transformers {config.version()} differs from the authors here"
     out = []
     built = {site.label: site for site in sites}
     for site in sites:
@@ -61,7 +55,7 @@ def departures(
         long = site.params.get("long_factor")
         if text.row.mscale_keys and short != long:
             out.append(
-                f"{stock}: it reads the short factors at every length, their code the long ones "
+                f"it reads the short factors at every length, their code the long ones "
                 f"beyond {site.rope.original_context} tokens; ropext extends theirs"
             )
             # Its module holds both sets; its forward pass reads the short one.
@@ -75,7 +69,7 @@ def departures(
         holder, key = text.at(unread)
         if holder.has(key):
             out.append(
-                f"{stock}: it ignores {unread} and runs the base at theta "
+                f"it ignores {unread} and runs the base at theta "
                 f"{text.defaults['theta']:g}, their code has {sites[0].rope.theta:g}; ropext "
                 "extends theirs"
             )
@@ -87,9 +81,12 @@ def departures(
     for site in sites:
         if site.label in keyless and theta and site.rope.theta != theta:
             out.append(
-                f"{stock}: its {site.label} layers keep theta {site.rope.theta:g}, their code has "
+                f"its {site.label} layers keep theta {site.rope.theta:g}, their code has "
                 f"the one rope_theta of {theta:g} in all layers"
             )
+    if out:
+        stock = f"[authors-code] transformers {config.version()} differs from the authors here"
+        out = [f"{stock}: {difference}" for difference in out]
     return out, tuple(built.values())
 
 
@@ -100,6 +97,11 @@ def read(config: dict[str, Any], context: int | None = None, original: int | Non
     if conflicts:
         raise InputError(conflicts[0].sentence)
     return model
+
+
+def as_read(config: dict[str, Any]) -> Model:
+    """Return the model as stock transformers 5 reads it, also if other loaders read another."""
+    return interpret(config)[0]
 
 
 def interpret(
@@ -123,18 +125,15 @@ def interpret(
     values = _with_added(model_type, part, facts)
     where = ".".join(path)
     text = TextConfig(values, text_type, facts, where, context, original)
-    _check_gate(text)
-    _check_theta(text)
+    _check_rotates(text)
     text.sizes  # noqa: B018 - a wrong size is named before a wrong rope dict
     params, conflicts = (read_nested if text.row.labels else read_flat)(text)
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    beside = _lengths_beside(text, sites, source)
-    spans = tuple(lengths(beside, site) for site in sites)
-    sites = with_lengths(sites, spans)
-    notes = _described(model_type, text, config, sites)
-    notes += length_notes(spans, disagreeing(beside, max(span.now for span in spans)))
+    sites, spans, length_notes = with_lengths(sites, _lengths_beside(text, sites, source))
+    notes = _described(model_type, text, config, sites) if facts else []
+    notes += length_notes
     if any(text.integer(key, 0) for key in PREDICTING):
         notes.append(PREDICTS)
     if model_type != config["model_type"]:
@@ -157,7 +156,7 @@ def interpret(
         stock_sites=built,
         departures=tuple(departing),
         lengths=spans,
-        mrope=is_mrope(text_type, facts) or _has_sections(text),
+        mrope=_is_mrope(text),
         notes=tuple(notes),
     )
     return model_of(stated), conflicts
@@ -180,9 +179,12 @@ def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...], source: str) 
     )
 
 
-def _has_sections(text: TextConfig) -> bool:
-    """Whether one of its rope dicts says by how many channels each of three axes turns."""
-    return any(source and source.has("mrope_section") for source in rope_dicts(text))
+def _is_mrope(text: TextConfig) -> bool:
+    """Tell whether images turn by three axes: by their class, or by one of the rope dicts."""
+    if text.type in table.MROPE or any(d and d.has("mrope_section") for d in rope_dicts(text)):
+        return True
+    about = text.facts.get(text.type)
+    return about is not None and bool(about.row.get("mrope"))
 
 
 def _described(
@@ -254,16 +256,13 @@ def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str
     return added | part
 
 
-def _check_gate(text: TextConfig) -> None:
-    if text.row.gate is None:
-        return
-    key, wanted, sentence = text.row.gate
-    if text.values.get(key, False if isinstance(wanted, bool) else None) != wanted:
-        raise UnsupportedModel(f"{text.type!r} {sentence}, so there is nothing to scale")
-
-
-def _check_theta(text: TextConfig) -> None:
-    """Refuse a theta of null where it means no rotation (elsewhere it means the class default)."""
+def _check_rotates(text: TextConfig) -> None:
+    """Refuse a config whose keys say that its model rotates nothing: a gate, or a theta of null
+    (in most families that means the class default)."""
+    if text.row.gate is not None:
+        key, wanted, sentence = text.row.gate
+        if text.values.get(key, False if isinstance(wanted, bool) else None) != wanted:
+            raise UnsupportedModel(f"{text.type!r} {sentence}, so there is nothing to scale")
     rope = text.object("rope_parameters")
     given = [holder for holder in (text, rope) if holder and "rope_theta" in holder.values]
     if text.row.null_theta_stops and given and not any(h.has("rope_theta") for h in given):
@@ -310,7 +309,15 @@ def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
 
 
 def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
-    params = _complete(params, text)
+    """Return the embedding of a label, its rope dict completed as stock completes it."""
+    kind = params["rope_type"]
+    if kind in NAMED:
+        # Phi-3's way: at top level (or a class field there) it overrides the dict's.
+        original = text.integer(ORIGINAL)
+        original = text.defaults.get(ORIGINAL) if original is None else original
+        params = params | {ORIGINAL: original or params.get(ORIGINAL) or text.sizes.context}
+        if "factor" not in params and kind in ("yarn", "longrope"):
+            params["factor"] = text.sizes.context / params[ORIGINAL]
     if "rope_theta" not in params:
         raise ConfigError(f"rope_theta of {label.name if label else 'the model'} is missing")
     dim = rotary_dim(text, label, params)
@@ -322,20 +329,3 @@ def _site(text: TextConfig, label: Label | None, params: Params) -> RopeSite:
         layers = sum(kind in label.kinds for kind in kinds) if kinds else None
     name = "" if label is None else label.name
     return RopeSite(name, rope.spectrum, params, rope=rope, layers=layers)
-
-
-def _complete(params: Params, text: TextConfig) -> Params:
-    """Fill in what stock fills in: the original length, and factors that follow from it.
-
-    Phi-3's way: at top level (or a class field there) it overrides the dict's original length.
-    """
-    kind = params["rope_type"]
-    stated = text.sizes.context
-    if kind not in NAMED:
-        return params
-    original = text.integer(ORIGINAL)
-    original = text.defaults.get(ORIGINAL) if original is None else original
-    out = params | {ORIGINAL: original or params.get(ORIGINAL) or stated}
-    if "factor" not in out and kind in ("yarn", "longrope"):
-        out["factor"] = stated / out[ORIGINAL]
-    return out

@@ -8,10 +8,9 @@ from typing import Any
 from ropext.errors import InputError, RopextError, UsageError
 from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
-from ropext.families.lengths import LENGTH_KEYS, NAMED, ORIGINAL
-from ropext.families.model import Model, Problem, diff
+from ropext.families.model import LENGTH_KEYS, NAMED, ORIGINAL, Model, Problem, diff
 from ropext.families.params import FORM_KEYS, LENGTHS
-from ropext.families.reading import interpret
+from ropext.families.reading import as_read, interpret
 from ropext.families.table import family
 from ropext.families.writing import text_config, write
 from ropext.forms import Params
@@ -20,11 +19,6 @@ from ropext.rope import ABSENT, Edit
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
 # Forms whose code in transformers 5 fails on a head_dim of null.
 NEED_HEAD_DIM = ("yarn", "dynamic", "longrope")
-
-
-def as_read(config: dict[str, Any]) -> Model:
-    """The model as stock transformers 5 reads it, also where other loaders would read another."""
-    return interpret(config)[0]
 
 
 def respell(

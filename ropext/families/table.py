@@ -457,9 +457,3 @@ def described_row(about: Described) -> Family:
             label = replace(label, sizes={"head_dim": (key, entry["default"])})
         labels.append(label)
     return replace(common, labels=tuple(labels), legacy="absent")
-
-
-def is_mrope(text_type: str, facts: Facts) -> bool:
-    """Whether the class of a type turns images by three axes, whatever the config says."""
-    about = facts.get(text_type)
-    return text_type in MROPE or (about is not None and bool(about.row.get("mrope")))

@@ -8,9 +8,8 @@ from ropext import forms
 from ropext.errors import NotExpressible
 from ropext.families.config import defaults_of, text_part
 from ropext.families.described import hand_over
-from ropext.families.geometry import TextConfig, derived_head_dim
-from ropext.families.lengths import LENGTH_KEYS
-from ropext.families.model import Model
+from ropext.families.geometry import TextConfig
+from ropext.families.model import LENGTH_KEYS, ORIGINAL, Model
 from ropext.families.params import (
     FORM_KEYS,
     LENGTHS,
@@ -42,8 +41,8 @@ def _json_value(key: str, value: Any) -> Any:
     return float(value) if key in FORM_KEYS or key == "partial_rotary_factor" else value
 
 
-def _merged(site: RopeSite, new: Params, row: Family) -> Params:
-    """The new form's keys, and every other key of the dict as it stood."""
+def _merged(site: RopeSite, new: Params, model: Model) -> Params:
+    """Return the new form's keys, and every other key of the dict as it stood."""
     new = keep_query_scales(site.params, new)
     remaining = {key: value for key, value in site.params.items() if key not in FORM_KEYS}
     if site.params["rope_type"] == "proportional":
@@ -53,30 +52,26 @@ def _merged(site: RopeSite, new: Params, row: Family) -> Params:
     out |= {key: value for key, value in new.items() if key not in out} | {
         key: value for key, value in remaining.items() if key not in new
     }
-    out = completed(out, site.rope, row)
+    out = as_written(model, out, site.rope)
     return {key: _json_value(key, value) for key, value in out.items()}
 
 
-def completed(params: Params, rope: Rope, row: Family) -> Params:
-    """Add the keys that readers of a family want in the dict, default or not: three that PhiMoE's
-    forward pass reads in every scaled form, and gpt-oss's betas."""
+def as_written(model: Model, params: Params, rope: Rope) -> Params:
+    """Return a form with the keys that readers of a family want in the dict, default or not: three
+    that PhiMoE's forward pass reads in every scaled form, and gpt-oss's betas."""
+    row = family(model.text_type, model.described)
     if row.betas and params["rope_type"] == "yarn":
         return params | {"beta_fast": forms.BETA_FAST, "beta_slow": forms.BETA_SLOW} | params
     if params["rope_type"] == "default" or not row.mscale_keys:
         return params
     attention = forms.read_attention_factor(params, rope.context)
-    original = {"original_max_position_embeddings": rope.original_context}
+    original = {ORIGINAL: rope.original_context}
     return {"short_mscale": attention, "long_mscale": attention} | original | params
 
 
 def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
     """The text part of another config of a model, with what is known of its type."""
     return TextConfig(text, model.text_type, model.described)
-
-
-def as_written(model: Model, params: Params, rope: Rope) -> Params:
-    """A form with the keys that `write` adds in this family."""
-    return completed(params, rope, family(model.text_type, model.described))
 
 
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
@@ -120,7 +115,7 @@ def _write_flat(
 ) -> Params:
     """Write both dicts and the top-level names; return the rope dict."""
     site = model.scaled_sites[0]
-    modern = _merged(site, dicts[site.label], row)
+    modern = _merged(site, dicts[site.label], model)
     _set_everywhere(text, row.theta, modern["rope_theta"])
     if row.partial and "partial_rotary_factor" in modern:
         _set_everywhere(text, row.partial, modern["partial_rotary_factor"])
@@ -161,7 +156,7 @@ def _write_nested(
         nested = {label.name: None for label in row.labels}
     for site in model.sites:
         if site.scaled:
-            nested[site.label] = _merged(site, dicts[site.label], row)
+            nested[site.label] = _merged(site, dicts[site.label], model)
         else:
             nested[site.label] = {k: _json_value(k, v) for k, v in site.params.items()}
     text["rope_parameters"] = nested
@@ -192,26 +187,6 @@ def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
     return label is others[-1]  # one name for both (OLMo 3): the full-attention entry holds it
 
 
-def _write_lengths(
-    config: dict[str, Any], text: dict[str, Any], model: Model, names: tuple[str, ...], target: int
-) -> None:
-    """Write the target under the class's name for it, and wherever the old length stands."""
-    text[next((name for name in names if name in text), names[0])] = target
-    old = (model.context, model.stated_context)
-    for holder in (text, config):
-        for key in LENGTH_KEYS:
-            if type(holder.get(key)) is int and holder[key] in old:
-                holder[key] = target
-
-
-def _write_original(text: dict[str, Any], modern: Params, *, by_class: bool) -> None:
-    """Longrope's readers want the original length at top level; where it stands it must agree."""
-    original = modern.get("original_max_position_embeddings")
-    stands = "original_max_position_embeddings" in text or by_class
-    if original is not None and (stands or modern["rope_type"] == "longrope"):
-        text["original_max_position_embeddings"] = original
-
-
 def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None:
     """Write the size of the rotation, where the config leaves it to a class."""
     row = stated.row
@@ -221,9 +196,9 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
     added = defaults_of(model.model_type, model.described, composite=True)
     value = text_config(added | text, model).size(row.dim)
     if row.dim == "head_dim":
-        derived = derived_head_dim(
-            stated.stated("hidden_size"), stated.stated("num_attention_heads")
-        )
+        hidden = stated.stated("hidden_size")
+        heads = stated.stated("num_attention_heads")
+        derived = hidden // heads if hidden and heads else None
         may_be_null = stated.defaults.get("head_dim_may_stay_null") or row.write_head_dim
         if value is None and not may_be_null and name not in text and derived == model.head_dim:
             return  # every version derives it from keys that stand in the config
@@ -243,16 +218,27 @@ def write(
     text = text_part(out, model.path)
     stated = text_config(text, model)
     row = stated.row
-    defaults = stated.defaults
     if row.labels:
         modern = _write_nested(text, model, row, params, target)
     else:
         modern = _write_flat(text, model, row, params, target)
         if row.layer_thetas:
             _write_listed(text, model, params)
-    _write_original(text, modern, by_class="original_max_position_embeddings" in defaults)
+    original = modern.get(ORIGINAL)
+    if original is not None and (
+        modern["rope_type"] == "longrope" or ORIGINAL in text or ORIGINAL in stated.defaults
+    ):
+        # Longrope's readers want it at top level; if it is there, it must agree.
+        text[ORIGINAL] = original
     _write_sizes(text, model, stated)
-    _write_lengths(out, text, model, stated.names_of("max_position_embeddings"), target)
+    # The target under the class's name for it, and wherever the old length stands.
+    names = stated.names_of("max_position_embeddings")
+    text[next((name for name in names if name in text), names[0])] = target
+    old = (model.context, model.stated_context)
+    for holder in (text, out):
+        for key in LENGTH_KEYS:
+            if type(holder.get(key)) is int and holder[key] in old:
+                holder[key] = target
     if model.described:
         hand_over(out, model.described)
     return out

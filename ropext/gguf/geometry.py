@@ -10,7 +10,7 @@ from ropext.errors import UnsupportedModel
 from ropext.families.config import named
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import MOST_CHANNELS, MOST_LAYERS, MOST_ROTARY
-from ropext.families.lengths import ORIGINAL
+from ropext.families.model import ORIGINAL
 from ropext.families.table import family
 from ropext.gguf.header import GgufHeader
 from ropext.gguf.stock_form import stock_form

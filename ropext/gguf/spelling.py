@@ -6,7 +6,7 @@ what is made of the file with transformers (dequantised weights) needs it.
 
 from ropext.families.config import defaults_of
 from ropext.families.described import NO_FACTS
-from ropext.families.lengths import ORIGINAL
+from ropext.families.model import ORIGINAL
 from ropext.families.table import Label, family
 from ropext.gguf.geometry import FULL, WINDOWED, Geometry, WindowedLayers, share_of
 from ropext.jsontext import Json

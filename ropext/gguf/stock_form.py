@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ropext import forms
 from ropext.errors import NotExpressible
-from ropext.families.lengths import ORIGINAL
+from ropext.families.model import ORIGINAL
 from ropext.jsontext import Json
 from ropext.loaders.gguf import STORED, GgufRope
 from ropext.loaders.gguf import read as ggml_read

@@ -176,7 +176,7 @@ def images_of_mrope(plan: Plan) -> str:
 
 def softmax(plan: Plan) -> str:
     main = plan.main
-    before = plan.model.site(main.label).rope.softmax_factor
+    before = next(s for s in plan.model.sites if s.label == main.label).rope.softmax_factor
     if before == main.wanted.softmax_factor:
         return ""
     return (

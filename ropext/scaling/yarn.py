@@ -80,13 +80,6 @@ def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> fl
     return i + (a - wanted) / slope
 
 
-def _attention(rope: Rope, s: float) -> float:
-    """0.1 ln(s) + 1 (eq. 22); for DeepSeek's pair the ratio that its configs ask for."""
-    if rope.mscale and rope.mscale_all_dim:
-        return mscale(s, rope.mscale) / mscale(s, rope.mscale_all_dim)
-    return mscale(s)
-
-
 def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
     """f' = f/s * ramp + f * (1 - ramp), the ramp linear in the pair index.
 
@@ -112,7 +105,11 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
         native |= {"beta_fast": float(knobs.beta_fast), "beta_slow": float(knobs.beta_slow)}
     if not knobs.truncate:
         native["truncate"] = False
-    return Scaling(factors, _attention(rope, s), native)
+    # 0.1 ln(s) + 1 (eq. 22); of DeepSeek's pair the ratio that its configs ask for.
+    attention = mscale(s)
+    if rope.mscale and rope.mscale_all_dim:
+        attention = mscale(s, rope.mscale) / mscale(s, rope.mscale_all_dim)
+    return Scaling(factors, attention, native)
 
 
 METHOD = Method(

@@ -21,7 +21,7 @@ from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.families import described
 from ropext.families.config import auto_class, census, locate
 from ropext.families.described import forget
-from ropext.families.lengths import LENGTH_KEYS
+from ropext.families.model import LENGTH_KEYS
 from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
 from ropext.planning import make_plan

@@ -196,7 +196,7 @@ FINDINGS = {
     "an original of one token": Finding(
         (
             (
-                model._check_form,
+                model.rope_from,
                 'kind == "longrope" and params["original_max_position_embeddings"] < 2',
                 "False",
             ),
