@@ -103,7 +103,10 @@ class TextConfig(Dict):
             layers = 2 * pairs  # LongCat: two attention layers in each
         hidden = self.size("hidden_size")
         heads = self.size("num_attention_heads")
-        kv_heads = _kv_heads(self) or heads
+        if self.row.kv_heads:
+            kv_heads = _own_kv_heads(self) or heads
+        else:
+            kv_heads = self.size("num_key_value_heads") or heads
         if self.row.head_multiple:
             head_dim = self.row.head_multiple * hidden // heads if hidden and heads else None
         else:
@@ -138,15 +141,13 @@ class TextConfig(Dict):
         )
 
 
-def _kv_heads(text: TextConfig) -> int | None:
-    """Heads of keys and values, where there are fewer of them than of queries."""
-    if text.row.kv_heads:
-        holder, key = text.at(text.row.kv_heads)
-        one = holder is text and text.get("multi_query", bool) is not False
-        if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
-            return 1
-        return holder.integer(key) or text.row.default_kv_heads
-    return text.size("num_key_value_heads")
+def _own_kv_heads(text: TextConfig) -> int | None:
+    """Return the heads of keys and values of a family that has a key of its own for them."""
+    holder, key = text.at(text.row.kv_heads)
+    one = holder is text and text.get("multi_query", bool) is not False
+    if one and not text.get("new_decoder_architecture", bool):  # Falcon's own rule
+        return 1
+    return holder.integer(key) or text.row.default_kv_heads
 
 
 def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:

@@ -246,10 +246,21 @@ def _alpha(beside: StatedLengths, stated: int) -> Lengths:
 
 
 def with_lengths(
-    sites: tuple[RopeSite, ...], beside: StatedLengths
+    text: TextConfig, sites: tuple[RopeSite, ...], source: str
 ) -> tuple[tuple[RopeSite, ...], tuple[Lengths, ...], list[str]]:
     """Return the sites with the two lengths that each reads and was made for, these lengths, and
-    what is to be said of them."""
+    what is to be said of them. `source` is what sentences call the config."""
+    stretched = any(site.params["rope_type"] in STRETCHED for site in sites)
+    beside = StatedLengths(
+        stated=text.sizes.context,
+        context=text.context,
+        original=text.original,
+        trained=text.row.original,
+        named=text.integer(ORIGINAL) if stretched else None,
+        others={key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values},
+        longer=text.integer(text.row.length) if text.row.length else None,
+        source=source,
+    )
     spans = tuple(lengths(beside, site) for site in sites)
     out = list[RopeSite]()
     for site, span in zip(sites, spans, strict=True):

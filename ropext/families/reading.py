@@ -12,15 +12,12 @@ from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, 
 from ropext.families.described import NO_FACTS, Described, Facts, Numbers, handed_over
 from ropext.families.geometry import TextConfig, rotary_dim
 from ropext.families.model import (
-    LENGTH_KEYS,
     NAMED,
     ORIGINAL,
     PREDICTS,
-    STRETCHED,
     Model,
     Problem,
     Stated,
-    StatedLengths,
     model_of,
     rope_from,
     rotating_layers,
@@ -131,7 +128,7 @@ def interpret(
     sites = _sites(text, params)
     if not any(site.scaled for site in sites):
         raise UnsupportedModel(f"{text_type!r} as configured rotates nothing that could be scaled")
-    sites, spans, length_notes = with_lengths(sites, _lengths_beside(text, sites, source))
+    sites, spans, length_notes = with_lengths(text, sites, source)
     notes = _described(model_type, text, config, sites) if facts else []
     notes += length_notes
     if any(text.integer(key, 0) for key in PREDICTING):
@@ -160,23 +157,6 @@ def interpret(
         notes=tuple(notes),
     )
     return model_of(stated), conflicts
-
-
-def _lengths_beside(text: TextConfig, sites: tuple[RopeSite, ...], source: str) -> StatedLengths:
-    """The lengths that stand beside the rope dicts."""
-    named = None
-    if any(site.params["rope_type"] in STRETCHED for site in sites):
-        named = text.integer(ORIGINAL)
-    return StatedLengths(
-        stated=text.sizes.context,
-        context=text.context,
-        original=text.original,
-        trained=text.row.original,
-        named=named,
-        others={key: text.values[key] for key in LENGTH_KEYS[1:] if key in text.values},
-        longer=text.integer(text.row.length) if text.row.length else None,
-        source=source,
-    )
 
 
 def _is_mrope(text: TextConfig) -> bool:

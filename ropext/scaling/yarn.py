@@ -29,15 +29,6 @@ class YarnKnobs:
     )
 
 
-def check_betas(knobs: YarnKnobs) -> None:
-    """The ramp needs two ends in the right order."""
-    if not 0 < knobs.beta_slow < knobs.beta_fast < math.inf:
-        raise UsageError(
-            f"--beta-slow must be above 0 and below --beta-fast, were {knobs.beta_slow:g} and "
-            f"{knobs.beta_fast:g}"
-        )
-
-
 def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
     """Return the ramp's ends as pair indices.
 
@@ -86,7 +77,11 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
     The paper's eq. 18 is linear in turns instead (that is --method by-parts); this is what its
     code, transformers, vLLM and llama.cpp compute.
     """
-    check_betas(knobs)
+    if not 0 < knobs.beta_slow < knobs.beta_fast < math.inf:
+        raise UsageError(
+            f"--beta-slow must be above 0 and below --beta-fast, were {knobs.beta_slow:g} and "
+            f"{knobs.beta_fast:g}"
+        )
     if rope.theta <= 1:
         raise UsageError(
             f"--method yarn needs a theta above 1 (its ramp divides by ln theta), and the model's "
