@@ -18,7 +18,7 @@ from ropext import families, loaders
 from ropext.errors import NotExpressible, NotMeasured, UsageError
 from ropext.forms import Params
 from ropext.loaders import lookup, table
-from ropext.loaders.versions import span_of
+from ropext.loaders.table import span_of
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from scripts import make_tables

@@ -11,7 +11,7 @@ import pytest
 from ropext import inspecting, loaders
 from ropext.errors import NotMeasured
 from ropext.loaders import lookup, table
-from ropext.loaders.versions import NEVER, VersionSpan, span_of
+from ropext.loaders.table import NEVER, VersionSpan, span_of
 
 FACTS = json.loads(make_loaders.FACTS.read_text("utf-8"))
 MEASURED = json.loads(make_loaders.MEASURED.read_text("utf-8"))

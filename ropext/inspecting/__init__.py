@@ -7,7 +7,6 @@ from ropext.inspecting.inspection import (
     Inspection,
     inspect,
     open_model,
-    positions_of,
     said_of,
 )
 from ropext.inspecting.plans import plan, plan_config, plan_of, planned, told_far
@@ -24,7 +23,6 @@ __all__ = [
     "plan_config",
     "plan_of",
     "planned",
-    "positions_of",
     "read_again",
     "said_of",
     "serving",

@@ -16,7 +16,7 @@ from ropext.inputs import model_name
 from ropext.options.door import public
 from ropext.options.extend import Extend, resolve_target
 from ropext.planning.carrier import Carrier
-from ropext.rope import Positions, RopeSite, Spectrum
+from ropext.rope import RopeSite, Spectrum
 from ropext.schemes import read_positions
 
 if TYPE_CHECKING:
@@ -55,11 +55,6 @@ def said_of(snapshot: Snapshot) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(error.sentence, snapshot.config_name) from None
-
-
-def positions_of(snapshot: Snapshot) -> Positions | None:
-    """The scheme of a model that rotates nothing; None where it rotates."""
-    return read_positions(snapshot.config)
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ def inspect(
         factor=factor, target=target, context=context, original_context=original_context
     )
     snapshot = open_given(model, revision)
-    if (positions := positions_of(snapshot)) is not None:
+    if (positions := read_positions(snapshot.config)) is not None:
         from ropext.schemes.inspection import inspect_scheme  # late: no rotary model needs it
 
         return inspect_scheme(snapshot, positions, snapshot.name, _limits(snapshot))

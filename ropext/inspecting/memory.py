@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from ropext.errors import UsageError
-from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.inspecting.inspection import open_model, said_of
 from ropext.options.memory import MemoryOptions, bytes_of
 from ropext.planning.memory import MemoryFit, fit_memory
+from ropext.schemes import read_positions
 
 
 def memory_fit(
@@ -15,7 +16,7 @@ def memory_fit(
     if options.memory is None:
         raise UsageError("--memory SIZE is needed, e.g. --memory 12G")
     snapshot = open_model(model, revision=revision)
-    if positions_of(snapshot) is not None:
+    if read_positions(snapshot.config) is not None:
         raise UsageError(f"--memory knows models that rotate, and {model} does not")
     with said_of(snapshot):
         read = snapshot.as_read()

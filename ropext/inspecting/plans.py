@@ -12,7 +12,7 @@ from ropext.checkpoint.provenance import Record, record_in
 from ropext.errors import UsageError
 from ropext.families import Model
 from ropext.inputs import read_text
-from ropext.inspecting.inspection import open_given, positions_of, said_of
+from ropext.inspecting.inspection import open_given, said_of
 from ropext.options.door import public
 from ropext.options.extend import Extend, parse_extend
 from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
@@ -44,7 +44,7 @@ def plan(
 
 def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
     """The plan for a model, by the scheme that it has."""
-    if positions_of(snapshot) is not None:
+    if read_positions(snapshot.config) is not None:
         from ropext.schemes.plan import make_table_plan  # late: no rotary model needs it
 
         made = make_table_plan(snapshot.config, request, name)

@@ -9,9 +9,10 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import GateFailed, NotMeasured
 from ropext.families import Model
-from ropext.inspecting.inspection import open_model, positions_of, said_of
+from ropext.inspecting.inspection import open_model, said_of
 from ropext.jsontext import values_json
 from ropext.planning.carrier import Carrier, StandingModel
+from ropext.schemes import read_positions
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,13 @@ def _told(readings: Sequence[loaders.LoaderReading]) -> str:
 def as_it_stands(model: str, *, revision: str | None = None) -> Served | None:
     """How each loader reads anybody's model; None where it does not rotate."""
     snapshot = open_model(model, revision=revision)
-    return None if positions_of(snapshot) is not None else read_again(snapshot)
+    return None if read_positions(snapshot.config) is not None else read_again(snapshot)
 
 
 def serving(model: str, *, revision: str | None = None) -> Served | None:
     """How each loader reads an extended directory; None where it is not one."""
     snapshot = open_model(model, revision=revision)
-    if positions_of(snapshot) is not None:
+    if read_positions(snapshot.config) is not None:
         return None
     served = read_again(snapshot)
     return served if served.record or scaled_by_config(served.model) else None

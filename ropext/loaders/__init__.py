@@ -1,9 +1,10 @@
 """What each loader and version makes of a rope config: a table, as data, and its lookups."""
 
-from ropext.loaders.kinds import kind_of, kinds_of
 from ropext.loaders.lookup import (
     LoaderReading,
     exact_in,
+    kind_of,
+    kinds_of,
     loader_of,
     misread,
     nearest_exact,

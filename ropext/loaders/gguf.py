@@ -18,7 +18,7 @@ from ropext import forms
 from ropext.errors import UnsupportedModel
 from ropext.forms import Params
 from ropext.loaders.lookup import LoaderReading, reading_in
-from ropext.loaders.table import gguf_readers
+from ropext.loaders.table import readers as programs
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 # Keys and divisors are float32: half a unit in the last place, twice (a factor and a divisor).
@@ -79,7 +79,7 @@ def architecture(name: str) -> Architecture:
     advice = _CHECKPOINTS.get(name, "extend the Hugging Face checkpoint and convert the result")
     raise UnsupportedModel(
         f"the GGUF architecture {name[:60]!r} is not in ropext's table of what llama.cpp "
-        f"{gguf_readers()[0].versions} reads; {advice}"
+        f"{programs('gguf_readers')[0].versions} reads; {advice}"
     )
 
 
@@ -136,13 +136,6 @@ class GgufRope:
     short: tuple[float, ...] = ()  # rope_factors_short.weight
 
 
-def _mscale(scale: float, m: float) -> float:
-    """Return get_mscale of llama-context.cpp."""
-    if scale <= 1:
-        return 1.0
-    return 0.1 * m * math.log(scale) + 1.0
-
-
 def read(rope: GgufRope, dim: int) -> Spectrum:
     """The angle of each pair at position 1 and what multiplies cos and sin: rope_yarn and
     ggml_rope_cache_init of ggml-cpu/ops.cpp, after llama_context's constructor.
@@ -155,9 +148,9 @@ def read(rope: GgufRope, dim: int) -> Spectrum:
     mscale = 1.0  # yarn_attn_factor
     if rope.scaling == "yarn":
         factor = 1.0 / freq_scale
-        mscale = _mscale(factor, 1.0)
+        mscale = forms.mscale(factor, 1.0)
         if rope.log_multiplier:
-            mscale /= _mscale(factor, rope.log_multiplier)
+            mscale /= forms.mscale(factor, rope.log_multiplier)
         mscale *= 1.0 / (1.0 + 0.1 * math.log(factor))
     mscale *= rope.attn_factor
     if rope.scaling == "yarn":
@@ -383,6 +376,6 @@ def readings(name: str, rope: GgufRope | None, text_type: str) -> tuple[LoaderRe
     if rope is not None and rope.attn_factor != 1:
         kind += "-attn"
     listed = list[LoaderReading]()
-    for reader in gguf_readers():
+    for reader in programs("gguf_readers"):
         listed.append(reading_in(reader, reader.known(text_type, name), {}, (kind,)))
     return tuple(listed)

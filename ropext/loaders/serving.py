@@ -14,8 +14,7 @@ from ropext.families.config import auto_class
 from ropext.families.described import Facts
 from ropext.forms import Params
 from ropext.jsontext import JsonObject
-from ropext.loaders.kinds import kinds_of
-from ropext.loaders.lookup import LoaderReading, newest
+from ropext.loaders.lookup import LoaderReading, kinds_of, newest
 from ropext.loaders.table import ServeData, loader_table
 from ropext.narration import pasted
 

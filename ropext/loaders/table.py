@@ -6,13 +6,58 @@ A family or a kind without a cell is "not measured"; nothing is inferred from a 
 """
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
-from ropext.loaders.versions import NEVER, VersionSpan, version_of
+# Ranges of versions are compared as far as both are written: 5 is any 5.x.
+Version = tuple[int, ...]
+NEVER: Version = (sys.maxsize,)  # later than every version
+
+
+def version_of(text: str) -> Version:
+    """Return the numbers of a version; none where the text has none."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def after(version: Version) -> Version:
+    """Return the first version that does not begin with these numbers: 5.24 after 5.23."""
+    if not version:
+        return NEVER
+    return (*version[:-1], version[-1] + 1)
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """All versions from `first` on and before `end`."""
+
+    first: Version
+    end: Version
+
+    def overlaps(self, other: "VersionSpan") -> bool:
+        """Whether a version lies in both."""
+        return self.first < other.end and other.first < self.end
+
+
+def span_of(version: str) -> VersionSpan:
+    """Return all versions that begin with this one."""
+    numbers = version_of(version)
+    return VersionSpan(numbers, after(numbers))
+
+
+def spans_in(label: str) -> tuple[VersionSpan, ...]:
+    """Return the versions that a label begins with ("0.30-0.33 (source)"); none of a commit."""
+    first, dash, last = label.split()[0].partition("-")
+    if not re.fullmatch(r"[\d.]+", first + last):
+        return ()
+    if not dash:
+        return (span_of(first),)
+    return (VersionSpan(version_of(first), after(version_of(last))),)
+
 
 Verdict = Literal["same", "different", "ignored", "error", "not measured"]
 WRONG: tuple[Verdict, ...] = ("different", "ignored", "error")
@@ -126,48 +171,45 @@ class LoaderVersions:
 
 
 @cache
-def readers() -> tuple[LoaderVersions, ...]:
-    """Return the table's loaders and version ranges, the newest of each loader first."""
-    return tuple(_reader(entry) for entry in loader_table()["readers"])
-
-
-@cache
-def gguf_readers() -> tuple[LoaderVersions, ...]:
-    """Return the programs that run a GGUF file, llama.cpp first."""
-    return tuple(_reader(entry) for entry in loader_table()["gguf_readers"])
-
-
-def _reader(entry: ReaderData) -> LoaderVersions:
-    """Return one loader in one range of versions; its groups share their cells."""
-    families = dict[str, dict[str, TableCell]]()
-    measured = dict[str, str]()
-    for group in entry["groups"]:
-        cells = dict[str, TableCell]()
-        for kind, cell in group["cells"].items():
-            if isinstance(cell, str):
-                cells[kind] = TableCell(cell, evidence=group["evidence"])
-                continue
-            cells[kind] = TableCell(
-                verdict=cell["is"],
-                why=cell.get("why", ""),
-                flag=cell.get("flag", ""),
-                evidence=cell.get("evidence", group["evidence"]),
-                needs=cell.get("needs", ""),
-                otherwise=cell.get("otherwise", "different"),
+def readers(
+    of: Literal["readers", "gguf_readers"] = "readers",
+) -> tuple[LoaderVersions, ...]:
+    """Return the table's loaders of directories and their ranges of versions, the newest of each
+    loader first; or the programs that run a GGUF file, llama.cpp first."""
+    read = list[LoaderVersions]()
+    for entry in loader_table()[of]:
+        families = dict[str, dict[str, TableCell]]()
+        measured = dict[str, str]()
+        for group in entry["groups"]:
+            cells = dict[str, TableCell]()
+            for kind, cell in group["cells"].items():
+                if isinstance(cell, str):
+                    cells[kind] = TableCell(cell, evidence=group["evidence"])
+                    continue
+                cells[kind] = TableCell(
+                    verdict=cell["is"],
+                    why=cell.get("why", ""),
+                    flag=cell.get("flag", ""),
+                    evidence=cell.get("evidence", group["evidence"]),
+                    needs=cell.get("needs", ""),
+                    otherwise=cell.get("otherwise", "different"),
+                )
+            for family in group["families"]:
+                families[family] = cells
+                measured[family] = group["versions"]
+        spans = list[VersionSpan]()
+        for first, end in entry["spans"]:
+            spans.append(VersionSpan(version_of(first), version_of(end) or NEVER))
+        read.append(
+            LoaderVersions(
+                loader=entry["loader"],
+                versions=entry["versions"],
+                spans=tuple(spans),
+                composites=entry["composites"],
+                families=families,
+                measured=measured,
+                failed=entry["failed"],
+                narrow=entry["narrow"],
             )
-        for family in group["families"]:
-            families[family] = cells
-            measured[family] = group["versions"]
-    spans = list[VersionSpan]()
-    for first, end in entry["spans"]:
-        spans.append(VersionSpan(version_of(first), version_of(end) or NEVER))
-    return LoaderVersions(
-        loader=entry["loader"],
-        versions=entry["versions"],
-        spans=tuple(spans),
-        composites=entry["composites"],
-        families=families,
-        measured=measured,
-        failed=entry["failed"],
-        narrow=entry["narrow"],
-    )
+        )
+    return tuple(read)

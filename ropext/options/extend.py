@@ -150,19 +150,14 @@ class _Extension(Reach):
     )
 
     @model_validator(mode="after")
-    def _nothing_else(self) -> Self:
-        if not self.length_only:
-            return self
-        refused = "--length-only changes no spectrum;"
-        for name in ("method", "attention_factor", "temperature", "like", *KNOBS):
-            if getattr(self, name, None) is not None:  # not every class has all of them
-                raise UsageError(f"{refused} {flag(name)} asks for one")
-        if self.from_original:
-            raise UsageError(f"{refused} --from-original asks for one")
-        return self
-
-    @model_validator(mode="after")
     def _method(self) -> Self:
+        if self.length_only:
+            refused = "--length-only changes no spectrum;"
+            for name in ("method", "attention_factor", "temperature", "like", *KNOBS):
+                if getattr(self, name, None) is not None:  # not every class has all of them
+                    raise UsageError(f"{refused} {flag(name)} asks for one")
+            if self.from_original:
+                raise UsageError(f"{refused} --from-original asks for one")
         if self.method not in (None, AUTO):
             scaling.check_known(self.method)
         if self.attention_factor is not None and self.temperature is not None:

@@ -7,13 +7,14 @@ from ropext import guard
 from ropext.checkpoint.provenance import Record
 from ropext.checkpoint.writing import Written
 from ropext.errors import InputError
-from ropext.inspecting import open_model, positions_of, read_again
+from ropext.inspecting import open_model, read_again
 from ropext.jsontext import Json
 from ropext.loaders import Serving
 from ropext.pipeline.extending import extension_json
 from ropext.planning import ExtensionPlan
 from ropext.report import text
 from ropext.report.result import Result
+from ropext.schemes import read_positions
 from ropext.table import Number, Table, with_rows
 
 EDITED = ("file", "key", "before", "after")
@@ -77,7 +78,7 @@ def opened_extension(output: Path, record: Record) -> Extended:
     """Read what an output's record says of its extension."""
     model = open_model(output)
     serving: tuple[Serving, ...] = ()
-    if positions_of(model) is None:
+    if read_positions(model.config) is None:
         serving = read_again(model).serving
     files = [output.name]
     beside = output.with_name(f"{output.name}.Modelfile")

@@ -9,9 +9,10 @@ from ropext import guard
 from ropext.checkpoint import open_snapshot
 from ropext.checkpoint.card import README
 from ropext.inputs import model_name
-from ropext.inspecting import positions_of, read_again
+from ropext.inspecting import read_again
 from ropext.narration import SILENT, Hooks, Say, silent
 from ropext.options.door import public
+from ropext.schemes import read_positions
 
 if TYPE_CHECKING:
     from ropext.checkpoint.push import Pushed
@@ -48,7 +49,7 @@ def push(
     )
     pushing.check_name(repository)
     there = replace(open_snapshot(directory), name=repository, hub_id=repository)
-    served = read_again(there).serving if positions_of(there) is None else ()
+    served = read_again(there).serving if read_positions(there.config) is None else ()
     lines = [(line.loader, line.command) for line in served if line.command]
     shown = figures(directory, [str(run) for run in results])
     for run in runs:

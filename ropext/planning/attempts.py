@@ -56,11 +56,7 @@ class WishedSite:
 
     site: RopeSite  # with the embedding that is scaled, the wanted spectrum, and the dict as it was
     native: forms.Params | None
-
-    @property
-    def moves(self) -> bool:
-        """Whether any pair turns otherwise than before."""
-        return self.site.wanted.inv_freq != self.site.rope.spectrum.inv_freq
+    moves: bool  # whether any pair rotates otherwise than before
 
 
 class Attempts:
@@ -84,13 +80,14 @@ class Attempts:
         if attempt.from_original:
             rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            wish = WishedSite(site.of(rope), _stated_anew(site, self.target))
+            wish = WishedSite(site.of(rope), _stated_anew(site, self.target), moves=False)
         else:
             knobs = attempt.knobs
             scaled = scaling.scale(rope, attempt.method, self.target, knobs, attempt.attention)
             wanted = scaling.compose(rope, scaled, self.target)
             native = scaling.native(rope, scaled)
-            wish = WishedSite(replace(site, rope=rope, wanted=wanted), native)
+            moves = wanted.inv_freq != rope.spectrum.inv_freq
+            wish = WishedSite(replace(site, rope=rope, wanted=wanted), native, moves)
         self._wishes[key] = wish
         return wish
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from ropext import bundled
 from ropext.checkpoint.provenance import record_in
 from ropext.errors import InputError
-from ropext.inspecting import open_model, positions_of, said_of
+from ropext.inspecting import open_model, said_of
 from ropext.jsontext import read_object
+from ropext.schemes import read_positions
 
 
 def trained_window(context: int | None, against: str | None) -> tuple[int, str] | None:
@@ -24,7 +25,7 @@ def trained_window(context: int | None, against: str | None) -> tuple[int, str] 
     snapshot = open_model(against)
     if (record := record_in(snapshot)) is not None:
         return record.context, f"the record of {snapshot.name}"
-    if (positions := positions_of(snapshot)) is not None:
+    if (positions := read_positions(snapshot.config)) is not None:
         return positions.context, f"the config of {snapshot.name}"
     with said_of(snapshot):
         model = snapshot.as_read()

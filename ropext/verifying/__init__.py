@@ -5,12 +5,13 @@ from pathlib import Path
 from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
 from ropext.errors import UsageError
 from ropext.inputs import model_name
-from ropext.inspecting import open_model, positions_of, read_again, said_of
+from ropext.inspecting import open_model, read_again, said_of
 from ropext.narration import Say, Show, silent, unseen
 from ropext.options.door import public
 from ropext.ports.beside import PlainServer
 from ropext.ports.server import require_server
 from ropext.rope import Positions
+from ropext.schemes import read_positions
 from ropext.verifying import directory as of_directory
 from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, Subject, Verification, check
 from ropext.verifying.claim import claim_of
@@ -79,7 +80,7 @@ def check_directory(
             raise UsageError(f"{directory} is a plan; --against and --deep are for a checkpoint")
         return check_plan(Path(directory), server, depth)
     snapshot = with_weights(open_model(str(directory)))
-    positions = positions_of(snapshot)
+    positions = read_positions(snapshot.config)
     if positions is not None:
         if server is not None:
             raise UsageError(f"--endpoint is for rotary models, and {directory} rotates nothing")

@@ -11,7 +11,7 @@ from json_schema import check
 from ropext import inspecting, verifying
 from ropext.bundled import MODELS
 from ropext.errors import GateFailed, NotMeasured, UsageError
-from ropext.loaders.table import gguf_readers
+from ropext.loaders.table import readers
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -98,7 +98,7 @@ def test_a_file_has_one_too(tmp_path):
     ):
         inspecting.gate(served, ("vllm",))
     assert {reading.loader for reading in served.readings} == {
-        reader.loader for reader in gguf_readers()
+        reader.loader for reader in readers("gguf_readers")
     }
 
 
