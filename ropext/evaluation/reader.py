@@ -19,6 +19,7 @@ from ropext.evaluation.live import held_by
 from ropext.evaluation.reads import Reads, Unit
 from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied
 from ropext.models.adapter import add_adapter
+from ropext.models.load import memory_errors, out_of_memory
 from ropext.models.processes import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
@@ -135,7 +136,7 @@ class Reader:
         self.manner = self.manner or manner_of(base, longest, options)
         scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
-        with torch.no_grad():
+        with memory_errors(out_of_memory("a probe of the model")), torch.no_grad():
             scorer.self_check()
         return scorer
 

@@ -17,6 +17,7 @@ from ropext.atomic import run_errors
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
+from ropext.models.quantised import raise_named
 from ropext.narration import Say
 from ropext.report.text import size
 from ropext.schemes import read_positions
@@ -219,6 +220,7 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise_named(error)
         reason = first_line(error)
         if how.attention and _attention_fails(snapshot, how, how.attention):
             raise UsageError(f"--attn-implementation {how.attention}: {reason}") from error
@@ -259,18 +261,20 @@ def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
 
 @contextmanager
 def memory_errors(sentence: str) -> Iterator[None]:
-    """Out of memory becomes a sentence, which names the options that help."""
+    """Turn out of memory into a sentence, which names the options that help, and an error of a
+    quantisation library into one that names the library."""
     import torch
 
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Stopped(sentence) from error
-    except RuntimeError as error:
+    except Exception as error:
         # The CPU's allocator, Apple's and CUDA's libraries raise a bare RuntimeError.
-        if not any(words in str(error) for words in OUT_OF_MEMORY):
-            raise
-        raise Stopped(sentence) from error
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
+            raise Stopped(sentence) from error
+        raise_named(error)
+        raise
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:

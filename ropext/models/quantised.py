@@ -1,0 +1,53 @@
+"""Errors inside the libraries that compute with quantised weights."""
+
+from importlib import metadata
+from traceback import walk_tb
+from types import TracebackType
+
+from ropext.errors import UnsupportedModel, first_line
+
+LIBRARIES = (
+    "bitsandbytes",
+    "torchao",
+    "gptqmodel",
+    "auto_gptq",
+    "awq",
+    "hqq",
+    "compressed_tensors",
+    "optimum",
+    "transformers.quantizers",
+)
+
+
+def raise_named(error: Exception) -> None:
+    """Raise one sentence that names the quantisation library, if the error is of such a library."""
+    library = _library_of(error.__traceback__)
+    if library is not None:
+        reason = first_line(error).rstrip(".")
+        raise UnsupportedModel(
+            f"{library} fails with these quantised weights: {reason}; use the weights before "
+            "quantisation, or try another version of the library or another device"
+        ) from error
+
+
+def _library_of(trace: TracebackType | None) -> str | None:
+    """Return the library whose code raised; an error in torch belongs to its caller."""
+    modules = list[str]()
+    for frame, _ in walk_tb(trace):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.split(".")[0] != "torch":
+            modules.append(module)
+    if not modules:
+        return None
+    for library in LIBRARIES:
+        if f"{modules[-1]}.".startswith(f"{library}."):
+            return _with_version(library.split(".")[0])
+    return None
+
+
+def _with_version(library: str) -> str:
+    """Return a library's name, with its version if it is an installed package."""
+    try:
+        return f"{library} {metadata.version(library)}"
+    except metadata.PackageNotFoundError:
+        return library
