@@ -9,7 +9,7 @@ from ropext.gguf.file import GgufFile
 from ropext.gguf.geometry import FREQS, LONG, SHORT, known_key, part_with
 from ropext.gguf.header import FLOAT32, STRING, UINT32
 from ropext.jsontext import Json, JsonObject
-from ropext.loaders import LoaderReading
+from ropext.loaders import LoaderReading, Serving
 from ropext.loaders.gguf import (
     STORED,
     GgufRope,
@@ -19,6 +19,7 @@ from ropext.loaders.gguf import (
     keys_of,
     older_names,
 )
+from ropext.planning.carrier import PlannedExtension, Programs, StandingModel
 from ropext.planning.gguf_carrier import GgufCarrier
 from ropext.rope import ABSENT, Edit, RopeSite
 
@@ -26,6 +27,12 @@ from ropext.rope import ABSENT, Edit, RopeSite
 NO_PARTS = (
     "it imports no split file; join the parts first (llama-gguf-split --merge FIRST OUT.gguf) and"
     " extend that"
+)
+# `lms import` copies one file (lms, src/subcommands/importCmd.ts). LM Studio loads a split model by
+# its first part, if all are in one folder (lmstudio-js, issue 22).
+ONE_FILE = (
+    "lm-studio: `lms import` copies one file; copy all parts into one folder USER/MODEL of its "
+    "models folder, or join them first (llama-gguf-split --merge FIRST OUT.gguf)"
 )
 METADATA = "metadata"  # what an edit of a key or a tensor calls its file
 
@@ -126,6 +133,24 @@ class FileCarrier(GgufCarrier):
             if reading.loader == "ollama"
             else reading
             for reading in readings
+        )
+
+    def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
+        return self._of_parts(super().serving(plan, place))
+
+    def as_it_stands(self, standing: StandingModel) -> Programs:
+        programs = super().as_it_stands(standing)
+        return replace(programs, serving=self._of_parts(programs.serving))
+
+    def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:
+        """Leave out the import of a split file, which would copy its first part alone."""
+        if not self.is_split:
+            return lines
+        return tuple(
+            Serving(line.loader, "", ONE_FILE)
+            if line.loader == "lm-studio" and line.command
+            else line
+            for line in lines
         )
 
     def misread(self, name: str, params: Params) -> str:

@@ -319,11 +319,16 @@ def test_split_files_stay_apart(base, tmp_path, capsys):
     (ollama,) = (line for line in served if line.loader == "ollama")
     assert not ollama.command
     assert "llama-gguf-split --merge" in ollama.note
+    (studio,) = (line for line in served if line.loader == "lm-studio")
+    assert not studio.command
+    assert "copy all parts into one folder" in studio.note
     (reading,) = (one for one in done.plan.readings if one.loader == "ollama")
     assert reading.verdict == "error"
     code, said = run("plan", str(tmp_path / "out"), "--for", "ollama", capsys=capsys)
     assert code == 3
     assert "it imports no split file; join the parts first" in " ".join(said.out.split())
+    assert "copies one file; copy all parts into one folder" in " ".join(said.out.split())
+    assert "lms import --copy" not in said.out
     with pytest.raises(NotExpressible, match="join the parts first"):
         extend(first, tmp_path / "gated", method="llama3", for_loaders=("ollama",))
 
