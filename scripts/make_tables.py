@@ -1,11 +1,12 @@
 """Write the tables of methods, loaders and retrieval tasks: in docs/methods.md, loaders.md,
-loaders-in-detail.md, reference/tasks.md.
+loaders-in-detail.md, reference/gguf-support.md, reference/tasks.md.
 
     python scripts/make_tables.py
 
 A test fails when a file and the code differ.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -249,10 +250,95 @@ def _asked_in(task: Task) -> str:
     return "token ids"
 
 
+_FILE_KINDS = ("theta", "linear", "yarn", "freqs", "factors")
+
+
+def gguf() -> str:
+    """The tables of docs/reference/gguf-support.md."""
+    data = json.loads((ROOT / "ropext/loaders/gguf.json").read_text("utf-8"))
+    return "\n".join([*_architectures(data), "", *_refused(data), "", *_programs()]) + "\n"
+
+
+def _architectures(data: Mapping[str, Any]) -> list[str]:
+    """What llama.cpp carries for each architecture."""
+    lines = [
+        "| architecture | model type | theta | linear | yarn | any frequencies | attention factor "
+        "| full-attention layers | evidence |",
+        "|---" * 9 + "|",
+    ]
+    for name, row in data["architectures"].items():
+        adds = row.get("adds", [])
+        lacks = row.get("lacks", [])
+        types = [
+            row["type"],
+            *row.get("also", []),
+            *([row["windowed"]] if "windowed" in row else []),
+        ]
+        divisors = [kind for kind in ("freqs", "factors") if kind in adds]
+        layers = f"one of {row['every']}" if row.get("every", 1) > 1 else "all"
+        if row.get("every") == 1:
+            layers = "as the file lists them"
+        cells = [
+            f"`{name}`",
+            ", ".join(f"`{kind}`" for kind in types),
+            *(_yes(kind not in lacks) for kind in ("theta", "linear", "yarn")),
+            " and ".join(f"`{_TENSORS[kind]}`" for kind in divisors) or "no",
+            _yes("attn" not in lacks),
+            layers,
+            row.get("evidence", "run") + (f" of {row['only']} alone" if "only" in row else ""),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+_TENSORS = {"freqs": "rope_freqs", "factors": "rope_factors"}
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+def _refused(data: Mapping[str, Any]) -> list[str]:
+    """The architectures that ropext refuses by name, with the reason."""
+    lines = ["| refused | architectures |", "|---|---|"]
+    for reason, names in data["refused"].items():
+        lines.append(f"| {reason} | {', '.join(f'`{name}`' for name in names)} |")
+    return lines
+
+
+def _programs() -> list[str]:
+    """What each program computes of a file, by architecture."""
+    lines = [
+        "| program | version | architectures | theta | linear | yarn | `rope_freqs` "
+        "| `rope_factors` | evidence |",
+        "|---" * 9 + "|",
+    ]
+    for reader in readers("gguf_readers"):
+        groups = dict[tuple[str, ...], list[str]]()
+        for family, cells in reader.families.items():
+            row = tuple(_of_file(cells, kind) for kind in _FILE_KINDS)
+            groups.setdefault((*row, cells["theta"].evidence), []).append(family)
+        for row, families in groups.items():
+            named = ", ".join(f"`{family}`" for family in families)
+            if len(families) > 16:
+                named = f"{len(families)} architectures" if len(groups) > 1 else "all"
+            told = [f"`{reader.loader}`", reader.versions, named, *row]
+            lines.append(f"| {' | '.join(told)} |")
+    return lines
+
+
+def _of_file(cells: Mapping[str, TableCell], kind: str) -> str:
+    """A verdict, and the one with an attention factor if it differs."""
+    verdict = cells[kind].verdict
+    other = cells[f"{kind}-attn"].verdict
+    return verdict if other == verdict else f"{verdict}; with an attention factor: {other}"
+
+
 TABLES = {
     "docs/methods.md": methods,
     "docs/loaders.md": letters,
     "docs/loaders-in-detail.md": loaders,
+    "docs/reference/gguf-support.md": gguf,
     "docs/reference/tasks.md": tasks,
 }
 

@@ -49,7 +49,10 @@ def with_facts(monkeypatch):
         monkeypatch.setattr(table, "loader_table", lambda: data)
         parsed = table.readers.__wrapped__()
         monkeypatch.setattr(lookup, "readers", lambda: parsed)
-        monkeypatch.setattr(make_tables, "readers", lambda: parsed)
+        files = table.readers("gguf_readers")
+        monkeypatch.setattr(
+            make_tables, "readers", lambda of="readers": files if of == "gguf_readers" else parsed
+        )
 
     return use
 
