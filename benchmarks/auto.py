@@ -34,6 +34,7 @@ import transformers
 
 import ropext
 from ropext.bundled import DATA, MODELS
+from ropext.jsontext import read_values
 from ropext.narration import NOBODY
 from ropext.options.training import Fit
 from ropext.pipeline import job
@@ -159,7 +160,7 @@ def verdict_row(cell: str, factor: float, steps: int) -> str:
     own, final = list(done.results["variants"].values())[-1], list(choice["variants"])[-1]
     said, true = choice["verdict"]["gain"], own["metrics"][f"gain@{target}"]
     told(json.dumps({"said": said, "true": true, "choice": choice}, indent=1))
-    judged, truth = (Value.from_json(dict(gain)).gains for gain in (said, true))
+    judged, truth = (read_values(Value, gain, "a verdict").gains for gain in (said, true))
     if judged is False and true["ci95"][1] < MARGIN:  # a gain of less counts as none
         truth = False
     cells = [

@@ -4,9 +4,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from ropext.atomic import write_bytes
 from ropext.errors import InputError
@@ -14,6 +17,15 @@ from ropext.inputs import CONFIG_LIMIT, as_text, read_bytes
 
 Json = Any  # a value as json.loads gives it
 JsonObject = Mapping[str, Json]
+T = TypeVar("T")
+# A field that may hold not-a-number, which `values_json` writes as null.
+_OR_NAN = BeforeValidator(lambda value: math.nan if value is None else value)
+Number = Annotated[float, _OR_NAN]
+NumberIfAny = Annotated[float | None, _OR_NAN]  # None: it has no number; an absent key
+# Metadata of a field that `values_json` treats in another way than the rest.
+HIDDEN = {"json": None}  # never written
+OR_NULL = {"json": "null"}  # written even if it holds None, its default
+IF_ANY = {"json": "any"}  # left out if it is empty
 
 # Objects and arrays in one file. The largest real configs (added tokens, quantiser groups) hold
 # some ten thousand; 16 MB of "{}" would be five million Python objects.
@@ -45,12 +57,12 @@ def read_json(path: Path) -> Json:
 
 def values_json(data: Any) -> Json:
     """Turn dataclasses, mappings and sequences into JSON. A number that is not finite becomes
-    null; a field whose default is None is left out where it holds None, and so is one whose
-    metadata say `"json": None`."""
+    null; a field whose default is None is left out if it holds None, unless its metadata say
+    otherwise (HIDDEN, OR_NULL, IF_ANY)."""
     if hasattr(data, "to_json"):
         data = data.to_json()
     elif is_dataclass(data):
-        data = _fields_of(data)
+        data = fields_of(data)
     if isinstance(data, Mapping):
         return {key: values_json(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -62,14 +74,68 @@ def values_json(data: Any) -> Json:
     return data
 
 
-def _fields_of(data: Any) -> dict[str, Any]:
+def fields_of(data: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that its JSON has."""
     values = dict[str, Any]()
     for field in fields(data):
-        is_hidden = "json" in field.metadata and field.metadata["json"] is None
         value = getattr(data, field.name)
-        if not is_hidden and (value is not None or field.default is not None):
+        if _is_written(field, value):
             values[field.name] = value
     return values
+
+
+def _is_written(field: Field[Any], value: Any) -> bool:
+    """Return whether the JSON of a dataclass has a field that holds this value."""
+    how = field.metadata.get("json", "")
+    if how == "":
+        return value is not None or field.default is not None
+    if how == IF_ANY["json"]:
+        return bool(value)
+    return how is not None
+
+
+def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T:
+    """Read what `values_json` wrote of a value of this type: a dataclass, or a container of them.
+
+    The file may come from anyone: the first key that is missing or holds another type is named.
+    """
+    known: Any = kind
+    try:
+        read: T = _adapter(known).validate_python(data)
+    except ValidationError as error:
+        raise InputError(f"{place} is damaged: {_damage(error)}{remedy}") from None
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+_NOUNS = {
+    "dict": "an object",
+    "dataclass": "an object",
+    "mapping": "an object",
+    "tuple": "an array",
+    "list": "an array",
+    "string": "a text",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+def _damage(error: ValidationError) -> str:
+    """Say what the first wrong value is not, by its key."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    return f"{key[:200] or 'its content'} is not {noun(first['type'])}"
+
+
+def noun(error_type: str) -> str:
+    """Return what pydantic expected, in words, by the type of its error."""
+    return _NOUNS.get(error_type.partition("_")[0], "a whole number in range")
 
 
 # What strangers wrote.

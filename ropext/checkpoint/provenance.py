@@ -25,7 +25,7 @@ from ropext.errors import InputError
 from ropext.families import Model
 from ropext.families.config import named, shown
 from ropext.inputs import is_plain_name
-from ropext.jsontext import Json, JsonObject, dump, read_object
+from ropext.jsontext import Json, JsonObject, dump, noun, read_object
 from ropext.narration import clean_command, scrub
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
@@ -394,10 +394,6 @@ def _record(content: dict[str, Json], path: str) -> Record:
     return replace(record, **as_given, edits=edits, command=command, more=more)
 
 
-_NOUNS = {"dict": "an object", "dataclass": "an object", "tuple": "an array", "string": "a text"}
-_NOUNS |= {"float": "a number", "bool": "true or false", "missing": "there"}
-
-
 def _damage(error: ValidationError) -> str:
     """What the first wrong value is not, by its key."""
     first = error.errors(include_url=False)[0]
@@ -407,7 +403,9 @@ def _damage(error: ValidationError) -> str:
         return f"{key} is not a SHA-256 in hexadecimal"
     if first["type"] == "value_error":
         return f"weights: {key[:80]!r} is not a plain file name"
-    return f"{key} is not {_NOUNS.get(first['type'].partition('_')[0], 'a whole number in range')}"
+    if first["type"] == "missing":
+        return f"{key} is not there"
+    return f"{key} is not {noun(first['type'])}"
 
 
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:

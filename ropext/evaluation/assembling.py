@@ -7,7 +7,7 @@ from ropext.evaluation.divergence import against_key
 from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, read_values, values_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import marked
@@ -75,7 +75,7 @@ def _source(reads: Reads, variant: Variant, store: str, has_documents: bool) -> 
     if has_documents and reads.against is not None and not variant.reads_short:
         against = against_key(reads.frame, reads.against)
     return ModelSource(
-        name=variant.snapshot.name,
+        model=variant.snapshot.name,
         target=variant.target,
         adapter=variant.adapter,
         info=info,
@@ -97,6 +97,7 @@ def _numbers(measured: Measurement, variant: Variant) -> ModelNumbers:
     lines = list[str]()
     if not variant.reads_short:
         lines = verdicts(frame, values, marked(label, model.mark()))
-    numbers = ModelNumbers(values, tuple(positions), heat_map(model.items), tuple(lines))
+    cells = heat_map(model.items)
+    numbers = ModelNumbers(values, tuple(positions), cells, verdicts=tuple(lines))
     # JSON has no infinity: reports show the same whether a run was read back or has just ended.
-    return ModelNumbers.from_json(numbers.to_json() | {"verdicts": lines})
+    return read_values(ModelNumbers, values_json(numbers), label)

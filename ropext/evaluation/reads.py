@@ -34,7 +34,7 @@ from ropext.evaluation.reading import (
     score_items,
 )
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import values_json
+from ropext.jsontext import read_values, values_json
 from ropext.lengths import length_text
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
@@ -125,7 +125,7 @@ class Reads:
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return what the store has of the questions, in a fixed order."""
         rows = [row for _, name in self._asked(variant) for row in store.get(name)]
-        scores = [ItemScore.from_json(row) for row in rows]
+        scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
     def measured(self, variants: Iterable[Variant], stores: Mapping[str, Store]) -> Measurement:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import InstanceOf
+
 from ropext.checkpoint import provenance
 from ropext.jsontext import Json, JsonObject, read_object, values_json
 from ropext.narration import scrub
@@ -33,7 +35,7 @@ MEASURED_OF = ("kind", "target", "metrics", "overlap")
 class Evidence:
     """What was measured."""
 
-    measured: Measurement | None  # by the evaluation
+    measured: InstanceOf[Measurement] | None  # by the evaluation
     gates: tuple[Outcome, ...]
     verdict: AutoVerdict | None = None  # of `--method auto`
     control: tuple[str, ...] = ()  # what the control says, where there is one
@@ -49,17 +51,6 @@ class Evidence:
             "verdict": values_json(self.verdict),
             "control": list(self.control),
         }
-
-    @staticmethod
-    def from_json(data: JsonObject, measured: Measurement | None) -> "Evidence":
-        """Read what was written, beside the measurement."""
-        gates = list[Outcome]()
-        for gate in data["gates"]:
-            gates.append(Outcome(**gate))
-        reached = None
-        if data["verdict"] is not None:
-            reached = AutoVerdict.from_json(data["verdict"])
-        return Evidence(measured, tuple(gates), reached, tuple(data["control"]))
 
 
 def evidence_of(work: Work) -> Evidence:

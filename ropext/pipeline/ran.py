@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropext.errors import GateFailed, InputError
-from ropext.jsontext import Json, read_object, values_json, write_json
+from ropext.jsontext import Json, read_object, read_values, values_json, write_json
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.hashes import Hashes
@@ -131,7 +131,7 @@ def opened_run(folder: Path) -> Ran:
         raise InputError(f"{folder} is not finished; run the same command again to complete it")
     kept = read_object(folder / OUTCOME)
     try:
-        evidence = Evidence.from_json(kept, measured)
+        evidence = read_values(Evidence, kept | {"measured": measured}, folder / OUTCOME)
         stages = dict.fromkeys(kept["stages"], DONE)
         label = kept["label"]
     except (KeyError, TypeError, ValueError) as error:

@@ -34,13 +34,6 @@ def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
     return numbers
 
 
-def _served(run: Measurement, label: str) -> JsonObject:
-    """Return what became of the questions of a row, and how far it is read."""
-    served = _numbers_of(run, label).served
-    assert served is not None  # a row of a server has it
-    return served
-
-
 def port_tables(run: Measurement) -> list[Table]:
     """Shares by length beside those on cut text, depths, and what became of the questions."""
     tables = [_shares(run)]
@@ -129,7 +122,7 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
 
 def _outcomes(run: Measurement) -> Table:
     """How many questions became what."""
-    outcomes = _served(run, PORT)["outcomes"]
+    outcomes = _numbers_of(run, PORT).outcomes
     has_usage = any(row["used"] is not None for row in outcomes)
     header = ["length", "tokens counted"]
     note = f"prompts are counted by {endpoint_of(run)['counted_by']}; "
@@ -160,8 +153,8 @@ def port_lines(run: Measurement) -> list[str]:
     endpoint = endpoint_of(run)
     lines = list[str]()
     for label, name in row_names(run).items():
-        lines.append(_reach_line(name, _served(run, label)["reached"]))
-    for row in _served(run, PORT)["outcomes"]:
+        lines.append(_reach_line(name, _numbers_of(run, label).reached))
+    for row in _numbers_of(run, PORT).outcomes:
         for outcome, reason in row["reasons"].items():
             count = row["counts"][outcome]
             length = length_text(row["length"])

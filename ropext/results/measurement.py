@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ropext.atomic import write_whole
 from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject, values_json, write_json
+from ropext.jsontext import Json, JsonObject, fields_of, values_json, write_json
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
@@ -78,18 +78,11 @@ class MeasuredModel:
         return bool(asked) and not any(item.is_read for item in asked)
 
     def to_json(self) -> dict[str, Json]:
-        """Write what results.json holds of a model."""
-        numbers = self.numbers or ModelNumbers()
-        written: dict[str, Json] = {"kind": self.kind}
-        written |= self.source.to_json()
+        """Return what results.json holds of a model."""
+        written: dict[str, Json] = {"kind": self.kind, "overlap": self.overlap}
         if self.unrounded:
             written["unrounded"] = self.unrounded
-        written |= numbers.to_json()
-        written["overlap"] = values_json(self.overlap)
-        if numbers.served is not None:
-            written |= numbers.served
-        written["verdicts"] = list(numbers.verdicts)
-        return written
+        return written | self.source.to_json() | fields_of(self.numbers or ModelNumbers())
 
 
 @dataclass(frozen=True)
@@ -131,35 +124,17 @@ class Measurement:
 
     @property
     def results(self) -> dict[str, Json]:
-        """What results.json holds."""
+        """Return what results.json holds."""
         frame = self.frame
-        facts = self.facts
-        written: dict[str, Json] = {
+        written = {
             "schema": SCHEMA,
-            "protocol": facts.protocol,
-            "protocol_text": facts.protocol_text,
-            "headline": facts.headline,
             "context": frame.context,
-            "lengths": list(frame.lengths),
+            "lengths": frame.lengths,
             "tail_tokens": frame.tail,
         }
-        if facts.short_window is not None:
-            written["short_window"] = facts.short_window
-        written["seed"] = frame.bootstrap.seed
-        written["resamples"] = frame.bootstrap.resamples
-        written["documents"] = facts.documents
-        written["warnings"] = list(facts.warnings)
-        if facts.endpoint is not None:
-            written["endpoint"] = facts.endpoint
-        written |= frame.scoring.to_json()
-        if facts.not_measurable:
-            written["not_measurable"] = dict(facts.not_measurable)
-        if facts.ruler is not None:
-            written["ruler"] = facts.ruler.to_json()
-        written["variants"] = {label: model.to_json() for label, model in self.models.items()}
-        if facts.lm_eval is not None:
-            written["lm_eval"] = facts.lm_eval
-        return written
+        written |= fields_of(frame.bootstrap) | fields_of(frame.scoring) | fields_of(self.facts)
+        results: dict[str, Json] = values_json(written | {"variants": self.models})
+        return results
 
     def labels(self, *kinds: str) -> list[str]:
         """Name the models of these kinds."""

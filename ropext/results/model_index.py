@@ -15,7 +15,7 @@ from ropext.checkpoint.card import Figure
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import Record, identity, read_record
 from ropext.errors import InputError
-from ropext.jsontext import Json
+from ropext.jsontext import Json, read_values
 from ropext.options.fields import DOCUMENTS, TABLES
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_spec
@@ -23,7 +23,7 @@ from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, marked, overlap_in
 from ropext.results.retrieval import RULERS
 from ropext.results.rundir import read_run
-from ropext.results.values import Value, values_of
+from ropext.results.values import Value, Values
 from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
@@ -40,7 +40,7 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
         return measured
     try:
         return list(_of_record(record))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, InputError, KeyError, TypeError, ValueError):
         raise InputError(
             f"{directory}: ropext.json is damaged: ropext does not write such measurements; "
             "give the numbers with --results RUN, or copy ropext.json again from the source of the "
@@ -54,15 +54,15 @@ def _of_record(record: Record) -> Iterator[Figure]:
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
-        known = overlap_in(last.get("overlap")) or NOT_TRAINED
-        values = values_of(last["metrics"])
+        known = overlap_in(last.get("overlap"), "run") or NOT_TRAINED
+        values = read_values(Values, last["metrics"], "run")
         yield from _of_metrics(values, known.of_documents, None, measured["tail_tokens"])
         return
     tuned = record.more.get("finetune")
     numbers = tuned.get("numbers") if isinstance(tuned, Mapping) else None
     if tuned and isinstance(numbers, Mapping) and isinstance(numbers.get("tuned"), Mapping):
-        known = overlap_in(tuned.get("overlap")) or UNKNOWN
-        values = values_of(numbers["tuned"])
+        known = overlap_in(tuned.get("overlap"), "finetune") or UNKNOWN
+        values = read_values(Values, numbers["tuned"], "finetune")
         yield from _of_metrics(values, known.of_documents, None, None)
 
 

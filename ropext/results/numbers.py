@@ -1,32 +1,13 @@
 """What is known of an evaluation beside its readings, as results.json keeps it: how it was made,
 where each model came from, and the numbers of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ropext.jsontext import Json, JsonObject, values_json
+from ropext.jsontext import HIDDEN, IF_ANY, OR_NULL, Json, JsonObject, fields_of
 from ropext.results.perplexity import OctaveLoss
 from ropext.results.retrieval import RULERS, HeatCell
-from ropext.results.values import Value, values_of
-
-# Of a variant in results.json, what does not belong to how it was extended.
-_NOT_INFO = {
-    "kind",
-    "model",
-    "target",
-    "adapter",
-    "store",
-    "passes",
-    "against",
-    "unrounded",
-    "metrics",
-    "positions",
-    "retrieval",
-    "overlap",
-    "outcomes",
-    "reached",
-    "verdicts",
-}
+from ropext.results.values import Value
 
 
 @dataclass(frozen=True)
@@ -35,13 +16,7 @@ class RulerTasks:
 
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Json]:
-        return {"tasks": list(self.tasks), "left_out": list(self.left_out), "note": RULERS}
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "RulerTasks":
-        return RulerTasks(tuple(data["tasks"]), tuple(data["left_out"]))
+    note: str = RULERS
 
 
 @dataclass(frozen=True)
@@ -52,9 +27,11 @@ class EvaluationFacts:
     protocol_text: str = ""
     headline: str = "tail"  # the metric that the protocol is about
     short_window: int | None = None  # the version of its definition
-    documents: JsonObject | None = None  # how many were used, and how many left out
+    # How many were used, and how many left out.
+    documents: JsonObject | None = field(default=None, metadata=OR_NULL)
     warnings: tuple[str, ...] = ()
-    not_measurable: Mapping[str, str] = field(default_factory=dict)  # task -> why
+    # Task -> why.
+    not_measurable: Mapping[str, str] = field(default_factory=dict, metadata=IF_ANY)
     ruler: RulerTasks | None = None
     lm_eval: Mapping[str, JsonObject] | None = None  # scores of lm-evaluation-harness
     endpoint: JsonObject | None = None  # of a running server
@@ -64,13 +41,15 @@ class EvaluationFacts:
 class ModelSource:
     """Where a model came from, how it was extended, and where its readings are kept."""
 
-    name: str = ""
-    target: int | None = None
-    adapter: str | None = None
-    info: JsonObject = field(default_factory=dict)  # method, factor, frequencies, knobs
+    model: str = ""
+    target: int | None = field(default=None, metadata=OR_NULL)
+    adapter: str | None = field(default=None, metadata=OR_NULL)
+    # Method, factor, frequencies, knobs: written beside the other fields.
+    info: JsonObject = field(default_factory=dict, metadata=HIDDEN)
     store: str = ""  # a folder under variants/; "" if nothing was kept
     passes: Mapping[str, int] = field(default_factory=dict)  # tokens of a pass, by its folder
-    against: str = ""  # of a model whose next token was held against the base's: of which one
+    # Of a model whose next token was held against the base's: of which one.
+    against: str = field(default="", metadata=IF_ANY)
 
     @property
     def method(self) -> str | None:
@@ -87,30 +66,8 @@ class ModelSource:
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:
-        written: dict[str, Json] = {
-            "model": self.name,
-            "target": self.target,
-            "adapter": self.adapter,
-        }
-        written |= self.info
-        written["store"] = self.store
-        written["passes"] = dict(self.passes)
-        if self.against:
-            written["against"] = self.against
-        return written
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "ModelSource":
-        info = {key: value for key, value in data.items() if key not in _NOT_INFO}
-        return ModelSource(
-            name=data["model"],
-            target=data["target"],
-            adapter=data["adapter"],
-            info=info,
-            store=data["store"],
-            passes=data["passes"],
-            against=data.get("against", ""),
-        )
+        """Return what results.json has of it."""
+        return {**fields_of(self), **self.info}
 
 
 @dataclass(frozen=True)
@@ -120,29 +77,7 @@ class ModelNumbers:
     metrics: Mapping[str, Value] = field(default_factory=dict)
     positions: tuple[OctaveLoss, ...] = ()
     retrieval: Mapping[str, tuple[HeatCell, ...]] = field(default_factory=dict)  # by task
+    # What became of a server's questions at each length, and how far it reads.
+    outcomes: Sequence[JsonObject] = field(default=(), metadata=IF_ANY)
+    reached: JsonObject = field(default_factory=dict, metadata=IF_ANY)
     verdicts: tuple[str, ...] = ()
-    served: JsonObject | None = None  # of a running server: outcomes, and how far it reads
-
-    def to_json(self) -> dict[str, Json]:
-        """Write all but the verdicts, which come last."""
-        return {
-            "metrics": values_json(self.metrics),
-            "positions": values_json(self.positions),
-            "retrieval": values_json(self.retrieval),
-        }
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "ModelNumbers":
-        retrieval = dict[str, tuple[HeatCell, ...]]()
-        for task, cells in data["retrieval"].items():
-            retrieval[task] = tuple(map(HeatCell.from_json, cells))
-        served = None
-        if "outcomes" in data:
-            served = {"outcomes": data["outcomes"], "reached": data["reached"]}
-        return ModelNumbers(
-            values_of(data["metrics"]),
-            tuple(map(OctaveLoss.from_json, data["positions"])),
-            retrieval,
-            tuple(data.get("verdicts", ())),
-            served,
-        )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ropext.checkpoint.provenance import TRAINED_ON, Record, with_training
 from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject
+from ropext.jsontext import Json, JsonObject, fields_of, read_values
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -215,18 +215,8 @@ class Overlap:
         return f"{at_least}{self.trained_on} of {self.documents}"
 
     def to_json(self) -> dict[str, Json]:
-        """Write it as records and results hold it."""
-        written: dict[str, Json] = {
-            "documents": self.documents,
-            "trained_on": self.trained_on,
-            "chosen_on": self.chosen_on,
-            "names": list(self.names),
-            "complete": self.complete,
-            "mark": self.mark,
-        }
-        if self.questions is not None:
-            written["questions"] = self.questions
-        return written
+        """Return what records and results hold of it."""
+        return fields_of(self) | {"mark": self.mark}
 
 
 def overlap(
@@ -254,18 +244,9 @@ def both(first: Trained | None, second: Trained | None) -> Trained | None:
     return first.with_more(second)
 
 
-def overlap_in(data: JsonObject | None) -> Overlap | None:
-    """Read what `to_json` wrote; it may come from anyone."""
-    if not data:
-        return None
-    return Overlap(
-        documents=int(data["documents"]),
-        trained_on=int(data["trained_on"]),
-        chosen_on=int(data["chosen_on"]),
-        names=tuple(map(str, data["names"])),
-        complete=bool(data["complete"]),
-        questions=data.get("questions"),
-    )
+def overlap_in(data: JsonObject | None, place: object) -> Overlap | None:
+    """Read what a record or a result holds, or None if it holds nothing."""
+    return read_values(Overlap, data, place) if data else None
 
 
 def marked(text: str, mark: str) -> str:

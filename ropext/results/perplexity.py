@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import JsonObject
 from ropext.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results import STRIDED
 from ropext.results.scoring import ALL_TOKENS, Scoring, Span
@@ -239,19 +238,6 @@ class OctaveLoss:
     nll: Value
     base: Value | None = None
     gain: Value | None = None
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "OctaveLoss":
-        """Read what `values_json` wrote."""
-        base = data.get("base")
-        gain = data.get("gain")
-        return OctaveLoss(
-            start=data["start"],
-            stop=data["stop"],
-            nll=Value.from_json(data["nll"]),
-            base=None if base is None else Value.from_json(base),
-            gain=None if gain is None else Value.from_json(gain),
-        )
 
 
 def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[OctaveLoss]:

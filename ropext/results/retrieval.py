@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import Json
+from ropext.jsontext import NumberIfAny
 from ropext.results.values import (
     FEWEST_DOCUMENTS,
     Z95,
@@ -69,12 +69,6 @@ class ItemScore:
     def points(self) -> float:
         """From 0 to 1."""
         return float(self.exact) if self.score is None else self.score
-
-    @staticmethod
-    def from_json(data: dict[str, Json]) -> "ItemScore":
-        """Read what `values_json` wrote, one line of items.jsonl."""
-        lists = {"answer": tuple(data["answer"]), "predicted": tuple(data["predicted"])}
-        return ItemScore(**(data | lists))
 
 
 def grouped(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore]]:
@@ -290,16 +284,7 @@ class HeatCell:
     length: int
     depth: float | None  # None: over the whole text
     share: Value  # answered
-    answer_nll: float | None = None  # the mean, in nats per answer token
-
-    @staticmethod
-    def from_json(data: dict[str, Json]) -> "HeatCell":
-        """Read what `values_json` wrote."""
-        answer_nll = data.get("answer_nll")
-        if answer_nll is None and "answer_nll" in data:
-            answer_nll = math.nan
-        share = Value.from_json(data["share"])
-        return HeatCell(data["length"], data["depth"], share, answer_nll)
+    answer_nll: NumberIfAny = None  # the mean, in nats per answer token
 
 
 def heat_map(items: Iterable[ItemScore]) -> dict[str, tuple[HeatCell, ...]]:

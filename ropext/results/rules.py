@@ -277,18 +277,6 @@ class AutoVerdict:
     sentence: str
     mark: str = ""  # which of its documents were trained or chosen on
 
-    @staticmethod
-    def from_json(data: JsonObject) -> "AutoVerdict":
-        """Read what `values_json` wrote."""
-        gain = data["gain"]
-        short_tax = data["short_tax"]
-        return AutoVerdict(
-            gain=None if gain is None else Value.from_json(gain),
-            short_tax=None if short_tax is None else Value.from_json(short_tax),
-            sentence=data["sentence"],
-            mark=data["mark"],
-        )
-
 
 def verdict(
     choice: JsonObject, measured: Measurement, final: str, *, fit_is_kept: bool = True

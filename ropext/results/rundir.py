@@ -16,9 +16,9 @@ decides its units, so that what is there is never of another model. Nothing here
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,12 @@ import numpy.typing as npt
 from ropext import guard, workdir
 from ropext.atomic import write_text, write_whole
 from ropext.errors import GateFailed, InputError, NotMeasured, UsageError
-from ropext.jsontext import JsonObject, read_json, values_json, write_json
+from ropext.jsontext import JsonObject, fields_of, read_json, read_values, values_json, write_json
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, Store, write_array
 from ropext.results.metrics import is_of_rounding
-from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
+from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import overlap_in
 from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
 from ropext.results.retrieval import ItemScore
@@ -43,6 +43,11 @@ DOCUMENTS = "documents.json"
 ITEMS = "items.jsonl"
 RESULTS = "results.json"
 READ = (DOCUMENTS, ITEMS, RESULTS, "documents/", STORES)  # what is read; a report is not
+AGAIN = "; evaluate again"
+Part = TypeVar("Part", EvaluationFacts, ModelSource, ModelNumbers)
+# What results.json has of a model beside how it was extended.
+_OF_A_MODEL = {part.name for part in (*fields(ModelSource), *fields(ModelNumbers))}
+_OF_A_MODEL |= {"kind", "unrounded", "overlap"}
 Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
 
 
@@ -216,9 +221,9 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
     written = dict[str, MeasuredModel]()
     with _naming(path / RESULTS):
         frame = _frame(results)
-        facts = _facts(results)
+        facts = _part(EvaluationFacts, results, path)
         for label, variant in results["variants"].items():
-            written[label] = _written_model(variant)
+            written[label] = _written_model(variant, path)
     documents = None
     hashes = list[str]()
     if (path / DOCUMENTS).exists():
@@ -262,32 +267,26 @@ def _frame(results: JsonObject) -> Frame:
     )
 
 
-def _written_model(variant: JsonObject) -> MeasuredModel:
+def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
     """Read what results.json has of one model."""
-    source = ModelSource.from_json(variant)
+    source = _part(ModelSource, variant, path)
+    info = {key: value for key, value in variant.items() if key not in _OF_A_MODEL}
     return MeasuredModel(
         kind=variant["kind"],
         unrounded=variant.get("unrounded", ""),
-        overlap=overlap_in(variant.get("overlap")),
-        source=source,
-        numbers=ModelNumbers.from_json(variant),
+        overlap=overlap_in(variant.get("overlap"), path / RESULTS),
+        source=replace(source, info=info),
+        numbers=_part(ModelNumbers, variant, path),
     )
 
 
-def _facts(results: JsonObject) -> EvaluationFacts:
-    ruler = results.get("ruler")
-    return EvaluationFacts(
-        protocol=results["protocol"],
-        protocol_text=results["protocol_text"],
-        headline=results["headline"],
-        short_window=results.get("short_window"),
-        documents=results["documents"],
-        warnings=tuple(results["warnings"]),
-        not_measurable=dict(results.get("not_measurable", {})),
-        ruler=None if ruler is None else RulerTasks.from_json(ruler),
-        lm_eval=results.get("lm_eval"),
-        endpoint=results.get("endpoint"),
-    )
+def _part(kind: type[Part], data: JsonObject, path: Path) -> Part:
+    """Read what one dataclass wrote of an object; all that it always writes must be there."""
+    part = read_values(kind, data, path / RESULTS, AGAIN)
+    for key in fields_of(kind()):
+        if key not in data:
+            raise KeyError(key)
+    return part
 
 
 def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemScore]]:
@@ -299,7 +298,8 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
         data = json.loads(line)
         if data["task"] not in left_out:
             label = data.pop("variant")
-            items.setdefault(label, []).append(ItemScore.from_json(data))
+            item = read_values(ItemScore, data, path / ITEMS, AGAIN)
+            items.setdefault(label, []).append(item)
     return items
 
 

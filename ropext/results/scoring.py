@@ -62,10 +62,6 @@ class AllTokens:
         """What must be equal for two frames to score the same tokens of a document."""
         return None
 
-    def to_json(self) -> dict[str, int]:
-        """As results.json has it."""
-        return {}
-
 
 @dataclass(frozen=True)
 class MaskedTail:
@@ -75,12 +71,12 @@ class MaskedTail:
     scores_all: ClassVar[bool] = False
     perplexity: ClassVar[str] = "pseudo-perplexity"
 
-    stride: int  # every so many tokens are masked in one pass
+    mask_stride: int  # every so many tokens are masked in one pass
 
     @property
     def passes(self) -> int:
         """Passes over one window."""
-        return self.stride
+        return self.mask_stride
 
     def tail(self, frame: TailLengths, length: int) -> Span:
         """Positions of the tail, read in the window of a length."""
@@ -96,7 +92,8 @@ class MaskedTail:
 
     def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
         """Say which tokens a tail has."""
-        return f"the last {tail} tokens of each document, every {self.stride}th masked in one pass"
+        every = f"every {self.mask_stride}th masked in one pass"
+        return f"the last {tail} tokens of each document, {every}"
 
     def inside_text(self, context: int) -> str:
         """Say which tokens are scored inside the trained context."""
@@ -104,11 +101,7 @@ class MaskedTail:
 
     def tokens_key(self, frame: TailLengths) -> object:
         """What must be equal for two frames to score the same tokens of a document."""
-        return self.stride, frame.tail, frame.longest
-
-    def to_json(self) -> dict[str, int]:
-        """As results.json has it."""
-        return {"mask_stride": self.stride}
+        return self.mask_stride, frame.tail, frame.longest
 
 
 Scoring = AllTokens | MaskedTail
@@ -116,6 +109,6 @@ ALL_TOKENS = AllTokens()
 
 
 def scoring_of(results: JsonObject) -> Scoring:
-    """Read what `to_json` wrote into results.json."""
+    """Read what results.json has of it."""
     stride = int(results.get("mask_stride", 0))
     return MaskedTail(stride) if stride else ALL_TOKENS

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import JsonObject
+from ropext.jsontext import HIDDEN, Number
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,25 +42,14 @@ class Value:
     a difference of shares, what the first model alone found, and what the second alone found.
     """
 
-    value: float
+    value: Number
     se: float | None
-    ci95: tuple[float, float] | None
+    ci95: tuple[Number, Number] | None
     n: int
-    range: tuple[float, float] | None = None
+    range: tuple[Number, Number] | None = None
     apart: "tuple[Value, Value] | None" = field(
-        default=None, compare=False, repr=False, metadata={"json": None}
+        default=None, compare=False, repr=False, metadata=HIDDEN
     )
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "Value":
-        """Read what `values_json` wrote; null reads as not-a-number."""
-        return Value(
-            value=_number(data["value"]),
-            se=None if data["se"] is None else float(data["se"]),
-            ci95=_pair(data["ci95"]),
-            n=int(data["n"]),
-            range=_pair(data.get("range")),
-        )
 
     @property
     def sign(self) -> int:
@@ -139,17 +128,7 @@ def _two_digits(least: float) -> str:
     return f"{math.ceil(whole / unit) * unit:,}"
 
 
-def values_of(metrics: JsonObject) -> dict[str, Value]:
-    """Read the metrics of one variant, as results.json holds them."""
-    return {name: Value.from_json(data) for name, data in metrics.items()}
-
-
-def _number(item: float | None) -> float:
-    return math.nan if item is None else float(item)
-
-
-def _pair(items: list[float | None] | None) -> tuple[float, float] | None:
-    return None if items is None else (_number(items[0]), _number(items[1]))
+Values = dict[str, Value]  # of one model, by the names of its metrics
 
 
 def student(risk: float, degrees: int) -> float:

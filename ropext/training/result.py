@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject, read_object, values_json
+from ropext.jsontext import HIDDEN, Json, JsonObject, read_object, read_values, values_json
 from ropext.planning import Plan
 from ropext.report.result import Result
 from ropext.results import FITTED
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, overlap_in
-from ropext.results.values import Value, values_of
+from ropext.results.values import Value, Values
 from ropext.table import Table
 from ropext.training.judge import Numbers
 from ropext.training.objective import CONTENT, DECIDES, Objective
@@ -21,7 +21,6 @@ from ropext.training.tables import finetune_table, fit_table
 from ropext.training.training import Training
 
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
-HIDDEN = {"json": None}  # of a field that is not in the JSON
 
 
 def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
@@ -145,8 +144,8 @@ class Finetuned(TrainingResult):
             stopped_early=content["stopped_early"],
             by_step=content["losses"],
             evaluations=content["evaluations"],
-            numbers=_numbers(content["numbers"]),
-            overlap=overlap_in(content["overlap"]),
+            numbers=read_values(dict[str, Values], content["numbers"], output / cls.file),
+            overlap=overlap_in(content["overlap"], output / cls.file),
             control=content["control"],
             notes=content["notes"],
         )
@@ -202,7 +201,7 @@ class Fitted(TrainingResult):
     @property
     def overlap(self) -> Overlap | None:
         """The documents that judge and were trained on."""
-        return overlap_in(self.counted["overlap"])
+        return overlap_in(self.counted["overlap"], self.output / self.file)
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
@@ -225,18 +224,13 @@ class Fitted(TrainingResult):
             method=content["method"],
             pair_factors=tuple(content["pair_factors"]),
             attention_factor=content["attention_factor"],
-            change=change and Value.from_json(change),
-            numbers=_numbers(content["numbers"]),
+            change=change and read_values(Value, change, output / cls.file),
+            numbers=read_values(dict[str, Values], content["numbers"], output / cls.file),
             by_step=content["losses"],
             closed_forms=read_object(output / "fit/numbers.json")["closed_forms"],
             judgements=judgements,
             notes=content["notes"],
         )
-
-
-def _numbers(content: JsonObject) -> Numbers:
-    """Read the numbers of each model."""
-    return {label: values_of(metrics) for label, metrics in content.items()}
 
 
 def opened_training(output: Path) -> Finetuned | Fitted | None:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ropext.jsontext import JsonObject, values_json
+from ropext.jsontext import JsonObject, read_values, values_json
 from ropext.lengths import length_text
 from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import overlap_in
-from ropext.results.values import FEWEST_DOCUMENTS, Value, values_of
+from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.table import Table, as_text
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
 from ropext.training.report import (
@@ -36,6 +36,9 @@ TUNED_BY = (
 )
 
 
+SECTION = "finetune of ropext.json"
+
+
 def finetune_result(done: Finetuned) -> str:
     """What `finetune` prints at its end."""
     target = done.training.target
@@ -58,10 +61,8 @@ def finetune_result(done: Finetuned) -> str:
 
 def recorded_table(section: JsonObject, target: int) -> Table | None:
     """Lay out what ropext.json keeps of a fine-tuning; None where no document was read."""
-    overlap = overlap_in(section.get("overlap"))
-    numbers = dict[str, dict[str, Value]]()
-    for label, metrics in (section.get("numbers") or {}).items():
-        numbers[label] = values_of(metrics)
+    overlap = overlap_in(section.get("overlap"), SECTION)
+    numbers = read_values(dict[str, Values], section.get("numbers") or {}, SECTION)
     table = finetune_table(numbers, target, overlap, "Fine-tuning")
     if table is None:
         return None

@@ -145,7 +145,7 @@ def test_what_is_said():
     assert unknown.of_documents == "documents (whether they were trained on is not recorded)"
     assert overlap.overlap(None, read) is None
     for own in (none, one, unknown):
-        assert overlap.overlap_in(json.loads(json.dumps(own.to_json()))) == own
+        assert overlap.overlap_in(json.loads(json.dumps(own.to_json())), "a record") == own
 
 
 def known_by(text):

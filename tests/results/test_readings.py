@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ropext.errors import InputError, UsageError
-from ropext.jsontext import values_json
+from ropext.jsontext import read_values, values_json
 from ropext.lengths import (
     doubling_grid,
     length_text,
@@ -266,7 +266,7 @@ def test_retrieval_numbers():
         (128, 0.8),
         (256, 0.7),
     ]
-    assert ItemScore.from_json(values_json(items[0])) == items[0]
+    assert read_values(ItemScore, values_json(items[0]), "x") == items[0]
 
 
 def test_a_miss_inside_the_context_does_not_zero_a_tasks_reach():

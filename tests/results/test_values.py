@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.jsontext import values_json
+from ropext.jsontext import read_values, values_json
 from ropext.results.retrieval import ItemScore, difference_of
 from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 
@@ -265,11 +265,11 @@ def test_an_interval_of_grouped_questions_holds_the_truth_as_often_as_it_says():
 
 def test_values_survive_json_and_nothing_is_not_a_number_there():
     value = Value(1.5, 0.1, (1.3, 1.7), 9)
-    assert Value.from_json(values_json(value)) == value
+    assert read_values(Value, values_json(value), "x") == value
     infinite = values_json(Value(math.inf, math.nan, (1.0, math.inf), 9))
     assert infinite == {"value": None, "se": None, "ci95": [1.0, None], "n": 9}
     ranged = Value(2.0, None, None, 3, (1.0, 3.0))
-    assert Value.from_json(values_json(ranged)) == ranged
+    assert read_values(Value, values_json(ranged), "x") == ranged
 
 
 def test_on_which_side_of_zero_an_interval_lies():
