@@ -750,3 +750,23 @@ def llama_server(file: Path, folder: Path, *flags: str) -> Iterator[str]:
             yield server.root
         finally:
             process.terminate()
+
+
+# What llama-server answered for SmolLM2-135M in Q4_1, prompt by prompt, inside the old context and
+# beyond (benchmarks/results/endpoint-tolerance-2026-11-28.md).
+RIGHT = ([0.19, 0.1, 0.16, 0.17, 0.1, 0.12, 0.24, 0.09], [0.08, 0.22, 0.2, 0.11, 0.18, 0.06])
+FACTOR_5 = ([0.36, 0.4, 0.11, 0.2, 0.12, 0.44, 0.2, 0.28], [0.1, 0.34, 0.6, 0.25, 0.43, 0.2])
+
+
+def measured(inside: Sequence[float], beyond: Sequence[float]) -> endpoint.Probe:
+    prompts = [endpoint.Prompt(256, False, gap) for gap in inside]
+    prompts += [endpoint.Prompt(2047, True, gap) for gap in beyond]
+    return endpoint.Probe("m", 2048, endpoint.TOLERANCE, tuple(prompts))
+
+
+def test_the_tolerance_is_between_a_right_quantised_server_and_a_quarter_more_of_the_factor():
+    endpoint._require_agreement(measured(*RIGHT), 512)
+    # Prompts as far off as half of those: another draw of them.
+    endpoint._require_agreement(measured(sorted(RIGHT[0])[4:], RIGHT[1]), 512)
+    with pytest.raises(ProofFailed, match="does not read the scaling as planned"):
+        endpoint._require_agreement(measured(*FACTOR_5), 512)

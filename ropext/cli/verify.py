@@ -82,7 +82,7 @@ Tolerance = Annotated[
     float | None,
     typer.Option(
         "--tolerance",
-        help="allowed mean difference of log-probabilities, in nats [0.15]",
+        help="allowed mean difference of log-probabilities, in nats [0.25]",
     ),
 ]
 Report = Annotated[

@@ -29,9 +29,11 @@ from ropext.ports.logprobs import (
 from ropext.ports.server import Server, served_model, server_at
 from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
 
-# Nats in the mean. bfloat16 kernels differ by some hundredths. llama.cpp also rounds what it
-# multiplies by quantised weights: 0.03 to 0.1 were seen (Q8_0, Q4_1; single positions 0.8).
-TOLERANCE = 0.15
+# Nats, the mean of eight prompts. bfloat16 kernels differ by some hundredths. llama.cpp also rounds
+# what it multiplies by quantised weights: a right Q4_1 server measured 0.145 ± 0.035, a server with
+# the factor × 1.25 measured 0.27 inside and 0.42 beyond
+# (benchmarks/results/endpoint-tolerance-2026-11-28.md).
+TOLERANCE = 0.25
 ASKED = 8  # prompts of each text, all beginnings of it: the server keeps what it has read
 LONG = 120  # seconds of work here from which on --plain is named
 
