@@ -671,11 +671,11 @@ def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
     (place / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     top = {"model": str(place), "revision": None}
     for later, told in (({"fit": "x.jsonl"}, 0), ({"evaluate": "x.jsonl"}, 1)):
-        planned = plan_run(job.from_options(top, {"factor": 8.0}, later))
+        planned = plan_run(job.from_options(top, {"factor": 8.0}, later), tmp_path / "out")
         assert sum(one.startswith("[far]") for one in planned.plan.warnings) == told
     with pytest.raises(UsageError, match="--untrained"):
-        plan_run(job.from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}))
-    plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}))
+        plan_run(job.from_options(top, {"factor": 64.0}, {"evaluate": "x.jsonl"}), tmp_path / "out")
+    plan_run(job.from_options(top, {"factor": 64.0}, {"fit": "x.jsonl"}), tmp_path / "out")
 
 
 def test_one_predicate_says_whether_a_training_follows(untrained):

@@ -10,6 +10,7 @@ from ropext.cli import options
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, Push, PushToHub, asked_push, result
 from ropext.narration import Call
+from ropext.options.recipe import STAGES
 
 if TYPE_CHECKING:
     from ropext.options.recipe import Recipe
@@ -40,8 +41,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="STAGE",
-        help="repeat this stage and all later ones: plan, extend, fit, finetune, evaluate or "
-        "report",
+        help=f"repeat this stage and all later ones: {', '.join(STAGES[:-1])} or {STAGES[-1]}",
     ),
 ]
 Only = Annotated[str | None, typer.Option("--only", metavar="STAGE", help="run only this stage")]
@@ -89,13 +89,10 @@ def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
     """Show what each stage of a run would take."""
-    from ropext.jobs import counted
-    from ropext.pipeline.running import NOT_DONE, RunRequest
+    from ropext.pipeline import running
     from ropext.table import columns
 
-    request = RunRequest(recipe, stages or NOT_DONE)
-    place = request.place(output)
-    counts = counted(request.prepared(place, call), place, call)
+    counts = running.forecast(recipe, output, call, stages or running.NOT_DONE)
     out.result(columns(("stage", "what it takes"), counts.rows()), counts)
 
 

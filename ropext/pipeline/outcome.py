@@ -40,6 +40,10 @@ class ReportStage(Stage):
     schema = 2
 
     @property
+    def starts_from(self) -> tuple[str, ...]:
+        return self.work.checkpoint_stages
+
+    @property
     def page(self) -> Path:
         """The report."""
         return self.work.folder / "report.html"

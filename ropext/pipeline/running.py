@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ropext import guard
 from ropext.atomic import os_errors, write_text
@@ -21,18 +21,17 @@ from ropext.checkpoint import provenance
 from ropext.checkpoint.staging import check_place, recover
 from ropext.errors import OutputExists, UsageError
 from ropext.inputs import from_home
-from ropext.jobs import Job
 from ropext.jsontext import JsonObject
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
 from ropext.narration import Call, clean_command, scrub
-from ropext.options.fields import EVALUATE, FIT
+from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
 from ropext.pipeline.evidence import Evidence, evidence_of
 from ropext.pipeline.ran import DONE, Ran
 from ropext.pipeline.stage import Stage, resumable
 from ropext.pipeline.steps import stages_of
-from ropext.pipeline.work import LABELS, PlannedRun, Work, plan_run
+from ropext.pipeline.work import Work, plan_run
 from ropext.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -65,52 +64,57 @@ NOT_DONE = Stages()
 
 
 def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE) -> Ran:
-    """Do what a recipe says; a stage whose inputs did not change is skipped."""
+    """Run a recipe; skip a stage if its inputs did not change. `--method auto` chooses the method
+    first, unless that was done before."""
     wait_for_everyone()  # so that one that is refused is noticed by the others
-    request = RunRequest(recipe, stages)
-    place = request.place(output)
+    place = _place_of(recipe, output)
     if place is None:
         raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
-    return request.prepared(place, call).make(place, call)
+    _check_asked(recipe, place, call, stages)
+    if not recipe.is_auto:
+        return Run(plan_run(recipe, place, call), stages).go()
+    from ropext.pipeline import choosing
+
+    with resumable(place):
+        choosing.check(place, call)
+        chosen = choosing.choose(recipe, place, call)
+        _check_asked(chosen, place, call, stages)
+        return Run(plan_run(chosen, place, call), stages).go()
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """A recipe that is to be run."""
+def forecast(
+    recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE
+) -> "RunCounts | Prospect":
+    """Count what a run would take: of each stage that would be done, by its options alone, without
+    reading a weight or a document; with `--method auto` what it would try, and on which texts."""
+    place = _place_of(recipe, output)
+    _check_asked(recipe, place, call, stages)
+    if recipe.is_auto:
+        from ropext.pipeline import choosing, prospect
 
-    recipe: Recipe
-    stages: Stages = NOT_DONE
-
-    def place(self, output: str | Path | None) -> Path | None:
-        """Where the finished checkpoint is to be."""
-        given = output or self.recipe.output
-        return None if given is None else from_home(given)
-
-    def prepared(self, output: Path | None, call: Call) -> Job["Forecast", Ran]:
-        """Open the model and plan; of `--method auto` that comes after the choice. To write over,
-        into or around what is read is refused."""
-        recipe = self.recipe
-        if output is not None:
-            job.check_places(recipe, output, call.keep_previous)
-        if recipe.is_auto:
-            self.stages.check(STAGES)  # before a choice of hours
-            job.check_data(recipe)
-            return AutoJob(self, call)
-        self.stages.check(recipe.stages)
-        job.check_data(recipe)
-        planned = plan_run(recipe)
-        if call.trust_remote_code:  # refused now, not after hours of other work
-            provenance.check_code(planned.base)
-        return RunJob(planned, self.stages, output, call)
+        if place is not None:
+            choosing.check(place, call)
+        return prospect.prospect(recipe, call)
+    with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
+        run = Run(plan_run(recipe, place or Path(nothing_is_done, "OUT"), call), stages)
+        if place is not None:
+            run.check()
+        return run.counts()
 
 
-class Forecast(Protocol):
-    """What a dry run tells of a run."""
+def _place_of(recipe: Recipe, output: str | Path | None) -> Path | None:
+    """Return the path of the finished checkpoint, which the recipe may name."""
+    given = output or recipe.output
+    return None if given is None else from_home(given)
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Each stage with what it would take, in a sentence."""
 
-    def to_json(self) -> JsonObject: ...
+def _check_asked(recipe: Recipe, output: Path | None, call: Call, stages: Stages) -> None:
+    """Refuse to write over, into or around what is read, a stage that the run does not have, and
+    documents that do not exist."""
+    if output is not None:
+        job.check_places(recipe, output, call.keep_previous)
+    stages.check(STAGES if recipe.is_auto else recipe.stages)  # before a choice of hours
+    job.check_data(recipe)
 
 
 @dataclass(frozen=True)
@@ -121,83 +125,15 @@ class RunCounts:
     stages: Mapping[str, JsonObject]  # a sentence under `what`, the numbers behind it
 
     def rows(self) -> list[tuple[str, str]]:
-        """Each stage with its sentence."""
+        """Return each stage with its sentence."""
         return [(name, stage["what"]) for name, stage in self.stages.items()]
 
     def to_json(self) -> JsonObject:
         return {"model": self.model, "stages": self.stages}
 
 
-@dataclass(frozen=True)
-class AutoJob:
-    """A run whose method is chosen first, by measurement."""
-
-    request: RunRequest
-    call: Call  # who hears what counting finds
-
-    def check(self, output: Path, call: Call) -> None:
-        """Refuse an output, or a folder of the run, that holds something else."""
-        from ropext.pipeline import choosing
-
-        choosing.check(output, call)
-
-    def counts(self) -> "Prospect":
-        """Read the config and the documents, and count what would be tried on them."""
-        from ropext.pipeline.prospect import prospect
-
-        return prospect(self.request.recipe, self.call)
-
-    def make(self, output: Path, call: Call) -> Ran:
-        """Choose, unless that was done before, and run what was chosen."""
-        from ropext.pipeline import choosing
-
-        with resumable(output):
-            self.check(output, call)
-            recipe = choosing.choose(self.request.recipe, output, call)
-            chosen = RunRequest(recipe, self.request.stages)
-            return chosen.prepared(output, call).make(output, call)
-
-
-@dataclass(frozen=True)
-class RunJob:
-    """A run that is planned."""
-
-    planned: PlannedRun
-    stages: Stages
-    place: Path | None  # where counting looks for what is done
-    call: Call  # who hears what counting finds
-
-    def work(self, output: Path, call: Call) -> Work:
-        """Set it to work."""
-        planned = self.planned
-        return Work(planned.recipe, planned.base, planned.plan, output, call)
-
-    def check(self, output: Path, call: Call) -> None:
-        """Refuse an output, or a folder of the run, that holds something else."""
-        WholeRun(self.work(output, call), self.stages).check()
-
-    def counts(self) -> RunCounts:
-        """Count every stage that would be done, by its options: no weight and no document is
-        read."""
-        with tempfile.TemporaryDirectory(prefix="ropext-count-") as nothing_is_done:
-            place = self.place or Path(nothing_is_done, "OUT")
-            run = WholeRun(self.work(place, self.call), self.stages)
-            counts = dict[str, JsonObject]()
-            for stage, is_kept in _coming(run):
-                if is_kept:
-                    counts[stage.name] = {"what": "done before, skipped", "skipped": True}
-                else:
-                    counts[stage.name] = stage.counts()
-        return RunCounts(self.planned.recipe.model, counts)
-
-    def make(self, output: Path, call: Call) -> Ran:
-        """Do all stages that are asked for and were not done."""
-        with resumable(output):
-            return WholeRun(self.work(output, call), self.stages).go()
-
-
-class WholeRun:
-    """One run, stage by stage."""
+class Run:
+    """The stages of a run, in their order."""
 
     def __init__(self, work: Work, stages: Stages) -> None:
         self.work = work
@@ -214,9 +150,28 @@ class WholeRun:
         self.workdir = Workdir(work.output, "run", {}, about)
         self.recipe = work.folder / RECIPE
 
+    def counts(self) -> RunCounts:
+        """Count every stage that `go` would do. If a stage would be done again, so would every
+        stage that starts from its checkpoint."""
+        counts = dict[str, JsonObject]()
+        remade = set[str]()
+        for stage in self.stages():
+            again = self.does_again(stage.name) or not remade.isdisjoint(stage.starts_from)
+            if not again and self.work.has_done(stage):
+                counts[stage.name] = {"what": "done before, skipped", "skipped": True}
+            else:
+                remade.add(stage.name)
+                counts[stage.name] = stage.counts()
+        return RunCounts(self.work.recipe.model, counts)
+
     def go(self) -> Ran:
-        """Do all stages."""
+        """Do all stages that are asked for and were not done."""
         work = self.work
+        with resumable(work.output):
+            return self._claimed(work)
+
+    def _claimed(self, work: Work) -> Ran:
+        """Do the stages in the folder of the run, which no other process may enter meanwhile."""
         self.check()
         with self.workdir.claimed(work.call.force, self.rank, self.world):
             text = work.recipe.source.text
@@ -250,10 +205,10 @@ class WholeRun:
 
     def _all(self, work: Work) -> Ran:
         done: dict[str, str] = {}
-        for step in self.steps():
-            again = self.does_again(step.name)
-            made = work.place_of(step).do(work.say, again, self.rank, from_first)
-            done[step.name] = DONE if made else SKIPPED
+        for stage in self.stages():
+            again = self.does_again(stage.name)
+            made = work.place_of(stage).do(work.say, again, self.rank, from_first)
+            done[stage.name] = DONE if made else SKIPPED
         measured = REPORT in done or EVALUATE in done
         evidence = evidence_of(work) if measured else Evidence(None, ())
         output = work.output if REPORT in done and evidence.passed else None
@@ -265,33 +220,17 @@ class WholeRun:
             return name == self.only
         return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
 
-    def steps(self) -> Iterator[Stage]:
-        """Those that are asked for. With --only, the ones before must be done; those after are left
-        as they are."""
-        work = self.work
+    def stages(self) -> Iterator[Stage]:
+        """Yield the stages that are asked for. With --only, refuse if an earlier stage is not done,
+        and leave the later ones as they are."""
         only = self.only
-        stages = stages_of(work)
-        stages.append(outcome.ReportStage(work))
-        for step in stages:
-            if only in (None, step.name):
-                yield step
+        for stage in (*stages_of(self.work), outcome.ReportStage(self.work)):
+            if only in (None, stage.name):
+                yield stage
                 continue
-            is_before = STAGES.index(step.name) < STAGES.index(only)
-            if is_before and not work.has_done(step):
+            is_before = STAGES.index(stage.name) < STAGES.index(only)
+            if is_before and not self.work.has_done(stage):
                 raise UsageError(
-                    f"--only {only} needs {step.name}, which is not done with this recipe; run "
-                    f"without --only, or --only {step.name} first"
+                    f"--only {only} needs {stage.name}, which is not done with this recipe; run "
+                    f"without --only, or --only {stage.name} first"
                 )
-
-
-def _coming(run: WholeRun) -> list[tuple[Stage, bool]]:
-    """The stages that are asked for, and whether each would be skipped."""
-    coming = list[tuple[Stage, bool]]()
-    changed = False  # a checkpoint that later stages start from
-    for step in run.steps():
-        starts_anew = changed and step.name != FIT  # a fit starts from the base
-        again = run.does_again(step.name) or starts_anew
-        is_kept = not again and run.work.has_done(step)
-        coming.append((step, is_kept))
-        changed = changed or (step.name in LABELS and not is_kept)
-    return coming

@@ -46,6 +46,12 @@ class Stage(Step):
     def __init__(self, work: Work) -> None:
         self.work = work
 
+    @property
+    def starts_from(self) -> tuple[str, ...]:
+        """Name the stages whose checkpoints decide this one: if one of them is done again, so is
+        this one."""
+        return ()
+
     @abstractmethod
     def counts(self) -> JsonObject:
         """Count what it takes, by the options alone: a sentence under `what`, the numbers behind

@@ -98,6 +98,10 @@ class EvaluateStage(Stage):
     everyone = True
 
     @property
+    def starts_from(self) -> tuple[str, ...]:
+        return self.work.checkpoint_stages
+
+    @property
     def results(self) -> Path:
         """What it leaves."""
         return self.work.evaluation / "results.json"

@@ -50,12 +50,12 @@ class FinetuneStage(CheckpointStage):
     everyone = True
 
     @property
-    def source(self) -> str:
-        """The stage whose checkpoint is trained."""
-        return FIT if FIT in self.work.recipe.stages else EXTEND
+    def starts_from(self) -> tuple[str, ...]:
+        return (FIT if FIT in self.work.recipe.stages else EXTEND,)
 
     def content(self) -> Flat:
-        return self.section() | (self.work.left(self.source) or {})
+        (source,) = self.starts_from
+        return self.section() | (self.work.left(source) or {})
 
     def write(self) -> None:
         from ropext.training.request import FinetuneRequest
@@ -63,7 +63,8 @@ class FinetuneStage(CheckpointStage):
         data = str(self.work.recipe.options(FINETUNE)["data"])
         call = self.work.call_of_stages
         options = self.work.recipe.finetuning()
-        request = FinetuneRequest(str(self.work.checkpoint(self.source)), data, options)
+        (source,) = self.starts_from
+        request = FinetuneRequest(str(self.work.checkpoint(source)), data, options)
         with request.prepared(self.place, call) as training:
             training.make(self.place, call)
 

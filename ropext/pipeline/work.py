@@ -1,4 +1,4 @@
-"""A run, planned and at work: where it keeps what, and what it has found out."""
+"""A run: what it plans, where it keeps what, and what it has found out."""
 
 import time
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import versions
+from ropext.checkpoint.provenance import check_code, versions
 from ropext.inspecting import plan_of, told_far
 from ropext.lengths import doubling_grid
 from ropext.models.processes import is_main
@@ -36,17 +36,24 @@ USED = "documents_used"  # of a choice: which documents chose, and which are kep
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """A run of which nothing is done yet: its recipe, the model, and the plan of its extension."""
+class Work:
+    """A run: its recipe, the model, the plan of its extension, and where it keeps what."""
 
     recipe: Recipe
     base: Snapshot
     plan: Plan
+    output: Path  # the finished checkpoint
+    call: Call = NOBODY
+
+    @property
+    def checkpoint_stages(self) -> tuple[str, ...]:
+        """Name the stages of this run that make a checkpoint, in their order."""
+        return tuple(name for name in self.recipe.stages if name in LABELS)
 
     @property
     def stage_labels(self) -> tuple[str, ...]:
-        """Labels of the checkpoints, in the order in which they are made."""
-        return tuple(LABELS[name] for name in self.recipe.stages if name in LABELS)
+        """Return the labels of the checkpoints, in the order in which they are made."""
+        return tuple(LABELS[name] for name in self.checkpoint_stages)
 
     @property
     def final(self) -> str:
@@ -85,30 +92,6 @@ class PlannedRun:
         grid = options.lengths or doubling_grid(self.plan.context, self.plan.target)
         with self.recipe.told(EVALUATE):
             Metrics(options, self.labels, grid).check(self.gates)
-
-
-def plan_run(recipe: Recipe) -> PlannedRun:
-    """Open the model of a recipe and plan; one whose weights should lie here and do not is
-    refused, and a gate about what will not be measured."""
-    base = open_snapshot(recipe.model, revision=recipe.revision)
-    if not base.is_on_hub:
-        base.require_weights()
-    plan = plan_of(base, recipe.extension(), base.name)
-    plan.require_help()
-    if not recipe.trains:
-        plan = told_far(plan)
-        plan.require_training()
-    planned = PlannedRun(recipe, base, plan)
-    planned.check_gates()
-    return planned
-
-
-@dataclass(frozen=True)
-class Work(PlannedRun):
-    """A run at work: where it keeps what, and what it has found out."""
-
-    output: Path  # the finished checkpoint
-    call: Call = NOBODY
 
     @property
     def folder(self) -> Path:
@@ -198,3 +181,21 @@ class Work(PlannedRun):
             contents=self.contents(),
             control=self.control if self.has_control else None,
         )
+
+
+def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> Work:
+    """Open the model of a recipe and plan. Refuse a local model without its weights, a gate about
+    what will not be measured, and code of the model that cannot be verified."""
+    base = open_snapshot(recipe.model, revision=recipe.revision)
+    if not base.is_on_hub:
+        base.require_weights()
+    plan = plan_of(base, recipe.extension(), base.name)
+    plan.require_help()
+    if not recipe.trains:
+        plan = told_far(plan)
+        plan.require_training()
+    work = Work(recipe, base, plan, output, call)
+    work.check_gates()
+    if call.trust_remote_code:  # refused now, not after hours of other work
+        check_code(base)
+    return work

@@ -11,7 +11,6 @@ import pytest
 from command_line import Forked, run
 
 from ropext.bundled import DATA
-from ropext.narration import NOBODY
 from ropext.options.endpoint import ONLY
 
 TRAIN = ("--data", "data.jsonl", "--batch-tokens", "1024", "--steps", "40", "-o", "OUT")
@@ -364,15 +363,14 @@ def test_every_key_of_a_recipe_is_said_to_decide_or_not():
 def inputs(tmp_path_factory):
     """What decides each stage of the recipe above with other values, and as it stands."""
     from ropext.pipeline import job
-    from ropext.pipeline.running import RunRequest
     from ropext.pipeline.steps import stages_of
+    from ropext.pipeline.work import plan_run
 
     place = tmp_path_factory.mktemp("recipe")
     (place / "pairs.json").write_text(json.dumps([1.5] * 16))
 
     def read(*words):
-        request = RunRequest(job.read(RECIPE, words))
-        work = request.prepared(None, NOBODY).work(place / "out", NOBODY)
+        work = plan_run(job.read(RECIPE, words), place / "out")
         return {step.name: step.key() for step in stages_of(work)}
 
     with pytest.MonkeyPatch.context() as patch:

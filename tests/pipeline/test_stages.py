@@ -16,13 +16,13 @@ import ropext
 from ropext.bundled import MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
-from ropext.jobs import counted
 from ropext.jsontext import read_object, read_values, write_json
-from ropext.narration import NOBODY, Call, Hooks
-from ropext.pipeline import hashes, job, outcome, running, steps
+from ropext.narration import Call, Hooks
+from ropext.pipeline import hashes, job, outcome, running, stage, steps
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.ran import Ran
-from ropext.pipeline.running import NOT_DONE, RunRequest, Stages
+from ropext.pipeline.running import NOT_DONE, Stages, forecast
+from ropext.pipeline.work import plan_run
 from ropext.results.gates import Outcome
 from ropext.stepdir import has_finished_step
 
@@ -43,13 +43,12 @@ def go(wish=SMALL, output="out", **more):
 def counts_of(output, wish=SMALL, words=(), stages=NOT_DONE, say=print):
     """What a dry run tells."""
     call = Call(Hooks(say))
-    request = RunRequest(job.read(wish, words), stages)
-    return counted(request.prepared(output, call), output, call).to_json()
+    return forecast(job.read(wish, words), output, call, stages).to_json()
 
 
 def work_of(wish):
     """The run of a recipe that writes `out`, before it has begun."""
-    return RunRequest(job.read(wish)).prepared(None, NOBODY).work(Path("out"), NOBODY)
+    return plan_run(job.read(wish), Path("out"))
 
 
 def bytes_of(directory):
@@ -420,6 +419,55 @@ def test_the_dry_run_says_which_stages_are_done_and_heeds_from_and_only(tmp_path
     assert ran.stages == {"plan": "skipped", "extend": "done", "report": "done"}
 
 
+class Greeting(stage.Stage):
+    """A stage that starts from no checkpoint."""
+
+    name = "hello"
+    schema = 1
+
+    @property
+    def path(self):
+        return self.work.folder / "hello.txt"
+
+    def key(self):
+        return {"model": self.work.recipe.model}
+
+    def look(self):
+        return {"hello": self.work.hashes.of(self.path)} if self.path.is_file() else None
+
+    def do(self):
+        self.path.write_text("hello\n")
+
+    def counts(self):
+        return {"what": "a greeting"}
+
+
+def test_a_stage_that_starts_from_no_checkpoint_is_kept_by_the_dry_run_and_by_the_run(
+    tmp_path, monkeypatch
+):
+    plan, extend = steps.stages_of(work_of(SMALL))
+    kinds = (type(plan), type(extend), Greeting)
+    monkeypatch.setattr(running, "stages_of", lambda work: [kind(work) for kind in kinds])
+    go()
+    linked = SMALL | {"extend": SMALL["extend"] | {"link": "hard"}}
+    kept = {"plan": True, "extend": False, "hello": True, "report": False}
+    assert kept_by_count(tmp_path, linked) == kept
+    ran, _ = go(linked)
+    assert {name: state == "skipped" for name, state in ran.stages.items()} == kept
+
+
+def test_a_training_starts_from_the_fit_if_there_is_one():
+    later = {"finetune": {"data": "ropext://tuning"}, "fit": {"data": "ropext://tuning"}}
+    starts = [{}, later, {"finetune": later["finetune"]}]
+    found = []
+    for more in starts:
+        by_name = {one.name: one.starts_from for one in steps.stages_of(work_of(SMALL | more))}
+        found.append(by_name.get("finetune"))
+        assert by_name["extend"] == ()
+        assert by_name.get("fit", ()) == ()
+    assert found == [None, ("fit",), ("extend",)]
+
+
 def test_every_stage_of_a_recipe_has_its_kind_in_their_order():
     from ropext.options.recipe import STAGES
     from ropext.pipeline.outcome import ReportStage
@@ -633,13 +681,13 @@ def test_what_is_read_is_not_where_the_output_before_is_kept(tmp_path):
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "out.previous")
     before = bytes_of(tmp_path)
     wish = SMALL | {"model": "out.previous"}
-    request = RunRequest(job.read(wish))
+    recipe = job.read(wish)
     with pytest.raises(
         UsageError, match=r"out.previous \(where --keep-previous .*the input itself"
     ):
-        request.prepared(tmp_path / "out", Call(force=True, keep_previous=True))
+        forecast(recipe, tmp_path / "out", Call(force=True, keep_previous=True))
     assert bytes_of(tmp_path) == before
-    request.prepared(tmp_path / "out", Call(force=True))  # which keeps nothing there
+    forecast(recipe, tmp_path / "out", Call(force=True))  # which keeps nothing there
 
 
 def test_a_token_in_a_recipe_is_not_copied(tmp_path):
