@@ -766,7 +766,7 @@ def measured(inside: Sequence[float], beyond: Sequence[float]) -> endpoint.Probe
 
 def test_the_tolerance_is_between_a_right_quantised_server_and_a_quarter_more_of_the_factor():
     endpoint._require_agreement(measured(*RIGHT), 512)
-    # Prompts as far off as half of those: another draw of them.
+    # The four largest of them: 0.19 in the mean.
     endpoint._require_agreement(measured(sorted(RIGHT[0])[4:], RIGHT[1]), 512)
     with pytest.raises(ProofFailed, match="does not read the scaling as planned"):
         endpoint._require_agreement(measured(*FACTOR_5), 512)
