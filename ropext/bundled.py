@@ -20,7 +20,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ropext.errors import InputError, did_you_mean
 from ropext.inputs import read_bytes
@@ -34,6 +34,8 @@ DATA = {
     f"{SCHEME}held-out": _DEMO / "data" / "held-out.jsonl",
     f"{SCHEME}tuning": _DEMO / "data" / "tuning.jsonl",
 }
+
+BUNDLED = {"model": MODELS, "data": DATA}
 
 OLLAMA = "ollama:"
 LISTED = 8  # names shown of a longer list
@@ -62,25 +64,18 @@ def find_recipe(name: str) -> Path:
     raise InputError(f"there is no bundled recipe {name[:80]}; {hint}")
 
 
-def find_model(name: str) -> Path | None:
-    """The directory of a bundled checkpoint; None where the name is not of this kind."""
-    return _find(name, MODELS, DATA, "model", "data")
-
-
-def find_data(name: str) -> Path | None:
-    """The file of bundled documents; None where the name is not of this kind."""
-    return _find(name, DATA, MODELS, "data", "model")
-
-
-def _find(
-    name: str, known: dict[str, Path], others: dict[str, Path], kind: str, other: str
-) -> Path | None:
+def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
+    """Return the directory of a bundled checkpoint, or the file of bundled documents; None if the
+    name is not of this kind."""
     if not name.startswith(SCHEME):
         return None
+    known = BUNDLED[kind]
     if name in known:
         return known[name]
-    if name in others:
-        raise InputError(f"{name} is bundled {other}, not {kind}; bundled {kind}: {_list(known)}")
+    for other, names in BUNDLED.items():
+        if name in names:
+            said = f"{name} is bundled {other}, not {kind}"
+            raise InputError(f"{said}; bundled {kind}: {_list(known)}")
     ask = did_you_mean(name, known, f"known are {_list(known)}")
     raise InputError(f"{name[:80]} is not among ropext's bundled {kind}; {ask}")
 

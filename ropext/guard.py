@@ -301,14 +301,17 @@ def shown(names: list[str]) -> str:
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with the mark that it is ropext's."""
-    return {MARK: _digest(manifest), **manifest}
+    text = json.dumps(manifest, sort_keys=True)
+    mark = hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
+    return {MARK: mark, **manifest}
 
 
 def is_sealed(manifest: Any) -> bool:
     """Whether ropext wrote a manifest, and nobody changed it."""
     if not isinstance(manifest, dict):
         return False
-    return manifest.get(MARK) == _digest({k: v for k, v in manifest.items() if k != MARK})
+    bare = {key: value for key, value in manifest.items() if key != MARK}
+    return bool(manifest.get(MARK) == seal(bare)[MARK])
 
 
 def signed(text: str) -> str:
@@ -342,11 +345,6 @@ def is_signed_log(path: Path) -> bool:
         content = stream.read()
         return signed_log(b"".join(content.splitlines(keepends=True)[:-1])) == content
     return False
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    text = json.dumps(manifest, sort_keys=True)
-    return hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
 
 
 def work_of(real: Path, token: str) -> Path:

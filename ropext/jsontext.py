@@ -1,5 +1,6 @@
 """JSON: from strangers read strictly and within limits, and written as transformers writes it."""
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -45,6 +46,12 @@ def write_json(path: Path, data: Json) -> None:
     """Write indented JSON in the order given, newline at the end; not-a-number is refused."""
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
+
+
+def digest(data: Json) -> str:
+    """Return the SHA-256 of a value as JSON, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: Path) -> Json:

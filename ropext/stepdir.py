@@ -6,7 +6,6 @@ OUT.run/stages/STEP/run.json  under "decides" the key of the step, under "files"
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -53,6 +52,8 @@ class StepDir(Workdir):
     holds a manifest alone, with what the step left, wherever that lies."""
 
     step: Step = field(kw_only=True)
+
+    takes_lock: ClassVar[bool] = False
 
     @classmethod
     def of(cls, step: Step, run: Path, versions: Mapping[str, str] = {}) -> Self:
@@ -116,9 +117,6 @@ class StepDir(Workdir):
         """Whether this very step was begun, and not finished."""
         manifest = _step_manifest(self)
         return manifest is not None and guard.FILES not in manifest and not self._other(manifest)
-
-    def _held(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def _begin(self, force: bool | None, say: Say) -> None:
         name = self.step.name

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from ropext.errors import ConfigError, InputError, ProofFailed
 from ropext.families.config import UnknownType, census, locate, unknown
-from ropext.families.described import Described, Numbers, digest, hand_over, is_handed_over
-from ropext.jsontext import Json, JsonObject, dump, write_json
+from ropext.families.described import Described, Numbers, hand_over, is_handed_over
+from ropext.jsontext import Json, JsonObject, digest, dump, write_json
 from ropext.narration import tell_listener
 from ropext.systems import user_cache
 

@@ -110,17 +110,6 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def has_room_for_name(path: Path) -> bool:
-    """Return whether the file system takes a name of that length."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        return error.errno != errno.ENAMETOOLONG
-    return True
-
-
 def copy_owner(source: Path, target: Path) -> None:
     """Give a file, which is still empty, the owner and the mode of another."""
     old = source.stat()

@@ -21,10 +21,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ropext import guard
 from ropext.atomic import HALF_WRITTEN, os_errors
@@ -83,6 +83,9 @@ class Workdir:
     decides: Mapping[str, Any]  # with other values it is another run
     about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
 
+    # Whether no other process takes the folder meanwhile.
+    takes_lock: ClassVar[bool] = True
+
     @property
     def folder(self) -> Path:
         """Where it works."""
@@ -90,7 +93,7 @@ class Workdir:
 
     def has_begun(self) -> bool:
         """Whether this very run has claimed the folder, now or earlier."""
-        manifest = read(self.folder)
+        manifest = sealed(self.folder)
         return manifest is not None and not self._other(manifest)
 
     def _other(self, manifest: Mapping[str, Any]) -> list[str]:
@@ -103,7 +106,7 @@ class Workdir:
         """Refuse a folder that this run may not take, and change nothing. `force` is None where the
         command has no such flag."""
         folder = self.folder
-        manifest = read(self.folder)
+        manifest = sealed(folder)
         guard.check({}, {"a run's folder": folder})
         if manifest is None:
             if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
@@ -135,15 +138,10 @@ class Workdir:
                 f"{guard.shown(names)}; move them away first, or give another -o{anew}"
             )
 
-    @property
-    def _lists(self) -> bool:
-        """Whether the manifest lists what was written. OUT.run is of use until OUT is there."""
-        return self.command not in BESIDE
-
     def _edited(self) -> list[str]:
         """The files of ropext's names that are not as a run of this folder left them."""
         manifest = sealed(self.folder)
-        if manifest is None or not self._lists:
+        if manifest is None or self.command in BESIDE:
             return []
         listed = manifest.get(guard.FILES, {})
         names = []
@@ -158,7 +156,7 @@ class Workdir:
 
     def write_results(self) -> None:
         """Note that from now on the run writes its results."""
-        if not self._lists:
+        if self.command in BESIDE:
             return
         manifest = sealed(self.folder)
         assert manifest is not None
@@ -166,7 +164,7 @@ class Workdir:
 
     def _write_manifest(self, files: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
         manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
-        if self._lists and files is not None:
+        if files is not None and self.command not in BESIDE:
             manifest[guard.FILES] = files
         write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
 
@@ -179,7 +177,8 @@ class Workdir:
         if rank != 0:
             yield
             return
-        with self._held():
+        lock = locked(self.folder.resolve(), self.output) if self.takes_lock else nullcontext()
+        with lock:
             with os_errors(self.folder):
                 self._begin(force, say)
             try:
@@ -189,10 +188,6 @@ class Workdir:
                     self._give_up()
                 raise
             self._finish(say)
-
-    def _held(self) -> AbstractContextManager[None]:
-        """No other process takes the folder meanwhile."""
-        return locked(self.folder.resolve(), self.output)
 
     def _begin(self, force: bool | None, say: Say) -> None:
         """Take the folder, and clear away what another run left there."""
@@ -204,8 +199,7 @@ class Workdir:
         if not self.has_begun():  # the manifest stays: after a kill it says whose this is
             # What models read is named by all that decides it: it is as good for another run.
             stores = STORES if self.command == "eval" else MANIFEST
-            left = remove(self.folder, lambda name: name.startswith((MANIFEST, stores)))
-            self._say_left(left, say)
+            remove(self.folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
         there = set(guard.listing(self.folder))
         files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
         writes = {RESULTS: True} if RESULTS in kept else {}
@@ -220,19 +214,14 @@ class Workdir:
         """Clear away what is of no more use, and list what was written."""
         if self.command in PASSING:
             with os_errors(self.folder):
-                left = remove(self.folder)
-            self._say_left(left, say)
+                remove(self.folder, say=say)
             return
         with os_errors(self.folder):
             for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
                 (self.folder / name).unlink()
-        if self._lists:
+        if self.command not in BESIDE:
             written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
             self._write_manifest(written, {})
-
-    def _say_left(self, names: list[str], say: Say) -> None:
-        if names:
-            say(f"{self.folder} keeps {guard.shown(names)}, which ropext did not write")
 
 
 def beside(output: Path) -> Path:
@@ -254,16 +243,14 @@ def _results(folder: Path) -> list[str]:
     return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
 
 
-def strangers(folder: Path) -> list[str]:
-    """The files in a run's folder that a user put there."""
-    return [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
-
-
 def remove(
-    folder: Path, stays: Callable[[str], bool] = lambda name: False, below: str = "."
-) -> list[str]:
-    """Delete what ropext wrote into a run's folder, its manifest last, and the folder where that
-    was all, or of it what lies `below`; the names of what a user put there."""
+    folder: Path,
+    stays: Callable[[str], bool] = lambda name: False,
+    below: str = ".",
+    say: Say = silent,
+) -> None:
+    """Delete what ropext wrote into a run's folder, or its part `below`, the manifest last, and
+    the folder if that was all. Say what a user put there, which is kept."""
     part = folder / below
     names = [(part / name).relative_to(folder).as_posix() for name in guard.listing(part)]
     for name in sorted(names, key=MANIFEST.__eq__):
@@ -272,7 +259,9 @@ def remove(
     for place, _, _ in os.walk(part, topdown=False):
         with suppress(OSError):  # it holds something
             os.rmdir(place)
-    return strangers(folder)
+    kept = [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
+    if kept:
+        say(f"{folder} keeps {guard.shown(kept)}, which ropext did not write")
 
 
 def has_work(folder: Path) -> bool:

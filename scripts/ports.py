@@ -142,9 +142,9 @@ def cache_flags(kind: str = "") -> tuple[str, ...]:
 def perplexity_of_a_port(python: Path, room: Path) -> str:
     """Ask vLLM for the perplexity of the bundled model, extended and beside it unscaled, and hold
     each number against that of the directory."""
-    from ropext.bundled import find_model
+    from ropext.bundled import MODELS
 
-    base = find_model("ropext://demo")
+    base = MODELS["ropext://demo"]
     extended = room / "yarn"
     if not extended.exists():
         ropext("extend", "ropext://demo", "--method", "yarn", "--factor", FACTOR, "-o", extended)

@@ -4,6 +4,7 @@ A file is 8 bytes (the header's length, little endian), the header (a JSON objec
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ropext.errors import InputError
 from ropext.inputs import open_regular
-from ropext.jsontext import Json, parse_object
+from ropext.jsontext import parse_object
 
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
@@ -50,14 +51,11 @@ class Header:
         return hashlib.sha256(len(self.raw).to_bytes(8, "little") + self.raw).hexdigest()
 
     @cached_property
-    def _table(self) -> dict[str, Json]:
-        return parse_object(self.raw, f"the header of {self.path}", containers=3 * TENSOR_LIMIT)
-
-    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Name -> dtype, shape, offsets, checked against one another and against the file."""
+        where = f"the header of {self.path}"
         tensors = dict[str, Tensor]()
-        for name, entry in self._table.items():
+        for name, entry in parse_object(self.raw, where, containers=3 * TENSOR_LIMIT).items():
             if name == "__metadata__":
                 continue
             try:
@@ -70,9 +68,7 @@ class Header:
                     raise ValueError
                 tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), (begin, end))
             except (KeyError, TypeError, ValueError):
-                raise InputError(
-                    f"the header of {self.path} is damaged at the tensor {name[:80]!r}"
-                ) from None
+                raise InputError(f"{where} is damaged at the tensor {name[:80]!r}") from None
         end = max((tensor.offsets[1] for tensor in tensors.values()), default=0)
         wanted = 8 + len(self.raw) + end
         if self.size != wanted:
@@ -90,8 +86,8 @@ class Header:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The free text that the writer put beside the table ({"format": "pt"} as a rule)."""
-        text = self._table.get("__metadata__", {})
+        """Return the text that the writer put beside the table ({"format": "pt"} as a rule)."""
+        text = json.loads(self.raw).get("__metadata__", {})
         return text if isinstance(text, dict) else {}
 
 

@@ -4,7 +4,6 @@ The same inputs give the same bytes: no time stamp, no host, no path that the us
 """
 
 import copy
-import hashlib
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from ropext.errors import InputError
 from ropext.families import Model
 from ropext.families.config import named, shown
 from ropext.inputs import is_plain_name
-from ropext.jsontext import Json, JsonObject, dump, noun, read_object
+from ropext.jsontext import Json, JsonObject, digest, dump, noun, read_object
 from ropext.narration import clean_command, scrub
 from ropext.planning import ExtensionPlan
 from ropext.rope import ABSENT, CONFIG, Edit, Site, Spectrum
@@ -153,12 +152,6 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             known[library] = importlib.metadata.version(library)
     return known
-
-
-def digest(data: Json) -> str:
-    """SHA-256 of a value as JSON, whatever the order of its keys."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def identity(

@@ -453,7 +453,7 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
     if not model or "\0" in model:
         reason = "not a name" if model else "empty"
         raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
-    path = bundled.find_model(model) or bundled.find_gguf(model)
+    path = bundled.find_bundled(model, "model") or bundled.find_gguf(model)
     path = path or Path(os.path.expanduser(model))
     if path.is_dir():
         if revision is not None:

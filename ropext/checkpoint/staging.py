@@ -12,6 +12,7 @@ What goes beside an output of one file (`.OUT.ropext-TOKEN/beside`) gets its nam
 later run does that where a kill came between the two.
 """
 
+import errno
 import os
 import shutil
 import stat
@@ -25,7 +26,7 @@ from ropext.atomic import os_errors, replace_whole
 from ropext.errors import InputError, OutputExists, UsageError
 from ropext.locks import lock_of, locked
 from ropext.narration import in_bytes
-from ropext.systems import has_room_for_name, move, sync
+from ropext.systems import move, sync
 
 NEW = "new"
 OLD = "old"
@@ -109,11 +110,14 @@ def check_place(output: Path) -> None:
         raise InputError(f"{output} (--output) cannot be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
-    if not has_room_for_name(guard.work_of(parent / output.name, "0" * 16)):
-        raise InputError(
-            f"{output} (--output) cannot be written: name too long, because ropext adds 25 letters "
-            "to it while it writes; give a shorter one"
-        )
+    try:
+        os.lstat(guard.work_of(parent / output.name, "0" * 16))
+    except OSError as error:  # as a rule it does not exist
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(
+                f"{output} (--output) cannot be written: name too long, because ropext adds 25 "
+                "letters to it while it writes; give a shorter one"
+            ) from None
 
 
 def existing_parent(output: Path) -> Path:

@@ -42,7 +42,7 @@ class Source:
     @property
     def place(self) -> Path:
         """Where it lies, if it is local."""
-        found = bundled.find_data(self.data)
+        found = bundled.find_bundled(self.data, "data")
         if found is not None:
             return found
         place = Path(self.data)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.checkpoint.provenance import digest
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.forward import (
     TILE_COLUMNS,
@@ -24,6 +23,7 @@ from ropext.evaluation.forward import (
     tiled_divergence,
 )
 from ropext.evaluation.reading import read_pass, read_short
+from ropext.jsontext import digest
 from ropext.lengths import length_at_least
 from ropext.results.measurement import (
     AGREEMENT,

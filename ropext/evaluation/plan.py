@@ -9,6 +9,7 @@ from ropext.checkpoint.digests import Digests
 from ropext.corpus import Corpus, DocumentEncoder
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.reads import Reads
+from ropext.jsontext import digest
 from ropext.models.processes import is_main
 from ropext.narration import Say, Show, clean_command, unseen
 from ropext.options.evaluate import Evaluate
@@ -76,8 +77,8 @@ class Evaluation:
             "lengths": list(self.frame.lengths),
             "variants": lineup.contents(Digests(show), self.trust_remote_code),
             "tokens_sha256": list(reads.hashes),
-            "questions_sha256": provenance.digest(items),
-            "tokenizer_sha256": provenance.digest([vocabulary, template]),
+            "questions_sha256": digest(items),
+            "tokenizer_sha256": digest([vocabulary, template]),
             "bos": reads.bos,
             "short_window": SHORT_WINDOW,
             "versions": provenance.installed(LIBRARIES),
@@ -101,6 +102,6 @@ class Evaluation:
         contents = place.decides["variants"]
         names = {}
         for variant in self.lineup.variants:
-            key = provenance.digest([contents[variant.label], variant.config, rest])
+            key = digest([contents[variant.label], variant.config, rest])
             names[variant.label] = f"{variant.label}-{key[:16]}"
         return names

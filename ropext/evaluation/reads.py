@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ropext.checkpoint.provenance import digest
 from ropext.corpus import Document
 from ropext.evaluation.divergence import (
     Against,
@@ -34,7 +33,7 @@ from ropext.evaluation.reading import (
     score_items,
 )
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import read_values, values_json
+from ropext.jsontext import digest, read_values, values_json
 from ropext.lengths import length_text
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name

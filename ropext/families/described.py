@@ -4,13 +4,11 @@ Whoever opens a config asks (stock.py) and hands the answer over; it is kept by 
 the config without the keys that an extension writes, for what is made of it in this process.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 
-from ropext.jsontext import Json, JsonObject
+from ropext.jsontext import Json, JsonObject, digest
 
 # Keys that an extension writes: rope dicts, theta, the partial factor and lengths. They change no
 # fact of a type, for the child sets them itself.
@@ -105,8 +103,3 @@ def _without_written(value: Json) -> Json:
 def _may_stop_layers(item: Json) -> bool:
     """Whether a rope key may say which layers rotate: by a list, or by a null in its dict."""
     return isinstance(item, list) or (isinstance(item, Mapping) and None in item.values())
-
-
-def digest(value: Json) -> str:
-    """The digest of a piece of JSON, whatever the order of its keys."""
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -7,7 +7,8 @@ from pathlib import Path
 from ropext import bundled
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, sha256_of
+from ropext.checkpoint.provenance import sha256_of
+from ropext.jsontext import digest
 from ropext.options.fields import DOCUMENTS
 
 
@@ -28,7 +29,7 @@ class Hashes(Digests):
 
     def of_data(self, source: str) -> str:
         """Identify documents: a hash of their files, or a dataset's name."""
-        path = bundled.find_data(source) or Path(source)
+        path = bundled.find_bundled(source, "data") or Path(source)
         if path.is_file():
             return self.of(path)
         if path.is_dir():

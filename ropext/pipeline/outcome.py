@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ropext.atomic import os_errors
 from ropext.checkpoint import card, provenance
-from ropext.checkpoint.provenance import Record, digest, read_record
+from ropext.checkpoint.provenance import Record, read_record
 from ropext.checkpoint.staging import Output, check_output, recover, staged
 from ropext.checkpoint.writing import copy_file, place
 from ropext.errors import InputError, OutputExists
-from ropext.jsontext import JsonObject, read_json, write_json
+from ropext.jsontext import JsonObject, digest, read_json, write_json
 from ropext.narration import clean_command
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, section_of

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.provenance import TRAINED_ON, digest, read_record, rewrite
+from ropext.checkpoint.provenance import TRAINED_ON, read_record, rewrite
 from ropext.checkpoint.staging import recover, remove_output
 from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, digest
 from ropext.narration import kept_after_interrupt
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
 from ropext.pipeline.hashes import Hashes

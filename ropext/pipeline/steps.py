@@ -4,8 +4,8 @@ it takes."""
 from pathlib import Path
 
 from ropext.atomic import write_bytes
-from ropext.checkpoint.provenance import digest, installed
-from ropext.jsontext import JsonObject, dump
+from ropext.checkpoint.provenance import installed
+from ropext.jsontext import JsonObject, digest, dump
 from ropext.lengths import doubling_grid, lengths_text
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND

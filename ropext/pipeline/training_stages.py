@@ -1,7 +1,6 @@
 """The stages of a run that train: a fit of the spectrum, and a LoRA."""
 
-from ropext.checkpoint.provenance import digest
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, digest
 from ropext.options.fields import EXTEND, FINETUNE, FIT
 from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.pipeline.stage import CheckpointStage, section_key

@@ -13,9 +13,8 @@ from typing import Any
 
 from ropext import workdir
 from ropext.atomic import write_text
-from ropext.checkpoint.provenance import digest
 from ropext.errors import Interrupted, NothingKept, OutputExists, UsageError
-from ropext.jsontext import values_json, write_json
+from ropext.jsontext import digest, values_json, write_json
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.ports.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropext.checkpoint.provenance import digest, installed
+from ropext.checkpoint.provenance import installed
 from ropext.errors import UsageError
-from ropext.jsontext import Json, JsonObject
+from ropext.jsontext import Json, JsonObject, digest
 from ropext.lengths import doubling_grid, lengths_text, tail_tokens
 from ropext.narration import clean_command
 from ropext.options.endpoint import AskPort

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import IO
 
-from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError, NoServer
-from ropext.jsontext import Json, JsonObject, parse_object
+from ropext.jsontext import Json, JsonObject, digest, parse_object
 
 TIMEOUT = 600.0  # seconds for one whole answer
 FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work

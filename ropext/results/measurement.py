@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.atomic import write_whole
-from ropext.checkpoint.provenance import digest
 from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject, fields_of, values_json, write_json
+from ropext.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.lengths import length_text
 from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, identity
+from ropext.checkpoint.provenance import identity
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import Json
+from ropext.jsontext import Json, digest
 from ropext.planning import ExtensionPlan
 from ropext.results import EXTENDED
 

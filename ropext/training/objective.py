@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
 from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import digest, taken_digests, versions, weights_digest
+from ropext.checkpoint.provenance import taken_digests, versions, weights_digest
 from ropext.checkpoint.unchanged import check_unchanged
 from ropext.errors import InputError, OutputExists
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
-from ropext.jsontext import Json, JsonObject, read_object, values_json
+from ropext.jsontext import Json, JsonObject, digest, read_object, values_json
 from ropext.models import processes
 from ropext.models.load import memory_errors
 from ropext.narration import (

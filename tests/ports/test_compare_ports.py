@@ -8,7 +8,7 @@ from command_line import run
 from fake_server import Fake, looked_up, serving
 
 import ropext
-from ropext.bundled import find_model
+from ropext.bundled import MODELS
 from ropext.evaluation import assembling
 from ropext.results.measurement import discordances
 from ropext.results.retrieval import ItemScore, sign_test
@@ -115,7 +115,7 @@ def test_a_directory_that_was_asked_the_very_words_is_paired(tmp_path, capsys, m
     monkeypatch.setattr(assembling, "not_measurable", lambda items, context: {})
     code, told = run("eval", "ropext://demo", *asked, "-o", tmp_path / "demo", capsys=capsys)
     assert code == 0, told.err
-    place = find_model("ropext://demo")
+    place = MODELS["ropext://demo"]
     own = ("--api", "completions", "--tokenizer", place, "-o", tmp_path / "port")
     with serving(Fake(limit=4096, usage=lambda read: None)) as url:
         code, told = run("eval", "--endpoint", url, *asked, *own, capsys=capsys)

@@ -45,7 +45,7 @@ def stock() -> Stock:
 
     from ropext import bundled
 
-    model = AutoModelForCausalLM.from_pretrained(bundled.find_model("ropext://demo")).eval()
+    model = AutoModelForCausalLM.from_pretrained(bundled.MODELS["ropext://demo"]).eval()
 
     @cache
     def read(ids: tuple[int, ...]) -> tuple[float, ...]:
