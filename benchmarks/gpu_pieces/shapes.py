@@ -61,10 +61,9 @@ def build(day: Day, name: str) -> Any:
 
 def checkpoint(day: Day, name: str) -> str:
     """The same on the disk, made once; the bundled tokenizer reads for it."""
-    from ropext.bundled import find_model
+    from ropext.bundled import MODELS
 
-    place, bundled = day.work / name, find_model("ropext://demo")
-    assert bundled is not None
+    place, bundled = day.work / name, MODELS["ropext://demo"]
     if not (place / "tokenizer.json").is_file():
         shutil.rmtree(place, ignore_errors=True)
         build(day, name).save_pretrained(place)
