@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ropext
-from ropext.bundled import find_model
+from ropext.bundled import MODELS
 from ropext.checkpoint import open_snapshot
 from ropext.errors import Stopped, UnsupportedModel
 from ropext.models.load import Loading, loading_errors, memory_errors
@@ -63,7 +63,7 @@ def test_an_evaluation_names_the_library_that_cannot_compute():
     """The first pass of a model is a probe, before any document."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(find_model("ropext://demo"))
+    model = AutoModelForCausalLM.from_pretrained(MODELS["ropext://demo"])
     linear = model.model.layers[0].self_attn.q_proj
     linear.forward = raising("bitsandbytes.functional", AssertionError("N must be divisible"))
     with pytest.raises(UnsupportedModel, match=r"bitsandbytes .*N must be divisible"):
