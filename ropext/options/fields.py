@@ -152,27 +152,22 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 def _words(value: object) -> object:
     """Read a list, also as one text with commas."""
     if isinstance(value, str):
-        return split_words(value)
+        value = value.split(",")
     if not isinstance(value, list | tuple):
         return value
     parts = [part.strip() if isinstance(part, str) else part for part in value]
     return tuple(part for part in parts if part != "")
 
 
-def split_words(text: str) -> tuple[str, ...]:
-    """Split a text at its commas; what is empty between two is left out."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(part for part in parts if part)
-
-
 def _numbers(value: object, info: ValidationInfo) -> object:
     """Read a list of numbers, also as one number, or as one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
-    if not isinstance(value, str):
-        return _words(value)
+    words = _words(value)
+    if not isinstance(value, str) or not isinstance(words, tuple):
+        return words
     try:
-        return tuple(map(float, split_words(value)))
+        return tuple(map(float, words))
     except ValueError:
         name = flag(str(info.field_name))
         raise UsageError(
@@ -400,8 +395,10 @@ class Options(BaseModel):
         return values
 
     def changed(self, **values: Any) -> Self:
-        """Return the same options with other values, checked again."""
-        return type(self)(**(dict(self) | values))
+        """Return the same options with other values, checked again. An option that was not given
+        stays so: its default may be empty, which a user may not give."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**(given | values))
 
 
 def decision_of(info: FieldInfo) -> str:

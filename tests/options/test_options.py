@@ -259,3 +259,10 @@ def test_an_option_of_a_running_server_says_so_in_its_type(monkeypatch):
 def test_a_depth_named_twice_is_refused():
     with pytest.raises(UsageError, match=r"--depths names 0.5 twice; name each depth once"):
         Evaluate(tasks="passkey", depths="0.5,0.5,1")
+
+
+def test_changed_options_keep_what_was_not_given():
+    asked = Evaluate(data="held-out", items=3)
+    again = asked.changed(max_docs=2)
+    assert (again.items, again.max_docs, again.lengths) == (3, 2, ())
+    assert again.model_fields_set == {"data", "items", "max_docs"}
