@@ -45,7 +45,7 @@ def longrope_attention(factor: float, original: int) -> float:
 
 
 def default_attention(params: Mapping[str, Any]) -> float:
-    """What stock transformers multiplies into cos and sin when the dict names no factor."""
+    """Return what stock transformers multiplies into cos and sin when the dict names no factor."""
     match params.get("rope_type", "default"):
         case "yarn":
             factor = params["factor"]
@@ -62,7 +62,8 @@ def default_attention(params: Mapping[str, Any]) -> float:
 def yarn_bounds(
     dim: int, theta: float, context: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> tuple[float, float]:
-    """Pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2 ln b).
+    """Return the pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2
+    ln b).
 
     Clamped to [0, dim-1] as the published code does (dim, not dim/2).
     """
@@ -76,7 +77,8 @@ def yarn_bounds(
 
 
 def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
-    """0 = keep the frequency (below `low`), 1 = interpolate it fully (above `high`).
+    """Return 0 for a pair that keeps its frequency (below `low`), 1 for one that is interpolated
+    fully (above `high`).
 
     Where the clamp leaves high < low, the published formula still holds and this follows it.
     """
@@ -104,7 +106,7 @@ def llama3_pair_factors(
 
 
 def _number(params: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A finite number above 0; None counts as absent, as it does in stock."""
+    """Return a finite number above 0; None counts as absent, as it does in stock."""
     value = params.get(key)
     if value is None and default is not None:
         return default
@@ -114,7 +116,7 @@ def _number(params: Mapping[str, Any], key: str, default: float | None = None) -
 
 
 def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
-    """One number above 0 per pair; infinity is a pair that does not turn."""
+    """Return one number above 0 per pair; infinity is a pair that does not turn."""
     values = params.get(key)
     if not isinstance(values, list | tuple):
         raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
@@ -138,6 +140,7 @@ def _original(params: Mapping[str, Any], context: int) -> int:
 
 
 def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
+    """Return the pair factors of a yarn dict."""
     theta = _number(params, "rope_theta")
     # Stock reads `truncate` from the outer dict, so a nested one never sees it.
     truncate = nested or bool(params.get("truncate", True))
@@ -163,7 +166,8 @@ def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tu
 def read_pair_factors(
     params: Mapping[str, Any], dim: int, context: int, *, nested: bool = False
 ) -> tuple[float, ...]:
-    """What a rope dict divides the plain frequencies theta^(-2i/dim) by; infinite = stands still.
+    """Return what a rope dict divides the plain frequencies theta^(-2i/dim) by; infinite: the
+    pair stands still.
 
     Of a longrope with two sets this is the one for inputs beyond the original length.
     """
@@ -218,7 +222,7 @@ def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float,
 
 
 def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
-    """What a rope dict multiplies into cos and sin."""
+    """Return what a rope dict multiplies into cos and sin."""
     kind = params.get("rope_type", "default")
     if kind not in ("yarn", "longrope"):
         return 1.0  # stock ignores the key in every other form
@@ -263,12 +267,12 @@ def steepness(params: Mapping[str, Any]) -> float:
 
 
 def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
-    """The frequencies divided by one factor per pair."""
+    """Divide the frequencies by one factor per pair."""
     return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
 
 
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
-    """The spectrum that stock transformers computes from a rope dict, in float64.
+    """Compute the spectrum that stock transformers computes from a rope dict, in float64.
 
     `rope` gives what no dict changes (dim, nesting, whether the softmax reads mscale); `context` is
     max_position_embeddings.
@@ -306,7 +310,7 @@ def same(a: Spectrum, b: Spectrum) -> bool:
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
-    """The theta whose plain spectrum has these pair factors, if there is one.
+    """Return the theta whose plain spectrum has these pair factors, if there is one.
 
     theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, tells theta':
     theta' = theta * p_last^(d/(d-2)).
@@ -326,6 +330,7 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
 
 
 def _lengths(rope: Rope, target: int) -> Params:
+    """Return the two keys that tell the factor and the original length."""
     return {
         "factor": target / rope.original_context,
         "original_max_position_embeddings": rope.original_context,
@@ -333,6 +338,7 @@ def _lengths(rope: Rope, target: int) -> Params:
 
 
 def _mscale_pair(rope: Rope) -> Params:
+    """Return DeepSeek's two keys, as far as the embedding has them."""
     pair = {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
     return {key: value for key, value in pair.items() if value}
 
@@ -448,7 +454,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
 
 
 def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
-    """What divides each plain frequency; infinite where the pair is to stand still."""
+    """Return what divides each plain frequency; infinite if the pair is to stand still."""
     factors = []
     for frequency, slower in zip(plain, wanted, strict=True):
         factors.append(frequency / slower if slower else math.inf)

@@ -37,13 +37,14 @@ Kind = TypeVar("Kind")
 
 
 def shown(value: object) -> str:
-    """A value as it may stand in a sentence."""
+    """Return a value as it may stand in a sentence."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def named(key: str) -> str:
-    """A key as it may stand in a sentence: as it is, unless it is long or would not print."""
+    """Return a key as it may stand in a sentence: as it is, unless it is long or would not
+    print."""
     return key if len(key) <= 60 and key.isprintable() else shown(key)
 
 
@@ -55,14 +56,16 @@ class Dict:
         self.where = where
 
     def name(self, key: str) -> str:
+        """Return a key with the path of its object, as sentences name it."""
         return f"{self.where}.{named(key)}" if self.where else named(key)
 
     def wrong(self, key: str, wanted: str) -> InputError:
+        """Return the error that a value is not what it must be."""
         value = shown(self.values[key])
         return ConfigError(f"{self.name(key)} must be {wanted}, was {value}")
 
     def at(self, path: str) -> "tuple[Dict, str]":
-        """The object that a dotted path leads to (empty where it is missing), and its key."""
+        """Return the object that a dotted path leads to (empty if it is missing), and its key."""
         here: Dict = self
         *parents, key = path.split(".")
         for parent in parents:
@@ -70,6 +73,7 @@ class Dict:
         return here, key
 
     def has(self, key: str) -> bool:
+        """Tell whether a key is present and not null."""
         return self.values.get(key) is not None
 
     def get(self, key: str, kind: type[Kind], of: str = "") -> Kind | None:
@@ -82,6 +86,7 @@ class Dict:
         return value
 
     def integer(self, key: str, low: int = 1, high: int = LARGEST) -> int | None:
+        """Return a whole number within bounds; a float such as 4.0 counts as one."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -99,7 +104,7 @@ class Dict:
         smallest: float = SMALLEST,
         most: float = MOST,
     ) -> float | None:
-        """A number above 0, of `smallest` at least and below `most`; with `zero` also 0."""
+        """Return a number above 0, of `smallest` at least and below `most`; with `zero` also 0."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -120,7 +125,7 @@ class Dict:
         return None if value is None else Dict(value, self.name(key))
 
     def numbers(self, key: str, *, zero: bool = False, most: float = MOST) -> list[float] | None:
-        """A list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
+        """Return a list of numbers; transformers' {"__float__": "Infinity"} counts as one."""
         values = self.get(key, list, "numbers")
         if values is None:
             return None
@@ -185,13 +190,13 @@ def packaged(name: str) -> Any:
 
 
 def version() -> str:
-    """The transformers version that the census and the defaults were taken from."""
+    """Return the transformers version that the census and the defaults were taken from."""
     return str(packaged("defaults.json")["transformers"])
 
 
 @cache
 def census() -> dict[str, Known]:
-    """Every model type of that version."""
+    """Return what is known of every model type of that version."""
     out: dict[str, Known] = {}
     for scheme, types in packaged("types.json").items():
         if scheme == "composite":
@@ -216,7 +221,7 @@ def defaults_of(kind: str, facts: Facts, *, composite: bool = False) -> dict[str
 
 
 def auto_class(model_type: str, facts: Facts) -> str:
-    """The class of transformers by which a model of this type is loaded; "" where none does."""
+    """Return the class of transformers that loads a model of this type; "" if none does."""
     for name, types in packaged("classes.json").items():
         if model_type in types:
             return str(name)
@@ -233,7 +238,7 @@ class UnknownType(InputError):
 
 
 def parts(part: Dict) -> Iterator[Dict]:
-    """An object of a config and all objects inside of it, at any depth, those in lists too."""
+    """Yield an object of a config and all objects inside it, at any depth, those in lists too."""
     yield part
     for key, value in part.values.items():
         for item in flat(value):
@@ -242,7 +247,7 @@ def parts(part: Dict) -> Iterator[Dict]:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """A value, or what stands in a list and in the lists inside of it."""
+    """Yield a value, or what a list and the lists inside it hold."""
     if not isinstance(value, list):
         yield value
         return
@@ -311,7 +316,7 @@ def locate(config: dict[str, Any]) -> Located:
 
 
 def _own_code(config: Mapping[str, Any], kind: str) -> str:
-    """Why stock transformers is not asked about a type; "" where it is."""
+    """Say why stock transformers is not asked about a type; "" if it is asked."""
     if differs := packaged("renamed.json")["differs"].get(kind):
         return f"config.json: {kind} has its own code, which differs from {differs} in transformers"
     if config.get("auto_map"):
@@ -323,7 +328,7 @@ def _own_code(config: Mapping[str, Any], kind: str) -> str:
 
 
 def unknown(kind: str, lacks: str = "") -> str:
-    """That nobody knows a type; `lacks` says what the installed transformers does."""
+    """Say that nobody knows a type; `lacks` says what the installed transformers does."""
     beside = f" ({lacks})" * bool(lacks)
     return (
         f"config.json: model_type {shown(kind)} is not among the model types that this ropext"
@@ -333,6 +338,7 @@ def unknown(kind: str, lacks: str = "") -> str:
 
 
 def text_part(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the text part of a config, inside the keys of a path."""
     part: dict[str, Any] = config
     for key in path:
         part = part[key]

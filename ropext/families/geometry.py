@@ -75,12 +75,12 @@ class TextConfig(Dict):
         self.defaults = defaults_of(text_type, facts)
 
     def names_of(self, key: str) -> tuple[str, ...]:
-        """The names under which the config may hold a key; the family's own first."""
+        """Return the names under which the config may hold a key; the family's own first."""
         name = self.defaults.get("names", {}).get(key)
         return (name, key) if name else (key,)
 
     def stated(self, key: str, high: int = MOST_CHANNELS) -> int | None:
-        """A size as it stands in the config, under either of its names."""
+        """Return a size as the config states it, under either of its names."""
         for name in self.names_of(key):
             value = self.integer(name, 0 if key in MAY_BE_ZERO else 1, high)
             if value is not None:
@@ -88,7 +88,7 @@ class TextConfig(Dict):
         return None
 
     def size(self, key: str, high: int = MOST_CHANNELS) -> int | None:
-        """A size as it stands in the config, or the class default where its key is absent."""
+        """Return a size as the config states it, or the class default if its key is absent."""
         value = self.stated(key, high)
         if value is None and not any(name in self.values for name in self.names_of(key)):
             default = self.defaults.get(key)
@@ -97,7 +97,7 @@ class TextConfig(Dict):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Every size, read and checked."""
+        """Read and check every size."""
         layers = self.size("num_hidden_layers", MOST_LAYERS)
         if layers is None and (pairs := self.size("num_layers", MOST_LAYERS)):
             layers = 2 * pairs  # LongCat: two attention layers in each
@@ -189,7 +189,7 @@ def _layer_types(text: TextConfig, layers: int | None) -> tuple[str, ...]:
 
 
 def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
-    """The window and the layers that have it, for the ways in which families say so."""
+    """Return the window and the type of each layer, for the ways in which families state them."""
     window = text.size("sliding_window", 1 << 40) or None
     full = "full_attention"
     rotates = _rotates(text, len(layer_types)) if not text.has("layer_types") else []
@@ -218,7 +218,7 @@ def _window(text: TextConfig, layer_types: tuple[str, ...]) -> tuple[int | None,
 
 
 def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
-    """SmolLM 3 and Llama 4 list 1 for a layer that rotates and 0 for one that does not; Muse and
+    """Tell for each layer whether it rotates. SmolLM 3 and Llama 4 list 1 or 0 for it; Muse and
     Granite list a theta, or 0."""
     given = text.numbers("no_rope_layers", zero=True)
     if not given and (text.row.zero_theta_stops or text.row.layer_thetas):
@@ -232,8 +232,8 @@ def _rotates(text: TextConfig, layers: int | None) -> list[bool]:
 
 
 def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
-    """A size of the layers that use a label (Gemma 4's full layers have wider heads): from
-    per_layer_config, then from the key of their own, then from what holds for all layers."""
+    """Return a size of the layers that use a label (Gemma 4's full layers have wider heads):
+    from per_layer_config, then from the key of their own, then from what holds for all layers."""
     layered = text.object("per_layer_config")
     if label is not None and layered is not None:
         for index, kind in enumerate(text.sizes.layer_types):
@@ -247,7 +247,8 @@ def label_size(text: TextConfig, label: Label | None, key: str) -> int | None:
 
 
 def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
-    """How many channels of a head turn: head_dim times the partial factor where one is read."""
+    """Count the channels of a head that turn: head_dim times the partial factor if the family
+    reads one."""
     key = label.rotation if label else text.row.dim
     head = label_size(text, label, key) or text.sizes.head_dim
     if head is None:
@@ -268,7 +269,7 @@ def rotary_dim(text: TextConfig, label: Label | None, params: Params) -> int:
 
 
 def partial_factor(row: Family, params: Params) -> float:
-    """The partial factor as this family reads it (1 where it ignores the key)."""
+    """Return the partial factor as this family reads it (1 if it ignores the key)."""
     if not (row.partial or row.labels):
         return 1.0
     factor: float = params.get("partial_rotary_factor", row.fixed_partial or 1.0)
@@ -283,10 +284,12 @@ def partial_factor(row: Family, params: Params) -> float:
 
 
 def attends(layer_type: str) -> bool:
+    """Tell whether layers of this type attend."""
     return not any(word in layer_type for word in NOT_ATTENTION)
 
 
 def is_windowed(layer_type: str) -> bool:
+    """Tell whether layers of this type see a window only."""
     return "sliding" in layer_type or "chunked" in layer_type or "local" in layer_type
 
 

@@ -79,6 +79,7 @@ class Model:
 
     @property
     def scaled_sites(self) -> tuple[RopeSite, ...]:
+        """Return the sites that an extension scales."""
         return tuple(s for s in self.sites if s.scaled)
 
     def kv_bytes(
@@ -93,7 +94,8 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """The cache of one token at 2 bytes per value, while the sequence is inside the window."""
+        """Return the cache of one token at 2 bytes per value, while the sequence is inside the
+        window."""
         return self.kv_bytes(1)
 
 
@@ -109,7 +111,8 @@ class Problem:
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Edit]:
-    """Every value that changed, by path; lists and rope dicts of other types count as one value."""
+    """List every value that changed, by path; lists and rope dicts of other types count as one
+    value."""
     edits: list[Edit] = []
     for key in dict.fromkeys(old) | dict.fromkeys(new):
         before = old.get(key, ABSENT)
@@ -155,7 +158,8 @@ class StatedLengths:
 
 
 def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
-    """The lengths of one embedding, which names its original one or max_position_embeddings."""
+    """Return the lengths of one embedding: its dict names the original one, or
+    max_position_embeddings does."""
     params = site.params
     stated = beside.stated
     original = site.rope.original_context
@@ -184,6 +188,7 @@ def lengths(beside: StatedLengths, site: RopeSite) -> Lengths:
 
 
 def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
+    """Return the lengths under dynamic scaling, which starts from max_position_embeddings."""
     now = beside.context or stated
     if now > stated:
         raise InputError(
@@ -198,6 +203,7 @@ def _dynamic(beside: StatedLengths, stated: int) -> Lengths:
 
 
 def _named(beside: StatedLengths, kind: str, factor: float, stated: int, original: int) -> Lengths:
+    """Return the lengths of a dict that names its original one."""
     extended = round(original * factor)
     # Llama 3.1 itself says 8 * 8192 beside 131072; Qwen3's card has a yarn of 4 * 32768 put beside
     # 40960.
@@ -212,6 +218,7 @@ def _named(beside: StatedLengths, kind: str, factor: float, stated: int, origina
 
 
 def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
+    """Return the lengths of a dict that has a factor and names no length."""
     factor = params["factor"]
     trained = beside.trained
     after = round(stated * factor)
@@ -236,6 +243,7 @@ def _stretched(beside: StatedLengths, params: Params, stated: int) -> Lengths:
 
 
 def _alpha(beside: StatedLengths, stated: int) -> Lengths:
+    """Return the lengths of HunYuan's alpha, which has changed theta."""
     now = beside.context or stated
     note = "HunYuan's alpha is a fixed change of theta and is read as one"
     asks = (
@@ -296,7 +304,7 @@ class Stated:
 
 
 def model_of(stated: Stated) -> Model:
-    """The model of these embeddings, with what is to be said about it."""
+    """Return the model of these embeddings, with what is to be said about it."""
     text = stated.text
     row = text.row
     sizes = text.sizes
@@ -405,7 +413,7 @@ def _logit_scales(stated: Stated) -> list[str]:
 
 
 def _forms(row: Family, sites: tuple[RopeSite, ...], notes: list[str]) -> tuple[str, ...]:
-    """The rope types that this model may be written with."""
+    """Return the rope types that this model may be written with."""
     for site in sites:
         factor = site.params.get("partial_rotary_factor", 1.0)
         if not (row.partial or row.labels) and factor != 1:
@@ -456,7 +464,7 @@ def rope_from(row: Family, params: Params, dim: int, context: int, *, nested: bo
 
 
 def rotating_layers(row: Family, sizes: Sizes) -> int | None:
-    """How many layers rotate, of a model with one embedding for all."""
+    """Count the layers that rotate, of a model with one embedding for all."""
     if not sizes.layer_types:
         return sizes.layers and sizes.layers - sizes.rotates.count(False)
     kinds = [kind for kind in sizes.layer_types if attends(kind)]
@@ -466,7 +474,7 @@ def rotating_layers(row: Family, sizes: Sizes) -> int | None:
 
 
 def scaled_alone(sites: list[RopeSite], windowed: Mapping[str, bool]) -> tuple[RopeSite, ...]:
-    """The sites with those scaled whose layers see all tokens; where all see windows, with all."""
+    """Mark the sites whose layers see all tokens as scaled; if all layers see windows, mark all."""
     marked = [replace(site, scaled=not windowed[site.label]) for site in sites]
     if marked and not any(site.scaled for site in marked):
         return tuple(replace(site, scaled=True) for site in marked)

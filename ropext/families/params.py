@@ -56,7 +56,7 @@ TYPE_NAMES = {"mrope": "default", "su": "longrope"}
 
 
 def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
-    """Two spellings of the same thing that differ, each a key and its value."""
+    """Return the problem of two spellings that differ, each a key and its value."""
     (a, x), (b, y) = one, two
     sentence = (
         f"config.json: {a} is {shown(x)} but {b} is {shown(y)}; loaders disagree on which they"
@@ -66,7 +66,8 @@ def conflict(one: tuple[str, Any], two: tuple[str, Any]) -> Problem:
 
 
 def normalised(source: Dict, family: Family) -> Params:
-    """A rope dict with checked values: one type key, floats as floats, lengths as integers."""
+    """Return a rope dict with checked values: one type key, floats as floats, lengths as
+    integers."""
     kind = source.get("rope_type", str) or source.get("type", str) or "default"
     if "longrope" in family.forms and "yarn" not in family.forms and kind == "yarn":
         kind = "longrope"  # Phi-3's configuration class renames it
@@ -110,7 +111,7 @@ def _refuse_misspelt(key: str, source: Dict) -> None:
 
 
 def keep_query_scales(standing: Params, new: Params) -> Params:
-    """The new dict with what the scaling of queries reads, as it stands in the old one."""
+    """Return the new dict with what the scaling of queries reads, as the old one has it."""
     read = [key for s in QUERY_KEYS if s.key in standing for key in (s.key, *s.beside)]
     return new | {key: standing[key] for key in read if key in standing}
 
@@ -120,7 +121,7 @@ _MAY_MISS = ("rope_theta", "partial_rotary_factor", "attn_factor", "short_mscale
 
 
 def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Problem]:
-    """Where two dicts for the same embedding would give different spectra."""
+    """Yield where two dicts for the same embedding would give different spectra."""
     scaling = {s.key for s in QUERY_KEYS} & (a.keys() | b.keys())
     keys = FORM_KEYS | {"partial_rotary_factor"} | scaling
     read = scaling | {key for s in QUERY_KEYS if s.key in scaling for key in s.beside}
@@ -136,14 +137,14 @@ def dict_conflicts(a: Params, b: Params, names: tuple[str, str]) -> Iterator[Pro
 
 
 def scalar_conflicts(places: list[tuple[str, float]]) -> Iterator[Problem]:
-    """Where theta or the partial factor stands at several places with different values."""
+    """Yield where theta or the partial factor has different values at several places."""
     for one, two in itertools.pairwise(places):
         if not forms.agree(one[1], two[1]):
             yield conflict(one, two)
 
 
 def follows_from_lengths(longrope: Params, target: int) -> bool:
-    """Whether the attention factor is what stock derives from the two lengths that the config
+    """Tell whether stock derives this attention factor from the two lengths that the config
     states, so that it need not be written."""
     wanted = longrope.get("attention_factor")
     if wanted is None or "short_mscale" in longrope:
@@ -153,7 +154,8 @@ def follows_from_lengths(longrope: Params, target: int) -> bool:
 
 
 def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
-    """Phi-3's legacy dict of three keys, with what stock derives for those that `whole` has."""
+    """Return Phi-3's legacy dict of three keys, with what stock derives for those that `whole`
+    has."""
     original = text.integer("original_max_position_embeddings")
     original = original or text.defaults.get("original_max_position_embeddings")
     stated = text.integer("max_position_embeddings") or text.defaults["max_position_embeddings"]
@@ -169,24 +171,25 @@ def _three_keys(text: TextConfig, short: Params, whole: Params) -> Params:
 
 
 def _beside(text: TextConfig, paths: tuple[str, ...]) -> list[tuple[str, float]]:
-    """The places outside the rope dicts that state a number, each with its value."""
+    """Return the places outside the rope dicts that state a number, each with its value."""
     holders = [text.at(path) for path in paths]
     values = [(d.name(key), d.number(key, most=forms.LARGEST_THETA)) for d, key in holders]
     return [(place, value) for place, value in values if value is not None]
 
 
 def _given(text: TextConfig, *sources: Dict | None) -> list[tuple[str, Params]]:
-    """The rope dicts that say something, each under its name."""
+    """Return the rope dicts that hold something, each under its name."""
     return [(s.where, normalised(s, text.row)) for s in sources if s is not None and s.values]
 
 
 def _completed(params: Params, **defaults: float | None) -> Params:
+    """Return a rope dict with these keys, if it lacks them."""
     absent = {k: v for k, v in defaults.items() if v is not None and k not in params}
     return params | absent
 
 
 def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
-    """The one dict of a flat family, complete, and where its spellings disagree."""
+    """Return the one dict of a flat family, complete, and where its spellings disagree."""
     row = text.row
     defaults = text.defaults
     sources = [text.object("rope_scaling"), text.object("rope_parameters")]
@@ -222,14 +225,15 @@ def read_flat(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]
 
 
 def turning_share(text: TextConfig) -> float | None:
-    """The share of a head that turns, where the class counts the others by themselves."""
+    """Return the share of a head that turns, if the class counts the other channels by
+    themselves."""
     turning = text.size(text.row.dim)
     still = text.size(text.row.still)
     return turning / (turning + still) if turning and still else None
 
 
 def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
-    """Where stock would turn another share of a head than the config's channels."""
+    """Yield where stock would turn another share of a head than the config's channels."""
     name = "partial_rotary_factor"
     share = turning_share(text)
     read = share if not given or given[0][0].endswith("rope_parameters") else 1.0
@@ -242,7 +246,8 @@ def _uncut(text: TextConfig, given: list[tuple[str, Params]], current: Params) -
 
 
 def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) -> Iterator[Problem]:
-    """What stands in rope_parameters alone while rope_scaling wins: the class default is read."""
+    """Yield what rope_parameters alone holds while rope_scaling wins: stock reads the class
+    default."""
     (winner, _), (loser, ignored) = given
     above = text.number("partial_rotary_factor") if text.row.still else None
     for key in ("rope_theta", "partial_rotary_factor"):
@@ -252,6 +257,7 @@ def _lost(text: TextConfig, given: list[tuple[str, Params]], current: Params) ->
 
 
 def _refuse_nested(sources: list[Dict]) -> None:
+    """Refuse a dict per layer type in a model that has one embedding for all."""
     for source in sources:
         inner = [key for key, value in source.values.items() if isinstance(value, dict)]
         if inner and len(inner) == len(source.values):
@@ -262,7 +268,8 @@ def _refuse_nested(sources: list[Dict]) -> None:
 
 
 def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Problem]]:
-    """One dict per layer type, complete (None = these layers do not rotate), and conflicts."""
+    """Return one dict per layer type, complete (None: these layers do not rotate), and
+    conflicts."""
     row = text.row
     legacy = text.object("rope_scaling")
     modern = text.object("rope_parameters")
@@ -291,15 +298,16 @@ def read_nested(text: TextConfig) -> tuple[dict[str, Params | None], list[Proble
 
 
 def _rotating_share(text: TextConfig) -> float | None:
-    """The partial factor that follows from a number of rotating channels, where that is stated."""
+    """Return the partial factor that follows from a number of rotating channels, if that is
+    stated."""
     channels = text.integer(text.row.rotary_dim) if text.row.rotary_dim else None
     head = text.sizes.head_dim
     return channels / head if channels and head else None
 
 
 def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
-    """What a label's dict lacks: class defaults, and before them top-level keys that hold one
-    number for all layers or one for each."""
+    """Return what a label's dict lacks: class defaults, and before them top-level keys that hold
+    one number for all layers or one for each."""
     row = text.row
     kinds = text.sizes.layer_types
     out: dict[str, Params] = dict(text.defaults.get("rope", {}))
@@ -319,8 +327,8 @@ def _defaults_by_label(text: TextConfig) -> dict[str, Params]:
 
 
 def _refuse_unread_type(flat: Dict) -> None:
-    """transformers 5 lays a flat dict over one whose rope_type is "default", and so never sees a
-    scaling that is named by `type` alone; transformers 4 did."""
+    """Refuse a scaling that is named by `type` alone: transformers 5 lays a flat dict over one
+    whose rope_type is "default" and never sees it; transformers 4 did."""
     kind = flat.values.get("type")
     if flat.values.get("rope_type") is None and kind not in (None, "default"):
         raise ConfigError(
@@ -332,6 +340,8 @@ def _refuse_unread_type(flat: Dict) -> None:
 def _read_label(
     text: TextConfig, label: Label, modern: Dict | None, flat: Dict | None, class_default: Params
 ) -> tuple[Params | None, list[Problem]]:
+    """Return the dict of one layer type, complete (None: these layers do not rotate), and
+    conflicts."""
     inner = modern.object(label.name) if modern else None
     null = modern is not None and label.name in modern.values and inner is None
     if null and text.row.legacy == "absent":

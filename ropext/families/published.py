@@ -66,7 +66,7 @@ class Published:
         return f"{_NAMES[self.method]} {self.factor:g} from {self.context:,}"
 
     def fits(self, model: Model) -> bool:
-        """Whether the config has this recipe, or is the released one without it."""
+        """Tell whether the config has this recipe, or is the released one without it."""
         site = model.scaled_sites[0]
         lengths = (self.stated, round(self.context * self.factor))
         shape = model.text_type in self.types and model.stated_context in lengths
@@ -75,6 +75,7 @@ class Published:
         return shape and (self.carried(model) or not (self.ships or site.rope.is_scaled))
 
     def carried(self, model: Model) -> bool:
+        """Tell whether the config's rope dict is this recipe."""
         site = model.scaled_sites[0]
         stated = (site.params["rope_type"], site.params.get("factor"), site.rope.original_context)
         return stated == (self.method, self.factor, self.context)
@@ -166,7 +167,7 @@ class Published:
 
 
 def recipe_of(model: Model) -> Published | None:
-    """The recipe of this model's authors, where it is known."""
+    """Return the recipe of this model's authors, if it is known."""
     for entry in packaged("published.json"):
         others = tuple(Witness(**other) for other in entry.get("others", ()))
         recipe = Published(**(entry | {"others": others}))

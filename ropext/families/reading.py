@@ -37,6 +37,7 @@ STOCK_BOUND = 1e-4
 
 
 def rope_dicts(text: TextConfig) -> list[Dict | None]:
+    """Return the two rope dicts of a text config, None for one that is absent."""
     return [text.object("rope_scaling"), text.object("rope_parameters")]
 
 
@@ -107,8 +108,8 @@ def interpret(
     original: int | None = None,
     source: str = CONFIG,
 ) -> tuple[Model, list[Problem]]:
-    """What stock transformers 5 makes of a config, which sentences call `source`, and where its
-    spellings contradict that."""
+    """Return what stock transformers 5 makes of a config, which sentences call `source`, and
+    where its spellings contradict that."""
     model_type, text_type, path, scheme = locate(config)
     if scheme != "rotary":
         raise UnsupportedModel(f"{text_type!r} {REFUSALS[scheme]}")
@@ -203,14 +204,14 @@ def _described(
 
 
 def _counted(about: Described) -> str:
-    """By what the KV cache of a described type is counted."""
+    """Say by what the KV cache of a described type is counted."""
     if about.widths and None not in about.widths:
         return "the sizes of its projections"
     return "the usual keys, which may be others here"
 
 
 def _computes(site: RopeSite, module: Numbers) -> bool:
-    """Whether a site has a module's numbers, but for float32's last bits."""
+    """Tell whether a site has a module's numbers, but for float32's last bits."""
     spectrum = site.rope.spectrum
     if module.label not in ("", site.label) or len(module.inv_freq) != len(spectrum.inv_freq):
         return False
@@ -221,12 +222,14 @@ def _computes(site: RopeSite, module: Numbers) -> bool:
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Tell whether all numbers are equal within float32's bounds."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=STOCK_BOUND) for a, b in pairs)
 
 
 def _with_added(model_type: str, part: dict[str, Any], facts: Facts) -> dict[str, Any]:
-    """The text config with what its composite adds; a theta in a rope dict comes before that."""
+    """Return the text config with what its composite adds; a theta in a rope dict comes before
+    that."""
     added = defaults_of(model_type, facts, composite=True)
     dicts = [part.get("rope_parameters"), part.get("rope_scaling")]
     if any(isinstance(d, dict) and d for d in dicts):
@@ -253,7 +256,7 @@ def _check_rotates(text: TextConfig) -> None:
 
 
 def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tuple[RopeSite, ...]:
-    """Every rotary embedding; where all see windows, all are scaled."""
+    """Return every rotary embedding; if all layers see windows, all are scaled."""
     row = text.row
     if not row.labels:
         params = params_by_label[""]
@@ -273,7 +276,7 @@ def _sites(text: TextConfig, params_by_label: Mapping[str, Params | None]) -> tu
 
 
 def _listed_sites(text: TextConfig, params: Params) -> tuple[RopeSite, ...]:
-    """One embedding per theta in layer_rope_theta (0 = these layers do not rotate)."""
+    """Return one embedding per theta in layer_rope_theta (0: these layers do not rotate)."""
     listed = text.sizes.layer_thetas
     thetas = sorted({theta for theta in listed if theta})
     if not thetas:

@@ -31,7 +31,8 @@ FREE_KEYS = frozenset(
 
 
 def _json_value(key: str, value: Any) -> Any:
-    """Floats as floats, lengths as integers (vLLM tests the types), infinity as stock spells it."""
+    """Return a value as it is written: floats as floats, lengths as integers (vLLM tests the
+    types), infinity as stock spells it."""
     if key in LENGTHS:
         return int(value)
     if key in LISTS:
@@ -70,12 +71,12 @@ def as_written(model: Model, params: Params, rope: Rope) -> Params:
 
 
 def text_config(text: Mapping[str, Any], model: Model) -> TextConfig:
-    """The text part of another config of a model, with what is known of its type."""
+    """Return the text part of another config of a model, with what is known of its type."""
     return TextConfig(text, model.text_type, model.described)
 
 
 def _legacy(modern: Params, row: Family, current: Any, target: int) -> Params | None:
-    """The dict that transformers 4 and its kin read; None where theta says everything."""
+    """Return the dict that transformers 4 and its kin read; None if theta says everything."""
     kind = modern["rope_type"]
     body = {
         key: value
@@ -180,7 +181,8 @@ def _write_nested(
 
 
 def _keeps_theta(text: Mapping[str, Any], row: Family, label: Label) -> bool:
-    """4.x names are written where a 4.x reader exists, class fields only where they stand."""
+    """Tell whether a label's own theta is written: 4.x names if a 4.x reader exists, class
+    fields only if the config has them."""
     if row.legacy == "absent":
         return label.theta in text
     others = [x for x in row.labels if x.theta == label.theta]
@@ -210,7 +212,7 @@ def _write_sizes(text: dict[str, Any], model: Model, stated: TextConfig) -> None
 def write(
     config: dict[str, Any], model: Model, params: Mapping[str, Params], target: int
 ) -> dict[str, Any]:
-    """A new config that says `params` for the scaled embeddings and reads `target` tokens.
+    """Return a new config that says `params` for the scaled embeddings and reads `target` tokens.
 
     `params` maps a site's label to a stock dict of form keys; every other key of the config stays.
     """
@@ -245,7 +247,7 @@ def write(
 
 
 def changed_beside(model: Model, changed: Iterable[str]) -> list[str]:
-    """Of the dotted keys that stock reads otherwise than the base's, those that no extension of
+    """List the dotted keys that stock reads otherwise than the base's and that no extension of
     this model changes: what queries or logits are scaled by, which layers rotate, any size."""
     row = family(model.text_type, model.described)
     names = {*FORM_KEYS, *LENGTH_KEYS, *FREE_KEYS, *row.partial, row.dim}

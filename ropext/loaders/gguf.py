@@ -268,7 +268,7 @@ def candidates(name: str, rope: Rope, wanted: Spectrum, params: Params) -> Itera
         if rope.stands and not offer.divisors:
             offer = replace(offer, divisors=_standing(rope))
         ratio = wanted.attention_factor / read(offer, rope.dim).attention_factor
-        if not math.isclose(ratio, 1, rel_tol=forms.EXACT):
+        if not forms.agree(ratio, 1):
             offer = replace(offer, attn_factor=ratio)
         if "attn" in row.lacks and offer.attn_factor != 1:
             continue

@@ -29,20 +29,14 @@ class YarnKnobs:
     )
 
 
-def _bounds(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
-    """Return the ramp's ends as pair indices.
-
-    On an embedding that is scaled already the closed form does not hold: there it is the index at
-    which the *current* wavelengths make the wanted number of turns.
-    """
+def _bounds_now(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
+    """Return the ramp's ends as pair indices, on an embedding that is scaled already: there the
+    closed form does not hold, and an end is the index at which the *current* wavelengths make the
+    wanted number of turns."""
     points = list[tuple[int, float]]()
     for i, count in enumerate(turns(rope.spectrum, rope.context)):
         if count:
             points.append((i, math.log(count)))
-    if rope.is_geometric or not points:
-        return yarn_bounds(
-            rope.dim, rope.theta, rope.context, knobs.beta_fast, knobs.beta_slow, knobs.truncate
-        )
     step = 2 * math.log(rope.theta) / rope.dim
     low = _index_at(points, math.log(knobs.beta_fast), step)
     high = _index_at(points, math.log(knobs.beta_slow), step)
@@ -88,7 +82,12 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
             f"is {rope.theta:g}; use --method pi"
         )
     s = target / rope.context
-    low, high = _bounds(rope, knobs)
+    if rope.is_geometric or not any(rope.spectrum.inv_freq):
+        low, high = yarn_bounds(
+            rope.dim, rope.theta, rope.context, knobs.beta_fast, knobs.beta_slow, knobs.truncate
+        )
+    else:
+        low, high = _bounds_now(rope, knobs)
     factors = tuple(1 / (r / s + 1 - r) for r in linear_ramp(rope.dim // 2, low, high))
     native: Params = {
         "rope_type": "yarn",
