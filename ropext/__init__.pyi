@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from peft import PeftModel
 from ropext.checkpoint.push import Pushed
-from ropext.inspecting.inspection import Inspection
+from ropext.inspecting.model import Inspection
 from ropext.narration import Say
 from ropext.narration import Show
 from ropext.options.fields import TextsOrPlace

@@ -11,7 +11,9 @@ from comparing import assert_close, assert_number
 
 from ropext import families, forms, scaling
 from ropext.errors import InputError, UsageError
-from ropext.planning.carrier import Carrier, carry
+from ropext.options.extend import Extend
+from ropext.planning.carrier import Carrier
+from ropext.planning.methods import Attempts, attempt_of
 from ropext.rope import Rope, Spectrum, plain_inv_freq
 
 BOUND = 1e-12
@@ -360,19 +362,16 @@ def test_native_knobs_are_written_only_where_stock_reads_them() -> None:
         assert_close(forms.read(params, rope, TARGET).inv_freq, expected[0], BOUND, kind)
 
 
-def test_carry_takes_the_first_form_that_the_family_and_the_loaders_read() -> None:
+def test_the_first_form_that_the_family_and_the_loaders_read_is_taken() -> None:
     model = families.read(configs.LLAMA)
     (site,) = model.sites
     target = 4 * site.rope.context
-    asked = scaling.scale(site.rope, "yarn", target, scaling.find("yarn").knobs(), None)
-    wanted = scaling.compose(site.rope, asked, target)
-    native = scaling.native(site.rope, asked)
-    site = replace(site, wanted=wanted)
 
     def kind(allowed: tuple[str, ...], names: tuple[str, ...] = ()) -> str | None:
-        carrier = Carrier(replace(model, forms=allowed))
-        params = carry(carrier, site, native, target, names, even_so=False)
-        return None if params is None else params["rope_type"]
+        attempts = Attempts(Carrier(replace(model, forms=allowed)), target)
+        attempt = attempt_of(Extend(for_loaders=names), "yarn", scaling.find("yarn").knobs())
+        planned = attempts.planned(site, attempt)
+        return None if planned is None else planned.params["rope_type"]
 
     assert kind(("default", "yarn", "longrope")) == "yarn"
     assert kind(("default", "longrope")) == "longrope"

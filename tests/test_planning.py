@@ -13,7 +13,7 @@ from ropext import families, inspecting
 from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families.config import packaged
 from ropext.options.extend import Extend
-from ropext.planning import attempts, make_plan
+from ropext.planning import make_plan, methods
 from ropext.planning.carrier import Carrier
 from ropext.report import text
 from ropext.report.text import extend_command
@@ -523,8 +523,8 @@ def counted(monkeypatch, shown=True, **options):
 
         monkeypatch.setattr(module, name, counting)
 
-    count(attempts.scaling, "scale")
-    count(attempts, "carry")
+    count(methods.scaling, "scale")
+    count(Carrier, "offers")
     count(Carrier, "readings")
     with suppress(NotExpressible):
         made = make_plan(configs.LLAMA31, Extend(target=262144, **options))
@@ -535,13 +535,13 @@ def counted(monkeypatch, shown=True, **options):
 
 def test_a_plan_that_nobody_shows_runs_its_method_alone(monkeypatch):
     counts = counted(monkeypatch, shown=False, method="yarn", from_original=True)
-    assert counts == {"scale": 1, "carry": 1}
+    assert counts == {"scale": 1, "offers": 1}
 
 
 def test_each_method_is_run_once_for_a_plan(monkeypatch):
     """Those that need no input; the last count is the way from before Llama 3.1's scaling."""
     count = len(NO_INPUT) + 1
-    assert counted(monkeypatch) == {"scale": count, "carry": count, "readings": count}
+    assert counted(monkeypatch) == {"scale": count, "offers": count, "readings": count}
 
 
 def test_each_method_is_run_once_for_a_refusal(monkeypatch):
@@ -550,7 +550,7 @@ def test_each_method_is_run_once_for_a_refusal(monkeypatch):
     counts = counted(monkeypatch, method="llama3", for_loaders=("llama.cpp",))
     methods = len(NO_INPUT)
     assert counts["scale"] == 2 * methods
-    assert counts["carry"] == 2 * methods + 2
+    assert counts["offers"] == 2 * methods + 2
     assert 0 < counts["readings"] <= methods
 
 

@@ -24,7 +24,7 @@ ROWS = [name for name in ROWS if name not in LEFT]
 MADE_IN = {
     "planning/warnings.py": ("reached", "far", *ROWS),
     "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
-    "inspecting/plans.py": ("_again",),
+    "inspecting/model.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),
     "evaluation/preparing.py": ("_overlap_warnings",),
     "results/rundir.py": ("unlisted",),

@@ -3,13 +3,17 @@
 Kept apart from the pipeline so that these commands start at once.
 """
 
-from ropext.inspecting.inspection import (
+from ropext.inspecting.model import (
     Inspection,
     inspect,
     open_model,
+    plan,
+    plan_config,
+    plan_of,
+    planned,
     said_of,
+    told_far,
 )
-from ropext.inspecting.plans import plan, plan_config, plan_of, planned, told_far
 from ropext.inspecting.serving import Served, as_it_stands, gate, read_again, serving
 
 __all__ = [

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ropext.errors import UsageError
-from ropext.inspecting.inspection import open_model, said_of
+from ropext.inspecting.model import open_model, said_of
 from ropext.options.memory import MemoryOptions, bytes_of
 from ropext.planning.memory import MemoryFit, fit_memory
 from ropext.schemes import read_positions

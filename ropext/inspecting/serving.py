@@ -9,7 +9,7 @@ from ropext.checkpoint import Snapshot
 from ropext.checkpoint.provenance import Record, record_in, scaled_by_config
 from ropext.errors import GateFailed, NotMeasured
 from ropext.families import Model
-from ropext.inspecting.inspection import open_model, said_of
+from ropext.inspecting.model import open_model, said_of
 from ropext.jsontext import values_json
 from ropext.planning.carrier import Carrier, StandingModel
 from ropext.schemes import read_positions

@@ -276,22 +276,6 @@ class Carrier:
         return meant
 
 
-def carry(
-    carrier: "Carrier",
-    site: RopeSite,
-    native: Params | None,
-    target: int,
-    names: Sequence[str],
-    even_so: bool,
-) -> Params | None:
-    """Return the first dict that says exactly what a site wants, and that these loaders read so;
-    None if there is none."""
-    for params in carrier.offers(site, native, target):
-        if not names or carrier.are_exact(names, replace(site, params=params), even_so=even_so):
-            return params
-    return None
-
-
 def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
     """Return the keys of the text config that say a plan to a loader of the base's weights."""
     text = families.text_part(plan.config, model.path)

@@ -11,9 +11,12 @@ from ropext.families.published import Published
 from ropext.jsontext import values_json
 from ropext.narration import pasted
 from ropext.options.extend import Extend
-from ropext.planning.attempts import LENGTH_ONLY, Attempt, Attempts, MethodRow
 from ropext.planning.carrier import DIRECTORY, Carrier, Words
 from ropext.planning.methods import (
+    LENGTH_ONLY,
+    Attempt,
+    Attempts,
+    MethodRow,
     Recommendation,
     Way,
     by_options,

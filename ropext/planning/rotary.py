@@ -11,9 +11,11 @@ from ropext.families import Model
 from ropext.forms import same
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
-from ropext.planning.attempts import LENGTH_ONLY, Attempts, attempt_of
 from ropext.planning.carrier import Carrier
 from ropext.planning.methods import (
+    LENGTH_ONLY,
+    Attempts,
+    attempt_of,
     default_method,
     needs_no_scaling,
     plan_site,
