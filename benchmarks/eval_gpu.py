@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ropext.evaluation.costs import Shape, choose_manner, shape_of
+from ropext.evaluation.costs import num_parameters
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.reader import Shape, choose_manner, shape_of
 from ropext.models.load import free_memory
 
 Found = TypeVar("Found")
@@ -78,7 +79,7 @@ def flops(model: Any, tokens: int) -> tuple[float, float]:
     layer half a square of scores and of what they sum."""
     shape, table = shape_of(model), model.get_input_embeddings().weight.numel()
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    weights = shape.parameters - table * (1 if tied else 2)
+    weights = num_parameters(model) - table * (1 if tied else 2)
     square = 2 * shape.layers * shape.heads * shape.head_dim * tokens**2
     return 2.0 * tokens * weights + square, 2.0 * tokens * table
 
@@ -117,7 +118,7 @@ def one_pass(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
         "share of the device's bf16 peak": rate_of_ours / top if top else None,
         "peak above the weights, GiB": peak / 2**30,
         "estimated, GiB": shape.peak_bytes(tokens, scorer.manner) / 2**30,
-        "weights, GiB": shape.parameters * shape.dtype_bytes / 2**30,
+        "weights, GiB": num_parameters(model) * shape.dtype_bytes / 2**30,
         "read as": str(scorer.manner),
     }
 

@@ -49,8 +49,8 @@ def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from ropext.evaluation.costs import choose_manner, shape_of
     from ropext.evaluation.forward import TokenScorer
+    from ropext.evaluation.reader import choose_manner, shape_of
 
     torch.set_num_threads(1)
     config = LlamaConfig(

@@ -27,8 +27,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropext.evaluation.costs import choose_manner, shape_of
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.reader import choose_manner, shape_of
 from ropext.evaluation.reading import score_items
 from ropext.tasks import Item
 

@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,8 @@ from self_extend_groups import patch_doubling
 
 from ropext import corpus, patching
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.costs import shape_of
-from ropext.evaluation.prediction import NEXT_TOKEN
-from ropext.evaluation.reader import Progress, Reader, read_units
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reader import Progress, Reader, read_units, shape_of
+from ropext.evaluation.reads import NEXT_TOKEN, Reads, read_unit
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
@@ -151,7 +150,8 @@ def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     short = models.is_short(variant, loaded)
     kind, config = "base" if short else "extended", loaded.config.to_dict()
     read = Variant(variant, kind, open_snapshot(str(loaded.name_or_path)), config)
-    read_units(scorer, reads.units(read), store, Progress())
+    read_of = partial(read_unit, reads=reads, scorer=scorer)
+    read_units(read_of, reads.units(read), store, Progress())
     reading = reads.reading(read, store)
     longest = max(reading.passes)
     nll = np.nan_to_num(reading.passes[longest][0].astype(np.float64))

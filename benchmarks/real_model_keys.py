@@ -26,10 +26,9 @@ from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
 
 from ropext import corpus
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reads import NEXT_TOKEN, Reads
 from ropext.models.tokenizer import load_tokenizer
 from ropext.results.values import Bootstrap
 from ropext.tasks import Item, find_task

@@ -32,10 +32,9 @@ from real_model_keys import DEPTHS
 from ropext import corpus
 from ropext.bundled import DATA, MODELS
 from ropext.checkpoint import open_snapshot
-from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reads import NEXT_TOKEN, Reads
 from ropext.models.tokenizer import load_tokenizer
 from ropext.patching import patch, unpatch
 from ropext.tasks import Item, find_task

@@ -32,9 +32,8 @@ from ropext.corpus import (
 )
 from ropext.corpus.selection import NO_LIMIT
 from ropext.evaluation.contenders import Contenders
-from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.ranking import rank
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reads import NEXT_TOKEN, Reads
 from ropext.models.load import load_model, loading_of
 from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Hooks

@@ -26,7 +26,7 @@ MADE_IN = {
     "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
     "inspecting/model.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),
-    "evaluation/preparing.py": ("_overlap_warnings",),
+    "evaluation/lineup.py": ("overlaps_of",),
     "results/rundir.py": ("unlisted",),
     "training/judge.py": ("few",),
     "training/report.py": ("too_often",),

@@ -4,51 +4,47 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ropext.evaluation.divergence import against_key
-from ropext.evaluation.plan import Evaluation
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import JsonObject, read_values, values_json
+from ropext.jsontext import read_values, values_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
-from ropext.results.overlap import marked
-from ropext.results.perplexity import SHORT_WINDOW, OctaveLoss, by_position, verdicts
+from ropext.results.overlap import Overlap, marked
+from ropext.results.perplexity import OctaveLoss, by_position, verdicts
 from ropext.results.retrieval import ItemScore, heat_map, not_measurable, ruler_tasks
 
 
 def assembled(
-    evaluation: Evaluation,
     done: Measurement,
+    facts: EvaluationFacts,
+    reads: Reads,
+    variants: Iterable[Variant],
+    overlaps: Mapping[str, Overlap],
     stores: Mapping[str, str],
-    lm_eval: Mapping[str, JsonObject] | None,
 ) -> Measurement:
     """Return the whole measurement: each model with where it came from and its numbers, which leave
     out the answers of tasks that cannot be measured. They depend on the units' files alone.
-    `stores` are the names of the stores, by label; empty if nothing is kept."""
+    `overlaps` and `stores`, the names of the stores (empty if nothing is kept), are by label."""
     models = dict[str, MeasuredModel]()
     items = dict[str, tuple[ItemScore, ...]]()
     for label, model in done.models.items():
-        models[label] = replace(model, overlap=evaluation.overlaps.get(label))
+        models[label] = replace(model, overlap=overlaps.get(label))
         items[label] = model.items
-    left_out = not_measurable(items, evaluation.frame.context)
+    left_out = not_measurable(items, reads.frame.context)
     measurable = replace(done, models=models).without(left_out)
     finished = dict(models)
-    for variant in evaluation.lineup.variants:
+    for variant in variants:
         label = variant.label
         finished[label] = replace(
             models[label],
-            source=_source(evaluation.reads, variant, stores[label], done.documents is not None),
+            source=_source(reads, variant, stores[label], done.documents is not None),
             numbers=_numbers(measurable, variant),
         )
-    facts = EvaluationFacts(
-        protocol=evaluation.protocol.name,
-        protocol_text=evaluation.protocol.text,
-        headline=evaluation.protocol.headline,
-        short_window=SHORT_WINDOW,
-        documents=evaluation.corpus.to_json() if evaluation.corpus else None,
-        warnings=(*evaluation.warnings, *left_out.values()),
+    facts = replace(
+        facts,
+        warnings=(*facts.warnings, *left_out.values()),
         not_measurable=left_out,
         ruler=_ruler(measurable.models.values()),
-        lm_eval=lm_eval,
     )
     return replace(done, models=finished, facts=facts)
 

@@ -91,9 +91,9 @@ def served_lengths(frame: Frame, regimes: Mapping[str, int], of_pass: int) -> tu
 
 
 def read_base(
-    scorer: TokenScorer, against: Against | None, *, ids: Ids, frame: Frame, bos: int | None
+    scorer: TokenScorer, ids: Ids, frame: Frame, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
-    """The base's states at the compared tokens, and its losses through the short window."""
+    """Read the base's states at the compared tokens, and its losses through the short window."""
     scorer.head_of_tiles(OPTION)
     keeper = StateKeeper(compared_positions(frame, frame.lengths), frame.longest)
     nll = read_short(scorer, ids, frame.context, bos, keeper.window)
@@ -102,19 +102,17 @@ def read_base(
 
 def read_against(
     scorer: TokenScorer,
-    against: Against | None,
-    *,
+    against: Against,
+    states: npt.NDArray[Any],
     ids: Ids,
     frame: Frame,
     lengths: Sequence[int],
-    document: str,
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
-    """Divergence and agreement at the compared tokens of a pass, and all its losses."""
-    assert against is not None, "the base is read first"
+    """Read divergence and agreement at the compared tokens of a pass, and all its losses; `states`
+    are the base's of this document."""
     watch = DivergenceWatch(frame, lengths, scorer, against)
-    of_pass = len(ids)
-    watch.document(against.states(frame, document), of_pass)
-    nll = read_pass(scorer, ids, of_pass, watch)
+    watch.document(states, len(ids))
+    nll = read_pass(scorer, ids, len(ids), watch)
     return watch.divergence, watch.agreement, nll
 
 

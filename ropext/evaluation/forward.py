@@ -34,13 +34,6 @@ TILE_BYTES = 6
 LOG2_E = 1.4426950408889634
 
 
-def columns_for(budget: int, device: str) -> int:
-    """Width of a tile: what the cache holds on a CPU, what the budget (bytes) allows elsewhere."""
-    if device == "cpu":
-        return TILE_COLUMNS
-    return max(TILE_COLUMNS, budget // (TILE_BYTES * TILE_TOKENS))
-
-
 def tiled_nll(
     head: Any, hidden: "torch.Tensor", wanted: "torch.Tensor", columns: int
 ) -> "torch.Tensor":
@@ -204,11 +197,6 @@ class TokenScorer:
         end = getattr(settings, "eos_token_id", None)
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the input embedding."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
-
     def self_check(self) -> Manner:
         """Prove that split reading equals the model's own forward; settle the manner by it."""
         import torch
@@ -217,7 +205,8 @@ class TokenScorer:
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or -1
         # A position table may have fewer rows, and two of RoBERTa's are in front of the first.
         tokens = min(PROBE_TOKENS, most - 2) if most > 2 else PROBE_TOKENS
-        ids = torch.randint(0, self.vocabulary, (tokens,), generator=generator)
+        vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        ids = torch.randint(0, vocabulary, (tokens,), generator=generator)
         truth = self.model(input_ids=self._row(ids.numpy()), use_cache=False).logits[0].float()
         if not torch.isfinite(truth).all():
             raise NanInLogits("the model's logits are not finite on a probe of random tokens")

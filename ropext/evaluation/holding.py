@@ -12,8 +12,7 @@ from ropext import workdir
 from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.errors import OutputExists, RopextError, UsageError
 from ropext.evaluation.lineup import Lineup, line_up_patched, line_up_snapshot
-from ropext.evaluation.live import HeldModel, HeldSnapshot
-from ropext.evaluation.variants import Variant
+from ropext.evaluation.variants import HeldModel, HeldSnapshot, Variant
 from ropext.jsontext import write_json
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate

@@ -1,7 +1,7 @@
 """Which models are compared: the base through its short window, and what reads the long one."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,17 @@ from ropext.checkpoint.provenance import (
 )
 from ropext.corpus import Corpus
 from ropext.errors import RopextError, UnsupportedModel, UsageError
-from ropext.evaluation.live import HeldModel, held_by, origin_of, record_of_weights
-from ropext.evaluation.reach import ModelReach, reach_of
-from ropext.evaluation.variants import Variant, base_variant, trained_on
+from ropext.evaluation.variants import (
+    HeldModel,
+    ModelReach,
+    Variant,
+    base_variant,
+    held_by,
+    origin_of,
+    reach_of,
+    record_of_weights,
+    trained_on,
+)
 from ropext.inspecting import plan_config
 from ropext.jsontext import Json
 from ropext.options.evaluate import Evaluate
@@ -105,7 +113,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
         variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
     else:
         variant = Variant(UNTOUCHED, UNTOUCHED, snapshot)
-    variants += _with_caches(_with_adapter(variant, options.adapter), options)
+    variants += _each_way(variant, options)
     warnings = (warning,) if warning else ()
     most = limit if reach.stops else 0
     return Lineup(tuple(variants), context, limit, most, warnings, reach.masked)
@@ -132,7 +140,7 @@ def line_up_patched(
     if plan.fold is not None:
         info |= plan.knobs
     extended = Variant(EXTENDED, EXTENDED, snapshot, target=plan.target, info=info)
-    variants += _with_caches([extended], options)
+    variants += _each_way(extended, options)
     most = plan.target if reach.stops else 0
     return Lineup(tuple(variants), context, plan.target, most, masked=reach.masked)
 
@@ -171,12 +179,27 @@ def line_up_checkpoints(
     return Lineup(tuple(variants), context, limit)
 
 
-def overlaps_of(lineup: Lineup, corpus: Corpus | None, questions: bool) -> dict[str, Overlap]:
-    """What each variant that was trained was trained on of the documents that are read; `questions`
-    where these are asked about them."""
-    read = [document.known_by for document in corpus.documents] if corpus else []
-    pairs = ((variant.label, overlap(trained_on(variant), read)) for variant in lineup.variants)
-    return {label: replace(it, questions=questions) for label, it in pairs if it is not None}
+def overlaps_of(
+    lineup: Lineup, corpus: Corpus | None, questions: bool
+) -> tuple[dict[str, Overlap], list[str]]:
+    """Find the documents that each variant was trained on, by its label, and the warnings about
+    them. `questions`: these are asked about the documents, too."""
+    overlaps = dict[str, Overlap]()
+    labels = dict[str, list[str]]()
+    for variant in lineup.variants:
+        known = trained_on(variant)
+        if known is None or corpus is None:
+            continue
+        found = overlap(known, [document.known_by for document in corpus.documents])
+        if found is None:
+            continue
+        overlaps[variant.label] = replace(found, questions=questions)
+        if found.sentence:
+            labels.setdefault(found.sentence, []).append(variant.label)
+    warnings = list[str]()
+    for sentence, names in labels.items():
+        warnings.append(f"[seen] {', '.join(names)}: {sentence}")
+    return overlaps, warnings
 
 
 def fetched(lineup: Lineup) -> Lineup:
@@ -209,23 +232,20 @@ def _info(
     }
 
 
-def _with_adapter(variant: Variant, adapter: str | None) -> list[Variant]:
-    if adapter is None:
-        return [variant]
-    read_lora(adapter)  # refused before a model is loaded
-    label = f"{variant.label}+adapter"
-    return [variant, replace(variant, label=label, kind=EXTENDED, adapter=adapter)]
-
-
-def _with_caches(variants: Sequence[Variant], options: Evaluate) -> list[Variant]:
-    """Each of these, and each once more by every rounded cache that was asked for."""
+def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
+    """Return a variant, the same with the adapter that was asked for, and each of these once more
+    by every rounded cache that was asked for."""
     read = list[Variant]()
-    for variant in variants:
-        read.append(variant)
+    plain = [variant]
+    if options.adapter is not None:
+        read_lora(options.adapter)  # refuses a damaged one before a model is loaded
+        label = f"{variant.label}+adapter"
+        plain.append(replace(variant, label=label, kind=EXTENDED, adapter=options.adapter))
+    for one in plain:
+        read.append(one)
         for cache in options.stored_caches:
-            label = f"{variant.label}+kv-{cache.name}"
-            rounded = replace(variant, label=label, cache=cache, unrounded=variant.label)
-            read.append(rounded)
+            label = f"{one.label}+kv-{cache.name}"
+            read.append(replace(one, label=label, cache=cache, unrounded=one.label))
     return read
 
 
@@ -255,7 +275,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
             target=plan.target,
             info=info | (plan.knobs if plan.fold is not None else {}),
         )
-        variants += _with_caches(_with_adapter(variant, options.adapter), options)
+        variants += _each_way(variant, options)
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
     furthest = max(plans, key=lambda plan: plan.target)
     limit = max(reach.context, furthest.target)

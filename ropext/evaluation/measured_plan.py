@@ -9,10 +9,10 @@ from ropext.corpus import Corpus, Source, require_data
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.contenders import Contenders, closed_forms, rivals
 from ropext.evaluation.documents import DocumentWords
+from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import Lineup
-from ropext.evaluation.plan import Evaluation
-from ropext.evaluation.preparing import prepare
 from ropext.evaluation.ranking import rank
+from ropext.evaluation.request import prepare
 from ropext.jsontext import JsonObject, values_json
 from ropext.lengths import length_text
 from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
@@ -107,7 +107,7 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
 
 def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
     """What it takes, before it begins."""
-    length = length_text(evaluation.frame.longest)
+    length = length_text(evaluation.reads.frame.longest)
     num = len(evaluation.reads.documents)
     if num < 8:
         hooks.say(

@@ -31,7 +31,7 @@ def rank(
     computing = partial(applied, model)
     contenders = contenders.readable(computing)
     variants = contenders.variants
-    reader = Reader(computing, options)
+    reader = Reader(computing, options or DocumentOptions())
     stores = {variant.label: Store() for variant in variants}
     measured = reader.measure(variants, reads, stores, Progress(hooks=hooks))
     beside = [variant.label for variant in contenders.beside]

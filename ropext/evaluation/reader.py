@@ -3,23 +3,33 @@ resumable and interruptible between any two units; what the stores have then is 
 
 import copy
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint import Snapshot
 from ropext.errors import InputError, Interrupted, NothingKept
-from ropext.evaluation.costs import manner_of
 from ropext.evaluation.divergence import OPTION, Against
-from ropext.evaluation.forward import Manner, NanInLogits, TokenScorer
-from ropext.evaluation.live import held_by
-from ropext.evaluation.reads import Reads, Unit
-from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied
+from ropext.evaluation.forward import (
+    HEAD_BYTES,
+    TILE_BYTES,
+    TILE_COLUMNS,
+    TILE_TOKENS,
+    Manner,
+    NanInLogits,
+    TokenScorer,
+    slice_for,
+)
+from ropext.evaluation.reads import Reads, Unit, read_unit
+from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied, held_by
 from ropext.models.adapter import add_adapter
-from ropext.models.load import memory_errors, out_of_memory
+from ropext.models.head import foretold_bend
+from ropext.models.load import free_memory, memory_errors, out_of_memory
 from ropext.models.processes import wait_for_everyone
 from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
@@ -80,18 +90,123 @@ class Progress:
         )
 
 
+# Chunks shorter than this cost more time than they save memory.
+SHORTEST_CHUNK = 1024
+LONGEST_CHUNK = 16384
+MIB = 1 << 20
+# Share of the free memory that a pass may plan to take.
+USABLE = 0.8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that costs depend on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    dtype_bytes: int
+    eager: bool = False
+    plain_head: bool = True
+    device: str = "cpu"  # its type
+    window: int | None = None  # where layers have one
+    masks: bool = True  # where a window is narrower than a row: flash attention needs none
+
+    def peak_bytes(self, num_tokens: int, manner: Manner) -> int:
+        """Above the weights, at the widest moment of one pass."""
+        at_once = min(num_tokens, manner.chunk or num_tokens)
+        attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
+        widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)
+        activations = at_once * self.dtype_bytes * widest
+        scores = self.heads * at_once * num_tokens * (self.dtype_bytes + 4) if self.eager else 0
+        cache = mask = 0
+        if at_once < num_tokens:
+            values = 2 * self.kv_heads * self.head_dim * num_tokens * self.dtype_bytes
+            # A layer's cache grows by concatenation, which holds the old and the new one.
+            cache = values * (self.layers + 1)
+        windowed = self.masks and self.window is not None and self.window <= num_tokens
+        if at_once < num_tokens or windowed:
+            # Booleans, and what SDPA adds to the logits in their place.
+            mask = at_once * num_tokens * (1 + self.dtype_bytes)
+            # With a mask, SDPA repeats keys and values for every query head.
+            cache += 2 * self.heads * self.head_dim * num_tokens * self.dtype_bytes
+        hidden = at_once * self.hidden * self.dtype_bytes
+        if manner.columns is None:  # slices of whole rows of logits
+            rows = min(manner.slice_tokens, at_once)
+            head = int(HEAD_BYTES * rows * self.vocabulary)
+        else:  # tiles, in the dtype of the weights, and in float32 if that is another one
+            entry = self.dtype_bytes if self.dtype_bytes == 4 else self.dtype_bytes + 4
+            head = entry * min(TILE_TOKENS, at_once) * min(manner.columns, self.vocabulary)
+        return cache + max(activations + scores + mask, hidden + head)
+
+
+def shape_of(model: Any) -> Shape:
+    """Return the sizes of a model, loaded or on the meta device."""
+    config = model.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    hidden = int(config.hidden_size)
+    embedding = model.get_input_embeddings().weight
+    width = getattr(config, "intermediate_size", None) or 4 * hidden
+    # The window of the layers that have one; without a list of types all layers have it.
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds and "sliding_attention" not in kinds:
+        window = None
+    return Shape(
+        layers=int(config.num_hidden_layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
+        feed_forward=int(max(width) if isinstance(width, list | tuple) else width),
+        vocabulary=int(config.vocab_size),
+        dtype_bytes=int(embedding.element_size()),
+        eager=getattr(model.config, "_attn_implementation", "") == "eager",
+        plain_head=foretold_bend(model) is None,
+        device=embedding.device.type,
+        window=int(window) if window else None,
+        masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
+    )
+
+
+def choose_manner(
+    shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
+) -> Manner:
+    """Choose how to read: whole if that fits into the free memory, else in the longest chunks that
+    do, else in the way that takes least."""
+    columns: int | None = None
+    if shape.plain_head:
+        columns = TILE_COLUMNS  # what a processor's cache holds
+        if shape.device != "cpu":  # what the budget allows
+            columns = max(columns, slice_bytes // (TILE_BYTES * TILE_TOKENS))
+    whole = Manner(None, slice_for(slice_bytes, shape.vocabulary), columns=columns)
+    if chunk is not None:
+        return replace(whole, chunk=chunk) if chunk < longest else whole
+    ways = [whole]
+    size = LONGEST_CHUNK
+    while size >= SHORTEST_CHUNK:
+        if size < longest:
+            ways.append(replace(whole, chunk=size))
+        size //= 2
+    fitting = [way for way in ways if shape.peak_bytes(longest, way) <= USABLE * free]
+    # A chunk's mask over all that came before can be larger than what it saves.
+    return fitting[0] if fitting else min(ways, key=lambda way: shape.peak_bytes(longest, way))
+
+
+@dataclass
 class Models:
     """The model in memory: loaded when a variant asks for it, and again for other weights or
-    another adapter. `adapters` are the digests that adapters must have."""
+    another adapter."""
 
-    def __init__(
-        self, load: Callable[[Snapshot], Any], adapters: Mapping[str, str] | None = None
-    ) -> None:
-        self.load = load
-        self.adapters = adapters or {}
-        self.model = None
-        self.directory: Path | None = None
-        self.adapter: str | None = None
+    load: Callable[[Snapshot], Any]
+    adapters: Mapping[str, str] = field(default_factory=dict)  # the digests that they must have
+    model: Any = None
+    directory: Path | None = None
+    adapter: str | None = None
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
@@ -118,22 +233,27 @@ class Models:
             yield model
 
 
+@dataclass
 class Reader:
     """Reads by models that compute as variants say, all in one manner."""
 
-    def __init__(self, computing: Computing, options: DocumentOptions | None = None) -> None:
-        self.computing, self.options = computing, options or DocumentOptions()
-        self.manner: Manner | None = None
-        self.against: Against | None = None
+    computing: Computing
+    options: DocumentOptions = field(default_factory=DocumentOptions)
+    manner: Manner | None = None
+    against: Against | None = None
 
     def scorer(self, model: Any, reads: Reads) -> TokenScorer:
-        """Prove that a model can be read in slices, and in which way."""
+        """Prove that a model can be read in slices, and in which way; the memory that is free
+        decides it for all models."""
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        longest = reads.frame.longest
-        options = reads.prediction.options(self.options, longest)
-        self.manner = self.manner or manner_of(base, longest, options)
+        if self.manner is None:
+            longest = reads.frame.longest
+            free = free_memory(base.get_input_embeddings().weight.device)
+            chunk = longest if reads.prediction.sees_all else self.options.chunk
+            slice_bytes = self.options.slice_memory * MIB
+            self.manner = choose_manner(shape_of(base), longest, free, chunk, slice_bytes)
         scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
         with memory_errors(out_of_memory("a probe of the model")), torch.no_grad():
@@ -148,84 +268,91 @@ class Reader:
         progress: Progress,
     ) -> Measurement:
         """Read what the stores, by label, have not; of several processes the first one gathers what
-        they have then. No model is asked for where nothing is left to read."""
+        they have then. A model whose units are all there is not loaded."""
         variants = tuple(variants)
-        progress.total += sum(map(reads.tokens, variants)) // progress.world
-        places = [variant.snapshot.directory for variant in variants]
-
-        def by_weights(variant: Variant) -> tuple[int, bool]:
-            # Adapters last: they change the model object.
-            return places.index(variant.snapshot.directory), variant.adapter is not None
-
+        units = {variant.label: list(reads.units(variant)) for variant in variants}
+        tokens = sum(unit.tokens for own in units.values() for unit in own)
+        progress.total += tokens // progress.world
         self.against = None
         if reads.against is not None:
-            self.against = self._base(variants, reads, stores)
-        for variant in sorted(variants, key=by_weights):
-            store = stores[variant.label]
-            units = list(reads.units(variant))
-            if not all(unit.is_in(store) for unit in units):
-                self._read(variant, reads, units, store, progress)
-            else:
-                for unit in units:
-                    progress.skip(unit, store)
-            if self.against is not None and variant.kind == BASE and progress.world > 1:
-                wait_for_everyone()  # its states are there now
+            self.against = self._base(variants, reads, units, stores)
+        places = dict.fromkeys(variant.snapshot.directory for variant in variants)
+        for place, has_adapter in itertools.product(places, (False, True)):
+            # Adapters last: they change the model object.
+            for variant in variants:
+                own = variant.snapshot.directory, variant.adapter is not None
+                if own == (place, has_adapter):
+                    self._read(variant, reads, units[variant.label], stores, progress)
         if progress.world > 1:
             wait_for_everyone()
         return reads.measured(variants if progress.rank == 0 else (), stores)
 
     def _base(
-        self, variants: Sequence[Variant], reads: Reads, stores: Mapping[str, Store]
+        self,
+        variants: Sequence[Variant],
+        reads: Reads,
+        units: Mapping[str, Sequence[Unit]],
+        stores: Mapping[str, Store],
     ) -> Against:
-        """The base's states and head. The head is that of the model which is read, where the base
-        has the same weights; else it is loaded once, and kept."""
+        """Return the base's states and head. The head is that of the model which is read, if the
+        base has the same weights; else the base is loaded once, and its head kept."""
         base = next(variant for variant in variants if variant.kind == BASE)
         kept: Any = None
-        if any(self._needs_head(variant, base, reads, stores) for variant in variants):
-            with self.computing(base) as model:
-                kept = copy.deepcopy(self.scorer(model, reads).head_of_tiles(OPTION))
+        for variant in variants:
+            same = variant.snapshot.directory == base.snapshot.directory
+            if variant.reads_short or (same and variant.adapter is None):
+                continue
+            store = stores[variant.label]
+            if kept is None and not all(unit.is_in(store) for unit in units[variant.label]):
+                with self.computing(base) as model:
+                    kept = copy.deepcopy(self.scorer(model, reads).head_of_tiles(OPTION))
 
         def head(scorer: TokenScorer) -> Any:
             return scorer.head_of_tiles(OPTION) if kept is None else kept
 
         return Against(stores[base.label], head)
 
-    def _needs_head(
-        self, variant: Variant, base: Variant, reads: Reads, stores: Mapping[str, Store]
-    ) -> bool:
-        """Whether a model that is still to be read has another head than the base."""
-        same = variant.snapshot.directory == base.snapshot.directory and variant.adapter is None
-        if same or variant.reads_short:
-            return False
-        store = stores[variant.label]
-        return not all(unit.is_in(store) for unit in reads.units(variant))
-
     def _read(
-        self, variant: Variant, reads: Reads, units: list[Unit], store: Store, progress: Progress
+        self,
+        variant: Variant,
+        reads: Reads,
+        units: Sequence[Unit],
+        stores: Mapping[str, Store],
+        progress: Progress,
     ) -> None:
         """Read one variant; no name here holds its model while the next one is loaded."""
-        say = progress.hooks.say
-        passes = len(variant.passes(reads.frame))
-        with self.computing(variant) as model:
-            scorer = self.scorer(model, reads)
-            if not scorer.manner.split:
-                say(f"{variant.label}: its body and head cannot run apart; it is read in chunks")
-            if passes > 1 and reads.documents and reads.frame.scoring.scores_all:
-                say(
-                    f"{variant.label}: its spectrum changes with the length; it is read in "
-                    f"{passes} passes, one for each spectrum"
-                )
-            read_units(scorer, units, store, progress, self.against)
+        store = stores[variant.label]
+        if all(unit.is_in(store) for unit in units):
+            for unit in units:
+                progress.skip(unit, store)
+        else:
+            passes = len(variant.regimes(reads.frame))
+            with self.computing(variant) as model:
+                scorer = self.scorer(model, reads)
+                say = progress.hooks.say
+                if not scorer.manner.split:
+                    say(
+                        f"{variant.label}: its body and head cannot run apart; it is read in chunks"
+                    )
+                if passes > 1 and reads.documents and reads.frame.scoring.scores_all:
+                    say(
+                        f"{variant.label}: its spectrum changes with the length; it is read in "
+                        f"{passes} passes, one for each spectrum"
+                    )
+                read = partial(read_unit, reads=reads, scorer=scorer, against=self.against)
+                read_units(read, units, store, progress)
+        if self.against is not None and variant.kind == BASE and progress.world > 1:
+            wait_for_everyone()  # its states are there now
 
 
 def read_units(
-    scorer: TokenScorer,
+    read: Callable[[Unit], Mapping[str, Any]],
     units: Iterable[Unit],
     store: Store,
     progress: Progress,
-    against: Against | None = None,
 ) -> None:
-    """Do this process's share of the units that the store has not."""
+    """Do this process's share of the units that the store has not; `read` gives the content of each
+    file of a unit."""
     import torch
 
     for number, unit in enumerate(units):
@@ -235,7 +362,7 @@ def read_units(
             progress.begin(unit)
             with progress.guard(unit.what), torch.no_grad():
                 try:
-                    for name, content in unit.compute(scorer, against).items():
+                    for name, content in read(unit).items():
                         store.put(name, content)
                 except NanInLogits as error:
                     hint = "float16 overflows in some models: try --dtype float32"

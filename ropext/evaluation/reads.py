@@ -1,18 +1,19 @@
-"""What models read: documents and questions, and the units of work that these make.
+"""What models read: how they predict tokens, documents and questions, and the units of work.
 
 A unit is one document in one regime, or the questions about one haystack; its result is one file of
-a variant's store. The units are enumerated here alone: for the work, for what it will take, and for
-what is read back.
+a variant's store. `Reads.units` alone lists them: for the work, for its cost, and for what is read
+back. `read_unit` alone reads one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ropext.corpus import Document
+from ropext.corpus import Document, DocumentEncoder
+from ropext.errors import InputError, UsageError
 from ropext.evaluation.divergence import (
     Against,
     against_key,
@@ -22,32 +23,132 @@ from ropext.evaluation.divergence import (
     served_lengths,
     states_folder,
 )
-from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.prediction import NEXT_TOKEN, Prediction
+from ropext.evaluation.forward import Ids, TokenNll, TokenScorer
 from ropext.evaluation.reading import (
     Decode,
     hf_stride,
     pinned,
+    read_pass,
     read_short,
     read_strided,
     score_items,
 )
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import digest, read_values, values_json
-from ropext.lengths import length_text
+from ropext.jsontext import JsonObject, digest, read_values, values_json
+from ropext.lengths import length_text, tail_tokens
+from ropext.options.evaluate import Evaluate
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
-from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.perplexity import MASK_STRIDE, Documents, Frame, Reading
 from ropext.results.retrieval import ItemScore
-from ropext.results.windows import Window, short_windows, strided_windows
+from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
+from ropext.results.values import Bootstrap
+from ropext.results.windows import short_windows, strided_windows
 from ropext.tasks import Item
 
 ANSWERS = "items/"  # of a store
 
 
 @dataclass(frozen=True)
+class NextToken:
+    """Each token is predicted from those before it, all of a text in one pass."""
+
+    scoring: ClassVar[Scoring] = ALL_TOKENS
+    protocol: ClassVar[str | None] = None  # the one that --protocol names
+    sees_all: ClassVar[bool] = False
+
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
+        """The lengths at which documents are read, and what is scored there."""
+        return Frame(context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring)
+
+    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
+        """Read the first `length` tokens of a document in one pass."""
+        return read_pass(scorer, ids, length)
+
+    def key(self) -> JsonObject:
+        """What of it decides a loss, for the manifest of a run."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """Tokens are predicted where a mask stands in their place, from all others: only the last ones
+    of a text are, in several passes. A tokenizer puts special tokens before and after a text."""
+
+    scoring: ClassVar[Scoring] = MaskedTail(MASK_STRIDE)
+    protocol: ClassVar[str | None] = "pseudo-perplexity"
+    sees_all: ClassVar[bool] = True  # all tokens see one another: no text is read in chunks
+
+    token: int  # the mask
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def text_in(self, length: int) -> int:
+        """Tokens of text in a window of a length."""
+        room = length - len(self.before) - len(self.after)
+        if room < 1:
+            raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
+        return room
+
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
+        """Every length scores the same tokens, so that the shortest bounds the tail."""
+        tail = min(tail_tokens(context), self.text_in(lengths[0]))
+        return Frame(context, lengths, tail, Bootstrap(seed), self.scoring)
+
+    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
+        """Read the NLL of the last `frame.tail` tokens, each masked once, in the window of `length`
+        tokens at the end of `ids`; NaN before them."""
+        text = ids[-self.text_in(length) :]
+        row = np.concatenate([self.before, text, self.after]).astype(np.int32)
+        end = len(row) - len(self.after)
+        nll = np.full(len(ids), np.nan, np.float32)
+        with pinned(scorer.model, length):
+            nll[-frame.tail :] = scorer.masked_nll(row, range(end - frame.tail, end), self.token)
+        return nll
+
+    def key(self) -> JsonObject:
+        """The mask and the special tokens."""
+        return {"masking": asdict(self)}
+
+
+Prediction = NextToken | MaskedTokens
+NEXT_TOKEN = NextToken()
+
+
+def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -> MaskedTokens:
+    """How an evaluation reads a masked language model; options of causal ones are refused."""
+    given = {
+        "--tasks": bool(options.tasks),
+        "--lm-eval": bool(options.lm_eval),
+        "--chunk": bool(options.chunk),
+        "--protocol": options.protocol != "ropext",
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{flag} is for models that predict the next token, and {name} fills in masked "
+                "ones: --data TEXTS alone measures its pseudo-perplexity"
+            )
+    for flag, is_given in (("--kl", options.kl), ("--kv", bool(options.kv))):
+        if is_given:
+            raise UsageError(f"{flag} is of models that predict the next token, not of masked ones")
+    return masked_tokens(encoder, name)
+
+
+def masked_tokens(encoder: DocumentEncoder, name: str) -> MaskedTokens:
+    """What a masked language model is read with; documents are then text alone."""
+    token = encoder.tokenizer.mask_token_id
+    if token is None:
+        raise InputError(f"the tokenizer of {name} has no mask token")
+    encoder.bos = None  # every window has its own
+    before, after = encoder.around()
+    return MaskedTokens(int(token), before, after)
+
+
+@dataclass(frozen=True)
 class Unit:
-    """One piece of work whose result is one file."""
+    """One piece of work whose result is one file: the questions about one haystack, or a document
+    in one regime."""
 
     name: str  # its file in the store of its variant
     what: str  # for messages
@@ -55,17 +156,25 @@ class Unit:
     passes: int
     size: int  # tokens of a pass, or of the longest one
     tokens: int  # forward tokens of all
-    compute: Callable[[TokenScorer, Against | None], Mapping[str, Any]]  # the content of each file
     beside: tuple[str, ...] = ()  # further files, of what the same passes show
-    asks: bool = False  # it is questions, not a document
+    items: tuple[Item, ...] = ()  # the questions
+    document: Document | None = None
+    digest: str = ""  # of the document's tokens
+    regime: str = ""  # of the document: short, pass-LENGTH or stride-LENGTH
+    served: tuple[int, ...] = ()  # lengths at which a pass is compared with the base
+
+    @property
+    def asks(self) -> bool:
+        """Return whether it is questions, not a document."""
+        return self.document is None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files, its own last: where that is there, all are."""
+        """All files, its own last: if that is in a store, all are."""
         return (*self.beside, self.name)
 
     def is_in(self, store: Store) -> bool:
-        """Whether a store has all that it makes."""
+        """Return whether a store has all that it makes."""
         return all(store.has(name) for name in self.files)
 
 
@@ -88,11 +197,17 @@ class Reads:
         return replace(self, documents=self.documents[begin:end], questions=())
 
     def units(self, variant: Variant) -> Iterator[Unit]:
-        """Enumerate all that a variant reads."""
+        """List all that a variant reads: its documents, then its questions."""
+        regimes = variant.regimes(self.frame)
         for document, name in zip(self.documents, self.hashes, strict=True):
-            yield from self._of_document(document, name, variant)
-        for group, name in self._asked(variant):
-            yield self._of_questions(group, name, variant.label)
+            for regime in regimes:
+                yield self._of_document(document, name, variant, regime, regimes)
+            if self.is_strided and not variant.reads_short:
+                for window in self.frame.lengths:
+                    yield self._strided(document, name, variant, window)
+        if self.questions and not variant.reads_short:
+            for items, name in self._groups:
+                yield self._of_questions(items, name, variant.label)
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
@@ -110,9 +225,6 @@ class Reads:
             pairs.append((items, ANSWERS + name))
         return tuple(pairs)
 
-    def _asked(self, variant: Variant) -> tuple[tuple[tuple[Item, ...], str], ...]:
-        return () if variant.reads_short else self._groups
-
     def tokens(self, variant: Variant) -> int:
         """Count the forward tokens of a variant."""
         return sum(unit.tokens for unit in self.units(variant))
@@ -123,7 +235,8 @@ class Reads:
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return what the store has of the questions, in a fixed order."""
-        rows = [row for _, name in self._asked(variant) for row in store.get(name)]
+        groups = () if variant.reads_short else self._groups
+        rows = [row for _, name in groups for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
@@ -165,76 +278,107 @@ class Reads:
             tuple(document.token_bytes.astype(np.int64) for document in self.documents),
         )
 
-    def _of_document(self, document: Document, name: str, variant: Variant) -> Iterator[Unit]:
+    def _of_document(
+        self,
+        document: Document,
+        name: str,
+        variant: Variant,
+        regime: str,
+        regimes: Mapping[str, int],
+    ) -> Unit:
+        """Return the reading of a document through the short window, or in one long pass."""
         frame = self.frame
-        ids = document.ids[: self.frame.longest]
-
-        def unit(
-            regime: str, kind: str, windows: list[Window], read: Callable[..., Any], *beside: str
-        ) -> Unit:
-            sizes = [window.end - window.begin for window in windows]
-            what = f"{document.name} ({variant.label}, {regime})"
-            files = tuple(array_name(folder, name) for folder in beside)
-
-            def compute(scorer: TokenScorer, against: Against | None) -> Mapping[str, Any]:
-                results = read(scorer, against) if beside else (read(scorer),)
-                return dict(zip((*files, array_name(regime, name)), results, strict=True))
-
-            return Unit(
-                name=array_name(regime, name),
-                what=what,
-                kind=kind,
-                passes=len(sizes),
-                size=max(sizes),
-                tokens=sum(sizes),
-                compute=compute,
-                beside=files,
-            )
-
-        read: Callable[..., Any]
-        for regime, length in variant.regimes(frame).items():
-            if regime == "short":
-                windows = list(short_windows(frame.longest, frame.context))
-                bos = int(ids[0]) if document.has_bos else None
-                read = partial(read_short, ids=ids, context=frame.context, bos=bos)
-                if self.against is None or variant.kind != BASE:
-                    yield unit(regime, "truncated text", windows, read)
-                    continue
-                read = partial(read_base, ids=ids, frame=frame, bos=bos)
-                yield unit(regime, "truncated text", windows, read, states_folder(frame))
-                continue
-            windows = [Window(0, length, 1)] * frame.scoring.passes
+        length = regimes[regime]
+        beside = tuple[str, ...]()
+        served = tuple[int, ...]()
+        if regime == "short":
+            kind = "truncated text"
+            sizes = [window.end - window.begin for window in short_windows(length, frame.context)]
+            if self.against is not None and variant.kind == BASE:
+                beside = (states_folder(frame),)
+        else:
+            kind = "whole"
+            sizes = [length] * frame.scoring.passes
             if self.against is not None:
-                lengths = served_lengths(frame, variant.regimes(frame), length)
-                of_pass = ids[:length]
-                read = partial(
-                    read_against, ids=of_pass, frame=frame, lengths=lengths, document=name
-                )
+                served = served_lengths(frame, regimes, length)
                 beside = divergence_folders(frame, self.against, regime)
-                yield unit(regime, "whole", windows, read, *beside)
-                continue
-            yield unit(regime, "whole", windows, self.prediction.reading(ids, length, frame))
-        for size in frame.lengths if self.is_strided and not variant.reads_short else ():
-            windows = list(strided_windows(frame.longest, size, hf_stride(size)))
-            read = partial(read_strided, ids=ids, size=size)
-            yield unit(f"stride-{size}", f"strided at {size}", windows, read)
+        return Unit(
+            name=array_name(regime, name),
+            what=f"{document.name} ({variant.label}, {regime})",
+            kind=kind,
+            passes=len(sizes),
+            size=max(sizes),
+            tokens=sum(sizes),
+            beside=tuple(array_name(folder, name) for folder in beside),
+            document=document,
+            digest=name,
+            regime=regime,
+            served=served,
+        )
+
+    def _strided(self, document: Document, name: str, variant: Variant, window: int) -> Unit:
+        """Return the reading of a document by the loop in the transformers documentation."""
+        regime = f"stride-{window}"
+        windows = strided_windows(self.frame.longest, window, hf_stride(window))
+        sizes = [part.end - part.begin for part in windows]
+        return Unit(
+            name=array_name(regime, name),
+            what=f"{document.name} ({variant.label}, {regime})",
+            kind=f"strided at {window}",
+            passes=len(sizes),
+            size=max(sizes),
+            tokens=sum(sizes),
+            document=document,
+            regime=regime,
+        )
 
     def _length_of(self, items: tuple[Item, ...]) -> int:
-        """The length of a prompt, its BOS included."""
+        """Return the length of a prompt, its BOS included."""
         return items[0].length + (self.bos is not None)
 
     def _of_questions(self, items: tuple[Item, ...], name: str, label: str) -> Unit:
-        task = items[0].task
+        """Return the questions about one haystack."""
         length = self._length_of(items)
-
-        def compute(scorer: TokenScorer, _: Against | None) -> Mapping[str, Any]:
-            with pinned(scorer.model, length):
-                scores = score_items(scorer, items, self.bos, self.decode)
-            return {name: [values_json(score) | {"length": length} for score in scores]}
-
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0
         tokens = shared + sum(item.most_read - shared for item in items)
-        kind = f"{task} at {length_text(length)}"
-        what = f"{task} at {length} ({label})"
-        return Unit(name, what, kind, 1, tokens, tokens, compute, asks=True)
+        return Unit(
+            name=name,
+            what=f"{items[0].task} at {length} ({label})",
+            kind=f"{items[0].task} at {length_text(length)}",
+            passes=1,
+            size=tokens,
+            tokens=tokens,
+            items=items,
+        )
+
+
+def read_unit(
+    unit: Unit, reads: Reads, scorer: TokenScorer, against: Against | None = None
+) -> dict[str, Any]:
+    """Read one unit; return the content of each of its files. `against` is the base, if the next
+    tokens are compared with its."""
+    frame = reads.frame
+    document = unit.document
+    if document is None:
+        length = unit.items[0].length + (reads.bos is not None)
+        with pinned(scorer.model, length):
+            scores = score_items(scorer, unit.items, reads.bos, reads.decode)
+        return {unit.name: [values_json(score) | {"length": length} for score in scores]}
+    ids = document.ids[: frame.longest]
+    results: tuple[Any, ...]
+    if unit.regime == "short":
+        bos = int(ids[0]) if document.has_bos else None
+        if unit.beside:
+            results = read_base(scorer, ids, frame, bos)
+        else:
+            results = (read_short(scorer, ids, frame.context, bos),)
+    elif unit.regime.startswith("stride-"):
+        results = (read_strided(scorer, ids, unit.size),)
+    elif unit.beside:
+        assert against is not None  # the base is read first
+        states = against.states(frame, unit.digest)
+        results = read_against(scorer, against, states, ids[: unit.size], frame, unit.served)
+    else:
+        results = (reads.prediction.read(scorer, ids, unit.size, frame),)
+    return dict(zip(unit.files, results, strict=True))

@@ -1,26 +1,39 @@
-"""What a command measures, and the job that it becomes."""
+"""What a command measures: all that needs no weights is decided here."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ropext import guard
-from ropext.corpus import require_data
+from ropext.checkpoint import Snapshot
+from ropext.corpus import DocumentEncoder, require_data
 from ropext.dequantising import directory_of
 from ropext.errors import UsageError
-from ropext.evaluation.documents import source_of
-from ropext.evaluation.lineup import Lineup, line_up
-from ropext.evaluation.plan import Evaluation
-from ropext.evaluation.preparing import prepare
-from ropext.evaluation.session import EvaluationJob
+from ropext.evaluation import harness
+from ropext.evaluation.documents import (
+    AS_EVAL,
+    DocumentWords,
+    build_questions,
+    settle_documents,
+    source_of,
+)
+from ropext.evaluation.evaluation import Evaluation
+from ropext.evaluation.lineup import Lineup, line_up, overlaps_of
+from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads, checked_prediction
+from ropext.evaluation.variants import held_by
 from ropext.inputs import inside_wrapper, model_name
+from ropext.models.load import silenced
+from ropext.models.tokenizer import load_tokenizer
 from ropext.narration import Call
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import reads
 from ropext.patching import base_model
-from ropext.results.gates import Gate, split_spec
+from ropext.results import BASE
+from ropext.results.gates import Gate, Metrics, split_spec
+from ropext.results.perplexity import PROTOCOLS
+from ropext.results.rundir import read_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -51,63 +64,130 @@ class EvaluationRequest:
     tokenizer: "PreTrainedTokenizerBase | None" = None  # of a model in memory
 
     @contextmanager
-    def prepared(self, output: Path | None, call: Call) -> Iterator[EvaluationJob]:
-        """Open the model, a GGUF as a directory of its weights while this lasts, and read documents
-        and questions. To write over, into or around what is read is refused."""
+    def prepared(self, output: Path | None, call: Call) -> Iterator[Evaluation]:
+        """Open the model and read documents and questions; a GGUF is a directory of its weights
+        while this lasts. Refuse an output that would overwrite, contain or be inside an input."""
         options = self.options
+        model = self.model
         runs = [split_spec(gate.run)[0] for gate in self.gates if gate.run]
         read = {"--fail-if": runs, **reads(dict(options), Evaluate)}
-        if isinstance(self.model, str):
-            read["MODEL"] = self.model
+        if isinstance(model, str):
+            read["MODEL"] = model
         guard.check(read, {"--output": output, "--losses": self.losses})
         guard.check_file(self.losses, "--losses", guard.LOSSES)
         if options.data is not None:
             require_data(source_of(options))
-        with self._decided(output, call) as evaluation:
+        with ExitStack() as stack:
+            if isinstance(model, str):
+                evaluation = stack.enter_context(self._opened(model, call))
+            else:
+                from ropext.evaluation import holding  # late: no command needs it
+
+                if self.revision is not None:
+                    raise UsageError("revision is of a hub id; this model is in memory")
+                if output is not None:
+                    holding.check_output(output, call.force)
+                held = holding.hold(model, self.tokenizer, options)
+                lineup = stack.enter_context(holding.opened(held, options))
+                evaluation = self._decided(lineup, call)
             for variant in evaluation.lineup.variants:
                 if not variant.snapshot.is_on_hub:
                     variant.snapshot.require_weights()
             evaluation.tell_warnings(call.hooks.say)
-            yield EvaluationJob(evaluation, self.gates, self.losses)
+            yield evaluation
 
-    def _evaluation(self, lineup: Lineup, call: Call) -> Evaluation:
+    @contextmanager
+    def _opened(self, model: str, call: Call) -> Iterator[Evaluation]:
+        """Decide all of a directory, or of a GGUF before its weights are made."""
+        if self.tokenizer is not None:
+            raise UsageError("tokenizer is for a model in memory; a directory has its own")
+        options = self.options
+        without_weights = list[Evaluation]()
+
+        def decide(place: str) -> None:
+            lineup = line_up(place, None, options, model)
+            without_weights.append(self._decided(lineup, call))
+
+        with directory_of(model, call.hooks.say, decide) as place:
+            revision = self.revision if place == model else None
+            lineup = line_up(place, revision, options, model)
+            if not without_weights:
+                yield self._decided(lineup, call)
+            else:
+                yield replace(without_weights[0], lineup=lineup)
+
+    def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
         """Decide all that needs no weights."""
         trust = call.trust_remote_code
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
         if self.losses is not None and evaluation.corpus is None:
             raise UsageError("--losses writes the loss of every token of --data; give documents")
-        return evaluation
+        return replace(evaluation, losses=self.losses)
 
-    @contextmanager
-    def _decided(self, output: Path | None, call: Call) -> Iterator[Evaluation]:
-        """Decide all that needs no weights: of a directory, of a GGUF before its weights are made,
-        or of a model in memory."""
-        options = self.options
-        model = self.model
-        if not isinstance(model, str):
-            if self.revision is not None:
-                raise UsageError("revision is of a hub id; this model is in memory")
-            from ropext.evaluation import holding  # late: no command needs it
 
-            if output is not None:
-                holding.check_output(output, call.force)
-            held = holding.hold(model, self.tokenizer, options)
-            with holding.opened(held, options) as lineup:
-                yield self._evaluation(lineup, call)
-            return
-        if self.tokenizer is not None:
-            raise UsageError("tokenizer is for a model in memory; a directory has its own")
+def prepare(
+    options: Evaluate,
+    lineup: Lineup,
+    trust_remote_code: bool = False,
+    gates: Sequence[Gate] = (),
+    *,
+    needs_target: bool = False,
+    words: DocumentWords = AS_EVAL,
+) -> Evaluation:
+    """Choose lengths, documents and questions; gates about anything else are refused, and with
+    `needs_target` documents of which too few reach the target of an extension."""
+    if options.lm_eval:
+        harness.check(options.lm_eval)
+    last = lineup.variants[-1].snapshot
+    encoder = _encoder_of(last, options, trust_remote_code)
+    prediction: Prediction = NEXT_TOKEN
+    if lineup.masked:
+        prediction = checked_prediction(options, encoder, last.name)
+    corpus, grid, warnings = settle_documents(
+        lineup, options, encoder, stops=needs_target, words=words
+    )
+    overlaps, seen = overlaps_of(lineup, corpus, options.haystack == "text")
+    questions, left_out = build_questions(options, grid, encoder, corpus)
+    labels = [variant.label for variant in lineup.variants]
+    if options.kl and BASE not in labels:
+        raise UsageError("--kl: there is no base to hold models against; name it with --base MODEL")
+    Metrics(options, labels, grid, prediction.scoring).check(gates)
+    others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
+    for other in others:
+        read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
+    if prediction.sees_all:
+        options = options.model_copy(update={"chunk": grid[-1]})
+    what = Reads(
+        prediction.frame(lineup.context, grid, options.seed),
+        corpus.documents if corpus else (),
+        questions,
+        prediction,
+        encoder.bos,
+        encoder.decode,
+        is_strided=options.protocol == "hf-stride",
+        against="" if options.kl else None,
+    )
+    return Evaluation(
+        options=options,
+        lineup=lineup,
+        encoder=encoder,
+        trust_remote_code=trust_remote_code,
+        corpus=corpus,
+        reads=what,
+        protocol=PROTOCOLS[prediction.protocol or options.protocol],
+        warnings=(*lineup.warnings, *warnings, *seen, *left_out),
+        overlaps=overlaps,
+        gates=gates,
+    )
 
-        without_weights: Evaluation | None = None
 
-        def decide(place: str) -> None:
-            nonlocal without_weights
-            without_weights = self._evaluation(line_up(place, None, options, model), call)
-
-        with directory_of(model, call.hooks.say, decide) as place:
-            revision = self.revision if place == model else None
-            lineup = line_up(place, revision, options, model)
-            if without_weights is None:
-                yield self._evaluation(lineup, call)
-            else:
-                yield replace(without_weights, lineup=lineup)
+def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
+    """Return how documents and questions become tokens of a model."""
+    held = held_by(snapshot)
+    with silenced():
+        tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
+    config = snapshot.config
+    vocabulary = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    encoder = DocumentEncoder(tokenizer, vocabulary, options.seed, options.chat)
+    encoder.template_args = options.template_args
+    return encoder

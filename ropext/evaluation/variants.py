@@ -1,26 +1,116 @@
-"""One model that is read: which weights, which config, through which windows."""
+"""One model that is read: which weights, which config, through which windows; in a directory or in
+memory; and how far it reads."""
 
+import copy
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropext import families
 from ropext.checkpoint import Snapshot
-from ropext.errors import UnsupportedModel
-from ropext.evaluation.live import record_of_weights
+from ropext.checkpoint.provenance import Record, read_record
+from ropext.errors import UnsupportedModel, UsageError, first_line
+from ropext.families.model import LENGTH_KEYS
 from ropext.forms import LENGTH_DEPENDENT
 from ropext.jsontext import Json, JsonObject, read_object
+from ropext.models.load import fills_in, is_masked
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
+from ropext.patching import apply_plan, base_model, plan_in
 from ropext.planning import CONFIG_ALONE, InMemory
 from ropext.results import BASE, EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
-from ropext.rope import RopeSite
+from ropext.rope import Positions, RopeSite
+from ropext.schemes import read_positions
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
+READ = ("learned", "mixed", "disentangled")
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model that its user holds."""
+
+    model: "torch.nn.Module"  # of transformers, or of PEFT around one
+    live: "PreTrainedModel"  # the transformers model itself
+    tokenizer: "PreTrainedTokenizerBase"
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def copied(self) -> "torch.nn.Module":
+        """Copy everything but the numbers of the weights, which both read from the same memory."""
+        try:
+            copied = copy.deepcopy(self.model, _shared(self.model)).eval()
+        except Exception as error:  # whatever an attribute of the model's raises
+            raise UsageError(
+                f"{type(self.live).__name__} cannot be copied, and evaluate changes nothing of the "
+                f"model itself: {first_line(error)}"
+            ) from error
+        plan = plan_in(base_model(copied))
+        if plan is not None and plan.fold is not None:
+            apply_plan(copied, plan)  # the copied hooks still speak to the model itself
+        return copied
+
+    def identity(self) -> dict[str, Json]:
+        """Return what `provenance.identity` does for a directory. No digest tells all that computes
+        (patched functions, hooks, autocast), so that no two calls have the same."""
+        return {"in_memory": True, "weights_sha256": f"in memory, {self.token}"}
+
+
+def _shared(model: "torch.nn.Module") -> dict[int, object]:
+    """Map each weight to one of the same numbers for a copy of the model."""
+    import torch
+
+    shared = dict[int, object]()
+    for module in model.modules():
+        # Of 8 bits bitsandbytes keeps the weights in a state once the model has read something.
+        for value in getattr(getattr(module, "state", None), "__dict__", {}).values():
+            if isinstance(value, torch.Tensor):
+                shared[id(value)] = value
+    for parameter in model.parameters():
+        # PEFT switches the gradients of adapters on and off. A packed weight has attributes, which
+        # bitsandbytes moves into the module that first reads with it.
+        own = torch.Tensor._make_subclass(type(parameter), parameter.data)
+        vars(own).update(vars(parameter))
+        shared[id(parameter)] = own
+    return shared
+
+
+@dataclass(frozen=True)
+class HeldSnapshot(Snapshot):
+    """The small files of a model in memory, in a folder that lasts as long as its evaluation."""
+
+    held: HeldModel | None = None
+    origin: Snapshot | None = None  # the checkpoint that its weights were loaded from
+
+    def require_weights(self) -> None:
+        """They are in memory."""
+
+
+def held_by(snapshot: Snapshot) -> HeldModel | None:
+    """Return the model in memory that a snapshot stands for."""
+    return snapshot.held if isinstance(snapshot, HeldSnapshot) else None
+
+
+def origin_of(snapshot: Snapshot) -> Snapshot:
+    """Return the checkpoint that a model's weights were loaded from: of a directory itself."""
+    if isinstance(snapshot, HeldSnapshot) and snapshot.origin is not None:
+        return snapshot.origin
+    return snapshot
+
+
+def record_of_weights(snapshot: Snapshot) -> Record | None:
+    """Read what was done to a model's weights, as it lies where they were loaded from."""
+    return read_record(origin_of(snapshot).directory)
 
 
 @dataclass(frozen=True)
@@ -44,55 +134,62 @@ class Variant:
         """Whether it reads through the short window, and answers no questions."""
         return self.kind in SHORT
 
+    @property
+    def adapter_sha256(self) -> str | None:
+        """Hash the adapter's files; None if it reads without one."""
+        return None if self.adapter is None else adapter_digest(self.adapter)
+
     def content(self, model: JsonObject) -> dict[str, Json]:
         """What tells it from other variants: its kind, its model's identity, its spectrum."""
-        adapter = None if self.adapter is None else adapter_digest(self.adapter)
-        content = {"kind": self.kind, "model": model, "adapter_sha256": adapter, **self.info}
+        content = {"kind": self.kind, "model": model, "adapter_sha256": self.adapter_sha256}
+        content |= self.info
         if self.cache is not None:
             # Until November 2026 all keys were rounded in the order of transformers.
             content["kv_cache"] = asdict(self.cache) | {"order": "gguf"}
         return content
 
-    def passes(self, frame: Frame) -> tuple[int, ...]:
-        """Return the pass lengths that serve all lengths of a frame, by the spectra that the config
-        names: one for each run of lengths that share a spectrum.
-
-        A static spectrum needs one pass, at the longest; longrope with two different sets needs
-        two; dynamic needs one for every length beyond the context. Weights of 8 bits, which the
-        tokens of a pass compute with together, need one more for the context. A masked language
-        model reads every length, and a base no longer one than its own.
-        """
-        if not frame.scoring.scores_all:
-            reach = frame.context if self.reads_short else frame.longest
-            return tuple(length for length in frame.read_lengths if length <= reach)
-        if self.reads_short:
-            return (frame.longest,)
-        config = self.snapshot.config if self.config is None else dict(self.config)
-        try:
-            sites = families.read(config).sites
-        except UnsupportedModel:  # no rotary embeddings, or those of an unknown family
-            return frame.read_lengths if _names_length(config) else (frame.longest,)
-        spectra = [[_regime(site, length) for site in sites] for length in frame.read_lengths]
-        pairs = zip(frame.read_lengths, spectra, [*spectra[1:], None], strict=True)
-        lengths = [length for length, here, next_one in pairs if here != next_one]
-        if _mixes_tokens(config) and frame.context < min(lengths):
-            lengths.insert(0, frame.context)  # the base's first window
-        return tuple(lengths)
-
     def regimes(self, frame: Frame) -> dict[str, int]:
-        """Return the pass length of each folder of readings in its store."""
+        """Return the pass length of each folder of readings in its store.
+
+        The passes serve all lengths of a frame: one for each run of lengths that share a spectrum,
+        by the spectra that the config names. A static spectrum needs one pass, at the longest;
+        longrope with two different sets needs two; dynamic needs one for every length beyond the
+        context. Weights of 8 bits, which the tokens of a pass compute with together, need one more
+        for the context. A masked language model reads every length, and a base no longer one than
+        its own.
+        """
         if self.reads_short and frame.scoring.scores_all:
             return {"short": frame.longest}
-        return {f"pass-{length}": length for length in self.passes(frame)}
+        lengths = list(frame.read_lengths)
+        config = self.snapshot.config if self.config is None else dict(self.config)
+        if not frame.scoring.scores_all:
+            reach = frame.context if self.reads_short else frame.longest
+            lengths = [length for length in lengths if length <= reach]
+        elif (sites := _sites(config)) is not None:
+            spectra = [[_regime(site, length) for site in sites] for length in lengths]
+            pairs = zip(lengths, spectra, [*spectra[1:], None], strict=True)
+            lengths = [length for length, here, next_one in pairs if here != next_one]
+            if _mixes_tokens(config) and frame.context < min(lengths):
+                lengths.insert(0, frame.context)  # the base's first window
+        elif not _names_length(config):
+            lengths = [frame.longest]
+        return {f"pass-{length}": length for length in lengths}
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
     """Whether stock rotates a text of the longest length by another spectrum than a short one."""
-    try:
-        sites = families.read(config).sites
-    except UnsupportedModel:
+    sites = _sites(config)
+    if sites is None:
         return _names_length(config)
     return any(_regime(site, 1) != _regime(site, longest) for site in sites)
+
+
+def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
+    """Read the rotary embeddings of a config; None if it has none, or is of an unknown family."""
+    try:
+        return tuple(families.read(config).sites)
+    except UnsupportedModel:
+        return None
 
 
 def _mixes_tokens(config: JsonObject) -> bool:
@@ -165,19 +262,14 @@ def base_variant(
     beside: InMemory = CONFIG_ALONE,
     info: JsonObject | None = None,
 ) -> Variant:
-    """The base: a model through the short window, with its frequencies, for the pictures."""
-    known = dict(info or {}) | _turning(snapshot.config if config is None else dict(config))
+    """Return the base: a model that reads through the short window. The pictures show the
+    frequencies of its first scaled rotary embedding."""
+    known = dict(info or {})
+    sites = _sites(snapshot.config if config is None else dict(config))
+    if sites is not None:
+        first = next(site for site in sites if site.scaled)
+        known["inv_freq"] = list(first.rope.spectrum.inv_freq)
     return Variant(BASE, BASE, snapshot, config, beside, info=known)
-
-
-def _turning(config: dict[str, Json]) -> dict[str, Json]:
-    """The frequencies of the first scaled rotary embedding; nothing where none rotates."""
-    try:
-        sites = families.read(config).sites
-    except UnsupportedModel:
-        return {}  # no rotary embeddings
-    first = next(site for site in sites if site.scaled)
-    return {"inv_freq": list(first.rope.spectrum.inv_freq)}
 
 
 # While it lasts, the model that it yields computes as the variant says.
@@ -200,3 +292,86 @@ def applied(model: Any, variant: Variant) -> Iterator[Any]:
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             stack.enter_context(cache_rounded(base, variant.cache))
         yield model
+
+
+@dataclass(frozen=True)
+class ModelReach:
+    """How far a model reads; without a mark it reads texts of any length, well or badly."""
+
+    context: int  # tokens that it was trained on
+    limit: int  # the longest length that its config is made for
+    masked: bool = False  # it fills in masked tokens, where others predict the next
+    # Stock transformers reads no more than the length in its config, as of an MPT, or than its
+    # table has rows.
+    stops: bool = False
+    has_table: bool = False  # each position is a row of a table
+
+    def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
+        """Return the model before its recorded extension, of weights that nothing trained since,
+        with the old rows of its table; None if not all of these were kept."""
+        if not self.has_table:
+            return base_variant(extended, record.base["config"])
+        from ropext.schemes.plan import growth_of  # late: no rotary model needs it
+
+        rows = growth_of(extended, record).undone()
+        if rows is None:
+            return None
+        return base_variant(extended, record.base["config"], InMemory(rows))
+
+
+def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
+    """Read how far a model reads from its config; `stated` is the trained context as the user says
+    it."""
+    try:
+        model = families.read(snapshot.config, context=stated)
+    except UnsupportedModel:
+        # A model without rotary embeddings can be read all the same.
+        scheme = read_positions(snapshot.config)
+        if scheme is not None and scheme.carried and scheme.kind not in READ:
+            raise
+        if scheme is not None and scheme.carried:
+            return _carried(snapshot, scheme, stated)
+        if stated is None and _stored_length(snapshot, scheme) is None:
+            if scheme is None or scheme.kind != "alibi":
+                raise
+            raise UsageError(
+                f"the config of {snapshot.name} states no length; give --context N, the tokens it "
+                "was trained on"
+            ) from None
+        return _uncarried(snapshot, scheme, stated)
+    longest = max(model.context, model.stated_context)
+    return ModelReach(model.context, longest, fills_in(snapshot, model.masked_lm))
+
+
+def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
+    """Read a scheme that a config or a table carries."""
+    has_table = bool(scheme.tensors)
+    if has_table and stated is not None and stated > scheme.context:
+        raise UsageError(
+            f"--context {stated}: the table of {snapshot.name} has {scheme.context} rows; "
+            "leave the option out"
+        )
+    return ModelReach(
+        stated or scheme.context, scheme.context, is_masked(snapshot), has_table, has_table
+    )
+
+
+def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
+    """Read the length in the config of a model that nothing rotates; None where there is none."""
+    if scheme is not None and scheme.context:
+        return scheme.context
+    for key in LENGTH_KEYS:
+        length = snapshot.config.get(key)
+        if isinstance(length, int):
+            return length
+    return None
+
+
+def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
+    """Read a scheme that no config extends, as slopes are."""
+    stored = _stored_length(snapshot, scheme)
+    context = stated or int(stored or 0)
+    limit = int(stored or context)
+    if scheme is not None and scheme.text_type == "mpt":
+        return ModelReach(context, limit, stops=True)
+    return ModelReach(context, max(context, limit))

@@ -7,7 +7,7 @@ from ropext.checkpoint import Snapshot, open_snapshot
 from ropext.corpus import Document, DocumentEncoder
 from ropext.errors import RopextError, UsageError
 from ropext.evaluation.contenders import closed_forms, rivals
-from ropext.evaluation.prediction import NEXT_TOKEN
+from ropext.evaluation.reads import NEXT_TOKEN
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import JsonObject
 from ropext.narration import Call

@@ -107,7 +107,9 @@ class EvaluateStage(Stage):
         return self.work.evaluation / "results.json"
 
     def key(self) -> Flat:
-        from ropext.evaluation.plan import LIBRARIES  # late: a recipe without this stage needs none
+        from ropext.evaluation.evaluation import (
+            LIBRARIES,  # late: a recipe without this stage needs none
+        )
 
         work = self.work
         lengths = {"context": work.plan.context, "limit": work.plan.target}
@@ -122,15 +124,14 @@ class EvaluateStage(Stage):
         return {"results": self.work.hashes.of(self.results)} if whole else None
 
     def do(self) -> None:
-        from ropext.evaluation.preparing import prepare
-        from ropext.evaluation.session import EvaluationJob
+        from ropext.evaluation.request import prepare
 
         work = self.work
         call = work.call_of_stages
         options = work.recipe.evaluation()
         evaluation = prepare(options, work.lineup(), call.trust_remote_code, work.gates)
         evaluation.tell_warnings(work.say)
-        EvaluationJob(evaluation, work.gates).make(work.evaluation, call)
+        evaluation.make(work.evaluation, call)
 
     def clear(self) -> None:
         # What was read of models that are still the same stays, and is not read again.

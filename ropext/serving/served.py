@@ -8,8 +8,7 @@ from ropext.checkpoint.adapter import read_lora
 from ropext.checkpoint.snapshot import with_weights
 from ropext.errors import UnsupportedModel
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
-from ropext.evaluation.reach import reach_of
-from ropext.evaluation.variants import follows_length
+from ropext.evaluation.variants import follows_length, reach_of
 from ropext.inspecting import plan_config
 from ropext.jsontext import JsonObject
 from ropext.models.adapter import add_adapter

@@ -9,9 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from ropext import corpus
-from ropext.evaluation.prediction import NEXT_TOKEN, Prediction
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import Json, JsonObject
 from ropext.narration import Hooks, Show, unseen

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ropext.corpus import DocumentEncoder
-from ropext.evaluation.prediction import NEXT_TOKEN, MaskedTokens, Prediction, masked_tokens
+from ropext.evaluation.reads import NEXT_TOKEN, MaskedTokens, Prediction, masked_tokens
 from ropext.models.head import foretold_bend
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training.loss import use_sliced_loss

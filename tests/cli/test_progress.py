@@ -72,17 +72,17 @@ def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
     progress, store = Progress(40, hooks, tmp_path, world=2), Store(tmp_path)
 
     def unit(number):
-        def compute(scorer, against):
-            now[0] += 5
-            store.put("3.json", [])
-            return {f"{number}.json": []}
+        return Unit(f"{number}.json", f"unit {number}", "whole", 1, 10, 10)
 
-        return Unit(f"{number}.json", f"unit {number}", "whole", 1, 10, 10, compute)
+    def read(own):
+        now[0] += 5
+        store.put("3.json", [])
+        return {own.name: []}
 
     for kept in "01":
         store.put(f"{kept}.json", [])
         os.utime(tmp_path / f"{kept}.json", (0, 0))
-    read_units(None, map(unit, range(8)), store, progress)
+    read_units(read, map(unit, range(8)), store, progress)
     assert said == ["33 % (10 of 30 tokens), about 10 s left: unit 2"]
     assert (progress.resumed, progress.finished) == (2, 3)
 

@@ -1,8 +1,7 @@
 """An evaluation as `ropext eval` prepares it, for tests that look into it."""
 
 from ropext.evaluation.lineup import line_up
-from ropext.evaluation.preparing import prepare
-from ropext.evaluation.request import EvaluationRequest
+from ropext.evaluation.request import EvaluationRequest, prepare
 from ropext.narration import NOBODY
 from ropext.options.evaluate import Evaluate
 

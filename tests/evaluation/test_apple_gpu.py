@@ -56,9 +56,9 @@ def test_an_evaluation_there_says_what_it_says_on_a_cpu(tmp_path, monkeypatch, c
         with _pop_mode_temporarily():  # what is read from the disk lies there at once
             return load_model(*words)
 
-    for room in ("models.load", "evaluation.session"):
+    for room in ("models.load", "evaluation.evaluation"):
         monkeypatch.setattr(f"ropext.{room}.device_of", lambda options: "cpu")
-    monkeypatch.setattr("ropext.evaluation.session.load_model", loaded)
+    monkeypatch.setattr("ropext.evaluation.evaluation.load_model", loaded)
     with AppleGpu():
         found, there = evaluated(tmp_path / "mps", capsys)
     assert losses

@@ -7,8 +7,8 @@ import torch
 from small_models import random_ids, tiny
 from torch.profiler import ProfilerActivity, profile
 
-from ropext.evaluation.costs import choose_manner, shape_of
 from ropext.evaluation.forward import TokenScorer
+from ropext.evaluation.reader import choose_manner, shape_of
 
 SLICE_BYTES = 4 << 20
 LLAMA = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16, "vocab_size": 512}

@@ -114,7 +114,9 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
     elif known:
         spectra = [(spectrum_at(model, length), length) for length in lengths]
         assert tuple(dict(spectra).values()) == passes  # the longest of those that share one
-    assert Variant("any", "extended", None, config=config).passes(frame) == passes
+    assert Variant("any", "extended", None, config=config).regimes(frame) == {
+        f"pass-{length}": length for length in passes
+    }
 
 
 def test_tokens_of_8_bits_share_a_pass_with_the_window_of_the_base():
@@ -127,7 +129,9 @@ def test_tokens_of_8_bits_share_a_pass_with_the_window_of_the_base():
         ({"load_in_8bit": False, "load_in_4bit": True}, (LENGTH,)),
     ):
         quantised = config | {"quantization_config": eight}
-        assert Variant("any", "extended", None, config=quantised).passes(frame) == passes
+        assert Variant("any", "extended", None, config=quantised).regimes(frame) == {
+            f"pass-{length}": length for length in passes
+        }
 
 
 # Each scales, caps or otherwise treats its logits, routes between experts, or windows its layers.

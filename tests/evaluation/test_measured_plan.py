@@ -20,9 +20,8 @@ from ropext.corpus import Document
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.contenders import Contenders, closed_forms, preference
 from ropext.evaluation.measured_plan import RankingRequest, measure
-from ropext.evaluation.prediction import NEXT_TOKEN
 from ropext.evaluation.ranking import rank
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reads import NEXT_TOKEN, Reads
 from ropext.jsontext import values_json
 from ropext.narration import Call, Hooks
 from ropext.options import extend

@@ -195,7 +195,7 @@ def test_an_interrupt_while_documents_or_weights_load_is_heard(place, monkeypatc
         loaded.append(1)
         return load_model(*how)
 
-    monkeypatch.setattr("ropext.evaluation.session.load_model", load)
+    monkeypatch.setattr("ropext.evaluation.evaluation.load_model", load)
     hooks = Hooks(stop=lambda: asked_so_far.append(1) or len(asked_so_far) >= asks)
     with pytest.raises(NothingKept):
         evaluate(str(place / "model"), **vars(hooks), **asked(place))

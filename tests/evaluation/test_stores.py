@@ -7,8 +7,8 @@ import pytest
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
 from ropext.checkpoint.digests import Digests
+from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import line_up
-from ropext.evaluation.plan import Evaluation
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
 from ropext.workdir import Workdir

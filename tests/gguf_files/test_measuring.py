@@ -16,7 +16,7 @@ from ropext import bundled, dequantising, guard
 from ropext.checkpoint import staging
 from ropext.dequantising import directory_of
 from ropext.errors import InputError, NotExpressible, UsageError
-from ropext.evaluation import preparing, request
+from ropext.evaluation import request
 from ropext.gguf import open_gguf, proving
 from ropext.narration import NOBODY
 from ropext.options.evaluate import Evaluate
@@ -79,9 +79,10 @@ def test_a_scaled_file_is_measured_as_its_directory(models, tmp_path, options):
 def test_the_documents_of_a_file_are_prepared_once(models, monkeypatch):
     """Before its weights are made, and of the same lineup as with them."""
     prepared = []
+    prepare = request.prepare
 
     def counted(options, lineup, *more, **named):
-        done = preparing.prepare(options, lineup, *more, **named)
+        done = prepare(options, lineup, *more, **named)
         prepared.append(done)
         return done
 
@@ -89,11 +90,11 @@ def test_the_documents_of_a_file_are_prepared_once(models, monkeypatch):
     asked = request.EvaluationRequest(str(models[1]), Evaluate(**READ))
     with asked.prepared(None, NOBODY) as job:
         (before,) = prepared
-        (after,) = {variant.snapshot.directory for variant in job.evaluation.lineup.variants}
+        (after,) = {variant.snapshot.directory for variant in job.lineup.variants}
         assert list(after.glob("*.safetensors"))
-        assert job.evaluation.reads is before.reads
-        assert job.evaluation.lineup.context == before.lineup.context
-        weights = [variant.snapshot.weight_files for variant in job.evaluation.lineup.variants]
+        assert job.reads is before.reads
+        assert job.lineup.context == before.lineup.context
+        weights = [variant.snapshot.weight_files for variant in job.lineup.variants]
         assert all(weights)
 
 

@@ -60,7 +60,7 @@ class Forked:
     be read while it runs, and it is killed as any process."""
 
     def __init__(self, call, folder, **variables):
-        for name in ("ropext.training.fit", "ropext.evaluation.session", "ropext.proof.child",
+        for name in ("ropext.training.fit", "ropext.evaluation.evaluation", "ropext.proof.child",
                      "peft", "transformers.models.llama.modeling_llama"):  # fmt: skip
             import_module(name)
         heard, said = os.pipe()

@@ -7,7 +7,7 @@ from tiny_llama import new_llama
 from trained import count_training, train
 
 from ropext.errors import InputError, UsageError
-from ropext.evaluation.costs import shape_of
+from ropext.evaluation.reader import shape_of
 from ropext.models import processes
 from ropext.training import models, trainer
 

@@ -1,0 +1,301 @@
+"""One evaluation: read what the stores do not have, gather the numbers, write the report."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropext import guard, workdir
+from ropext.checkpoint import Snapshot, provenance
+from ropext.checkpoint.digests import Digests
+from ropext.corpus import Corpus, DocumentEncoder
+from ropext.errors import NothingKept, UsageError
+from ropext.evaluation import harness
+from ropext.evaluation.assembling import assembled
+from ropext.evaluation.costs import Costs, check_models, count_evaluation
+from ropext.evaluation.lineup import Lineup, fetched
+from ropext.evaluation.reader import Models, Progress, Reader
+from ropext.evaluation.reads import Reads
+from ropext.jsontext import digest
+from ropext.models.load import (
+    device_of,
+    load_model,
+    loading_of,
+    memory_errors,
+    out_of_memory,
+    silenced,
+    tell_used,
+)
+from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
+from ropext.narration import Call, Hooks, Say, Show, clean_command, told_of_files, unseen
+from ropext.options.evaluate import Evaluate
+from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
+from ropext.report.evaluation import write_report
+from ropext.results import BASE, SCHEMA, rundir
+from ropext.results.gates import Gate
+from ropext.results.measurement import Measurement, Store
+from ropext.results.numbers import EvaluationFacts
+from ropext.results.overlap import Overlap
+from ropext.results.perplexity import SHORT_WINDOW, Protocol
+from ropext.workdir import USED, Workdir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+COMPUTING = ("torch", "transformers", "peft", "accelerate", "ropext")
+PREPARING = ("tokenizers", "numpy")  # what makes numbers of a text before a model reads it
+LIBRARIES = COMPUTING + PREPARING
+# What decides the losses and answers of a variant, besides the document or the question.
+OF_EVERY_UNIT = (
+    "schema",
+    "masking",
+    "context",
+    "tokenizer_sha256",
+    "bos",
+    "short_window",
+    "versions",
+)
+NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is finished)"
+LIVE_KEPT_NOTHING = (
+    "interrupted; nothing was kept (results of a model in memory are kept only when complete)"
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of which all is decided that needs no weights: models, documents, questions."""
+
+    options: Evaluate
+    lineup: Lineup
+    encoder: DocumentEncoder
+    trust_remote_code: bool
+    corpus: Corpus | None
+    reads: Reads
+    protocol: Protocol
+    warnings: tuple[str, ...]
+    overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
+    gates: Sequence[Gate] = ()  # shown in the report
+    losses: Path | None = None  # a parquet file for the loss of every token
+
+    def check(self, output: Path, call: Call) -> None:
+        """Refuse an output that holds something else."""
+        for variant in self.lineup.variants:
+            if not variant.snapshot.weight_files:
+                return  # fetched first, and part of what says which run it is
+        self.workdir(output).check(call.force)
+
+    def counts(self) -> Costs:
+        """Count passes, tokens and bytes; refuse models that cannot be read as asked."""
+        check_models(self.lineup, self.options, self.trust_remote_code)
+        return count_evaluation(self.lineup, self.options, self.reads, self.trust_remote_code)
+
+    def tell_warnings(self, say: Say) -> None:
+        """Say what the user needs to know before anything is read; one process does."""
+        if is_main():
+            for warning in self.warnings:
+                say(f"warning: {warning}")
+
+    def make(self, output: Path | None, call: Call) -> Measurement:
+        """Measure. With an output every finished piece is kept there, the same call resumes where
+        it stopped, and the report is written while nobody else may write into the folder. Without
+        one, no weight is hashed. Of a model in memory the output gets its results at the end."""
+        hooks = call.hooks
+        rank, world = rank_and_count()
+        if output is None and world > 1:
+            raise UsageError("several processes share their work through a directory; give -o RUN")
+        if world > 1 and self.lineup.held is not None:
+            raise UsageError(
+                "several processes share their work through a directory, and a model in memory "
+                "writes none; ropext.save it and evaluate what that wrote"
+            )
+        wait_for_everyone()  # so that one that is refused is noticed by the others
+        _check_stop(hooks)
+        evaluation = replace(self, lineup=fetched(self.lineup))
+        _check_stop(hooks)
+        read = {"MODEL": [variant.snapshot.directory for variant in evaluation.lineup.variants]}
+        guard.check(read, {"--output": output})
+        with ExitStack() as stack:
+            place = None
+            if output is not None:
+                place = evaluation.workdir(output, call.command, told_of_files(hooks.say))
+                stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
+            stack.enter_context(silenced())
+            done = evaluation._measure(place, hooks)
+            if rank == 0:
+                self._write(done)
+        return done
+
+    def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
+        """Where it is kept, and what exactly is run: what must be equal for it to go on there.
+        Weights that are not remembered are read for it, which is shown."""
+        lineup = self.lineup
+        options = self.options
+        reads = self.reads
+        items = [asdict(item) for group in reads.questions for item in group]
+        tokenizer = self.encoder.tokenizer
+        vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+        template = str(getattr(tokenizer, "chat_template", None))
+        decides = {
+            "schema": SCHEMA,
+            "protocol": self.protocol.name,
+            "protocol_text": self.protocol.text,
+            "settings": options.deciding(NUMBERS),
+            "context": lineup.context,
+            "lengths": list(reads.frame.lengths),
+            "variants": lineup.contents(Digests(show), self.trust_remote_code),
+            "tokens_sha256": list(reads.hashes),
+            "questions_sha256": digest(items),
+            "tokenizer_sha256": digest([vocabulary, template]),
+            "bos": reads.bos,
+            "short_window": SHORT_WINDOW,
+            "versions": provenance.installed(LIBRARIES),
+        }
+        decides |= reads.prediction.key()
+        about = {
+            "words": list(clean_command(command)),
+            "names": options.deciding(CONTENT, NEUTRAL)
+            | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
+        }
+        return Workdir(output, "eval", decides, about)
+
+    def stores(self, place: Workdir) -> dict[str, str]:
+        """Name the folder of each variant's readings, by its label: it holds what this very model
+        reads in this manner, whichever run read it. Documents and questions name the files."""
+        rest = {key: value for key, value in place.decides.items() if key in OF_EVERY_UNIT}
+        rest["dtype"] = self.options.dtype
+        rest["attn_implementation"] = self.options.attn_implementation
+        if "masking" in rest:
+            rest["lengths"] = place.decides["lengths"]  # the shortest bounds the tail
+        contents = place.decides["variants"]
+        names = {}
+        for variant in self.lineup.variants:
+            key = digest([contents[variant.label], variant.config, rest])
+            names[variant.label] = f"{variant.label}-{key[:16]}"
+        return names
+
+    def _measure(self, place: Workdir | None, hooks: Hooks) -> Measurement:
+        """Read what the stores do not have, and gather the results; in a folder, keep them."""
+        variants = self.lineup.variants
+        names = {variant.label: "" for variant in variants}
+        if place is not None:
+            names = self.stores(place)
+        reads = self.reads
+        if self.options.kl:
+            reads = replace(reads, against=names[BASE])
+        resumable = None if self.lineup.held else place
+        with _stores(names, resumable, on_disk=self.options.kl) as stores:
+            wait_for_everyone()  # the first one has claimed the folder
+            progress = self._progress(resumable, hooks)
+            models = Models(partial(self._load, progress), self._adapters(place))
+            done = Reader(models.computing, self.options).measure(variants, reads, stores, progress)
+            if progress.rank != 0:
+                return replace(done, path=progress.kept_in)
+            if place is not None:
+                units = [(v, unit) for v in variants for unit in reads.units(v)]
+                kept = {f"{names[v.label]}/{name}" for v, unit in units for name in unit.files}
+                rundir.keep_only(place.folder, kept)
+            facts = self._facts()
+            if self.options.lm_eval:
+                tokenizer = self.encoder.tokenizer
+                longest = reads.frame.longest
+                scores = harness.run_tasks(
+                    models.computing, tokenizer, self.options, longest, variants, stores
+                )
+                facts = replace(facts, lm_eval=scores)
+            whole = assembled(done, facts, reads, variants, self.overlaps, names)
+            if place is not None:
+                place.write_results()
+                if resumable is None:
+                    by_name = {names[label]: stores[label] for label in names}
+                    rundir.write_stores(place.folder, by_name)
+                rundir.save_run(place.folder, whole)
+        measurable = replace(whole.without(whole.facts.not_measurable), resumed=progress.resumed)
+        if place is None:
+            return measurable
+        manifest = workdir.read(place.folder)
+        assert manifest is not None  # written by `write_results`
+        return replace(measurable, manifest=manifest, path=place.folder)
+
+    def _facts(self) -> EvaluationFacts:
+        """Return what is known of the numbers before they are gathered."""
+        return EvaluationFacts(
+            protocol=self.protocol.name,
+            protocol_text=self.protocol.text,
+            headline=self.protocol.headline,
+            short_window=SHORT_WINDOW,
+            documents=self.corpus.to_json() if self.corpus else None,
+            warnings=self.warnings,
+        )
+
+    def _progress(self, place: Workdir | None, hooks: Hooks) -> Progress:
+        """Begin to count; `place` is the folder of a run that can be resumed."""
+        rank, world = rank_and_count()
+        held = self.lineup.held
+        device = str(held.live.device) if held else device_of(self.options)
+        log = None if place is None else place.folder / USED
+        return Progress(
+            hooks=hooks if rank == 0 else replace(hooks, show=unseen),
+            kept_in=None if place is None else place.output,
+            nothing_kept=LIVE_KEPT_NOTHING if held else NOTHING_KEPT,
+            rank=rank,
+            world=world,
+            used=partial(tell_used, log, hooks.say, device),
+            guard=lambda what: memory_errors(out_of_memory(what)),
+        )
+
+    def _load(self, progress: Progress, snapshot: Snapshot) -> "PreTrainedModel":
+        """Load one of the models."""
+        with memory_errors(out_of_memory(f"the weights of {snapshot.name}")):
+            progress.hooks.say(f"loading {snapshot.name}")
+            how = loading_of(self.options, self.trust_remote_code, self.lineup.masked)
+            model = load_model(snapshot, how)
+        if progress.hooks.stop():  # the user asked for it meanwhile
+            raise progress.stopped()
+        return model
+
+    def _adapters(self, place: Workdir | None) -> dict[str, str]:
+        """Return the digests of the adapters, by which the folder of a run knows them."""
+        digests = dict[str, str]()
+        for variant in self.lineup.variants:
+            if variant.adapter is None or self.lineup.held is not None:
+                continue
+            if place is None:
+                digests[variant.adapter] = str(variant.adapter_sha256)
+            else:
+                content = place.decides["variants"][variant.label]
+                digests[variant.adapter] = content["adapter_sha256"]
+        return digests
+
+    def _write(self, done: Measurement) -> None:
+        """Write what goes with the results."""
+        corpus = self.corpus
+        if self.losses is not None and corpus is not None:
+            texts = ((document.name, document.ids) for document in corpus.documents)
+            rundir.write_losses(self.losses, texts, done)
+        if done.path is not None:
+            write_report(done, self.gates)
+
+
+def _check_stop(hooks: Hooks) -> None:
+    """End where that was asked for while documents were read or weights fetched."""
+    if hooks.stop():
+        raise NothingKept("interrupted before the first measurement")
+
+
+@contextmanager
+def _stores(
+    names: Mapping[str, str], place: Workdir | None, *, on_disk: bool
+) -> Iterator[dict[str, Store]]:
+    """Yield the store of each variant, by its label: in the folder of a run that is resumed, else
+    in memory, or for a while `on_disk` (the base's states are large)."""
+    if place is not None:
+        yield {label: rundir.store(place.folder, name) for label, name in names.items()}
+    elif on_disk:
+        # Windows does not delete what a virus scanner still reads.
+        with tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True) as folder:
+            yield {label: Store(Path(folder, label)) for label in names}
+    else:
+        yield {label: Store() for label in names}
