@@ -38,7 +38,7 @@ from ropext.checkpoint import open_snapshot
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.results import rules
-from ropext.training import judge
+from ropext.training import data, judge
 
 CONTEXT, FACTOR, JUDGING, DOCUMENT = 256, 4, 32, 5000
 BASE_TOKENS, BASE_RATE = 4096, 3e-3
@@ -141,7 +141,7 @@ def judge_of(tokenizer: Any, texts: Sequence[str]) -> Reads:
     long = (encoder.document(f"{at}", text, DOCUMENT) for at, text in enumerate(texts))
     target = CONTEXT * FACTOR
     documents = [own.cut(target) for own in long if len(own) >= target][:JUDGING]
-    return judge.judge_of(documents, (CONTEXT, target), 0)
+    return data.judge_of(documents, (CONTEXT, target), 0)
 
 
 def tail(own: Reads, place: Path) -> float:

@@ -42,9 +42,8 @@ from ropext.planning import make_plan
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
-from ropext.training import judge as judges
+from ropext.training import data as training_data
 from ropext.training import rows
-from ropext.training.data import separator_of
 from ropext.training.judge import fit_numbers, read_now
 
 CLOSED = tuple(name for name in scaling.METHODS if name not in ("abf", "longrope"))
@@ -87,7 +86,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
     raw = list(corpus.read_documents(corpus.Source(table)))
     if packing == "glued":
         coded = [encoder.document(own.name, encoder.text_of(own), NO_LIMIT) for own in raw]
-        separator = separator_of(encoder)
+        separator = training_data.separator_of(encoder)
         documents = corpus.glue_documents(coded, plan.target, DOCUMENTS, separator)
     else:
         wanted = corpus.Wanted((plan.target,), given=True, max_documents=DOCUMENTS)
@@ -96,7 +95,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
     questions = rows.FitQuestions(encoder, text, rows.Full(plan.target), seed=100)
     items = questions.measured(plan.target, QUESTIONS)
     lengths = (plan.context, plan.target)
-    read = judges.judge_of(documents, lengths, 0, encoder.bos)
+    read = training_data.judge_of(documents, lengths, 0, encoder.bos)
     return replace(read, questions=tuple((item,) for item in items))
 
 

@@ -50,7 +50,7 @@ def compare(day: Day, factor: int, name: str) -> dict[str, Any]:
     from ropext.checkpoint import open_snapshot
     from ropext.results import EXTENDED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.judge import judge_of
+    from ropext.training.data import judge_of
 
     allow(day)
     place = str(MODELS[STAND_IN]) if day.model == STAND_IN else day.model

@@ -84,14 +84,14 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     from ropext.models.adapter import add_adapter
     from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
     from ropext.results.measurement import Measurement
-    from ropext.training.judge import judge_of
+    from ropext.training.data import judge_of
     from ropext.training.origin import open_origin
 
     place = tuned(day, share)
     origin = open_origin(str(place / "base"))
     snapshot = origin.snapshot
-    documents = documents_of(day, name, snapshot, origin.target, MOST_DOCUMENTS)
-    judge = judge_of(documents, (origin.context, origin.target), 0)
+    documents = documents_of(day, name, snapshot, origin.record.target, MOST_DOCUMENTS)
+    judge = judge_of(documents, (origin.record.context, origin.record.target), 0)
     base = load(day, place / "base")
     patching.apply_config(base, origin.base_config())
     models = read_by(base, BASE, BASE, snapshot, judge)
@@ -104,7 +104,7 @@ def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     readings = measured.readings
     far = rules.far_change(measured, TUNED, CONTROL)
     beyond = rules.far_change(measured, TUNED, FOLDED)
-    tax = judge.frame.difference(readings[TUNED], readings[BASE], (0, origin.context))
+    tax = judge.frame.difference(readings[TUNED], readings[BASE], (0, origin.record.context))
     return {
         "documents": len(documents),
         # On texts that refer far back a tuning has to gain; on novels not to lose.

@@ -6,7 +6,7 @@ import typer
 
 from ropext.cli import options as shared
 from ropext.cli import push
-from ropext.cli.fit import NO_OUTPUT, trained
+from ropext.cli.fit import NO_OUTPUT, train
 from ropext.cli.output import Out, call_of
 from ropext.errors import UsageError
 from ropext.options.training import Finetune
@@ -44,8 +44,4 @@ def command(
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = FinetuneRequest(directory, data, Finetune(**given))
-    done = trained(out, request, output, call, dry_run, wanted)
-    if done is not None:
-        from ropext.training import tuned_report
-
-        push.result(out, tuned_report.finetune_result(done), done, done.output, wanted)
+    train(out, request, output, call, dry_run, wanted)

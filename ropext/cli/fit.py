@@ -1,8 +1,7 @@
 """`ropext fit MODEL --data DATA -o OUT`."""
 
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +15,7 @@ from ropext.options.training import Fit
 
 if TYPE_CHECKING:
     from ropext.training.objective import Objective
+    from ropext.training.request import FinetuneRequest, FitRequest
     from ropext.training.result import TrainingResult
 
 NO_OUTPUT = "give -o OUT, the directory to write (or --dry-run to see the settings)"
@@ -29,41 +29,29 @@ DryRun = Annotated[
 ]
 
 
-Trained = TypeVar("Trained", bound="TrainingResult")
-
-
-class TrainingRequest(Protocol[Trained]):
-    """A fit or a fine-tuning that is asked for."""
-
-    def prepared(
-        self, output: Path | None, call: Call
-    ) -> "AbstractContextManager[Objective[Trained]]":
-        """Prepare it."""
-
-
-def trained(
+def train(
     out: Out,
-    request: TrainingRequest[Trained],
+    request: "FinetuneRequest | FitRequest",
     output: Path | None,
     call: Call,
     dry_run: bool,
     wanted: push.Push | None,
-) -> Trained | None:
-    """Return what was trained, in the first process; None where all is said: of a dry run, and of
-    what was done before."""
+) -> None:
+    """Train what is asked for, and print the result, in the first process."""
     from ropext.models import processes
 
-    with request.prepared(output, call) as job:
+    with request.prepared(output, call) as prepared:
+        job: Objective[Any] = prepared
         if output is None or dry_run:
             show_counted(out, job, output, call)
-            return None
+            return
         done = job.make(output, call)
     if done is None or not processes.is_main():
-        return None
+        return
     if done.is_from_before:
         show_done_before(out, job.command, done, wanted)
-        return None
-    return done
+    else:
+        push.result(out, job.told(done), done, done.output, wanted)
 
 
 def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Call) -> None:
@@ -112,8 +100,4 @@ def command(
     if output is None and not dry_run:
         raise UsageError(NO_OUTPUT)
     request = fit_request(model, data, Fit(**given), revision)
-    done = trained(out, request, output, call, dry_run, wanted)
-    if done is not None:
-        from ropext.training import fit_report
-
-        push.result(out, fit_report.fit_result(done), done, done.output, wanted)
+    train(out, request, output, call, dry_run, wanted)

@@ -10,7 +10,7 @@ model stay as they are.
 import copy
 import json
 import types
-from collections.abc import Iterable
+from collections.abc import Container
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,7 @@ from ropext.jsontext import Json, JsonObject, untagged
 from ropext.options.door import public
 from ropext.options.evaluate import SelfExtend
 from ropext.options.extend import Extend, parse_extend
-from ropext.patching.schemes import set_rows, set_slopes, tables_of
+from ropext.patching.schemes import SLOPES, set_rows, set_slopes, tables_of
 from ropext.planning import CONFIG_ALONE, ExtensionPlan, InMemory
 from ropext.scaling.self_extend import FoldOptions
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
-    from typing_extensions import TypeIs
 
 Model = TypeVar("Model")
 
@@ -64,12 +63,6 @@ def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrain
         return type(model)(config)
 
 
-def _is_config(value: object) -> "TypeIs[PreTrainedConfig]":
-    from transformers import PreTrainedConfig
-
-    return isinstance(value, PreTrainedConfig)
-
-
 def _update_config(
     live: "PreTrainedConfig", old: "PreTrainedConfig", new: "PreTrainedConfig"
 ) -> None:
@@ -77,13 +70,15 @@ def _update_config(
 
     Past __setattr__, which would standardise the rope dict a second time.
     """
+    from transformers import PreTrainedConfig as Config
+
     for key in vars(old).keys() | vars(new).keys():
         if key in RUNTIME or key.startswith("_"):
             continue
         before = vars(old).get(key)
         after = vars(new).get(key)
         part = vars(live).get(key)
-        if _is_config(part) and _is_config(before) and _is_config(after):
+        if isinstance(part, Config) and isinstance(before, Config) and isinstance(after, Config):
             _update_config(part, before, after)
         elif key not in vars(new):
             vars(live).pop(key, None)
@@ -91,7 +86,31 @@ def _update_config(
             vars(live)[key] = copy.deepcopy(after)
 
 
-def _update_attributes(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
+def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
+    """Take all of a rotary embedding from a fresh one: it keeps state of its own (longrope's cached
+    long set, dynamic's length), and may have been cast with the model."""
+    import torch
+
+    from ropext.patching.intact import EXACT, forget_exact
+
+    if EXACT in vars(live):
+        forget_exact(live)
+    numbers = next(chain(live.parameters(), live.buffers()), torch.empty(0))
+    stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
+    stale += [name for name in live._buffers if name.endswith("inv_freq")]
+    for key in stale:
+        delattr(live, key)
+    for name, value in new._buffers.items():
+        if value is not None:
+            live.register_buffer(name, value.to(numbers.device), persistent=False)
+    for key, value in vars(new).items():
+        if isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
+            setattr(live, key, copy.deepcopy(value))
+
+
+def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
+    """Give a module the attributes that differ between two skeletons, and the buffers whose shapes
+    do (a causal mask, position numbers)."""
     from torch import nn
 
     every_module_has = vars(nn.Module()).keys()
@@ -99,74 +118,37 @@ def _update_attributes(live: "nn.Module", old: "nn.Module", new: "nn.Module") ->
         before = vars(old).get(key)
         if key not in every_module_has and isinstance(after, PLAIN) and before != after:
             setattr(live, key, copy.deepcopy(after))
-
-
-def _device_of(live: "nn.Module") -> "torch.device":
-    """Where a module's numbers are; the CPU for one without any."""
-    import torch
-
-    for tensor in chain(live.parameters(), live.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
-    """A rotary embedding keeps state of its own (longrope's cached long set, dynamic's length) and
-    may have been cast with the model; all of it is taken from a fresh one.
-    """
-    from ropext.patching.intact import forget_exact
-
-    forget_exact(live)
-    device = _device_of(live)
-    stale = [key for key in vars(live) if key.endswith(("long_inv_freq", "max_seq_len_cached"))]
-    stale += [name for name in live._buffers if name.endswith("inv_freq")]
-    for key in stale:
-        delattr(live, key)
-    for name, value in new._buffers.items():
-        if value is not None:
-            live.register_buffer(name, value.to(device), persistent=False)
-    for key, value in vars(new).items():
-        if isinstance(value, PLAIN) and not key.startswith("_") and key != "training":
-            setattr(live, key, copy.deepcopy(value))
-
-
-def _renew_buffers(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
-    """What is made anew at another length: a causal mask, position numbers."""
     for key in new._non_persistent_buffers_set & live._buffers.keys():
         renewed = new._buffers[key]
-        before = old._buffers[key]
+        stock = old._buffers[key]
         held = live._buffers[key]
-        if renewed is None or before is None or held is None:
+        if renewed is None or stock is None or held is None:
             continue
-        if renewed.shape != before.shape:
+        if renewed.shape != stock.shape:
             live.register_buffer(key, renewed.to(held.device), persistent=False)
 
 
-def _shapes(model: "nn.Module", but: set[str]) -> set[tuple[str, "torch.Size"]]:
-    """The names and shapes of all weights `but` some."""
-    shapes = set[tuple[str, "torch.Size"]]()
-    for name, tensor in model.state_dict().items():
-        if name not in but:
-            shapes.add((name, tensor.shape))
-    return shapes
-
-
-def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Iterable[str]) -> None:
-    others = {f"{name}.weight" for name in tables}
-    before = _shapes(old, but=others)
-    after = _shapes(new, but=others)
-    if before != after:
+def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[str]) -> None:
+    """Refuse a config that describes other weights; those of position tables may differ."""
+    different = set[tuple[str, "torch.Size"]]()
+    for model in (old, new):
+        for name, weight in model.state_dict().items():
+            if name.removesuffix(".weight") not in tables:
+                different ^= {(name, weight.shape)}
+    if different:
         raise InputError(
             "the new config describes other weights than the model in memory has "
-            f"({min(name for name, _ in before ^ after)}); "
+            f"({min(different)[0]}); "
             "give a config that differs from the model's in its positions only"
         )
 
 
-def _apply(model: object, config: "PreTrainedConfig", beside: InMemory) -> None:
+def _apply(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory) -> None:
+    """Make a model compute as a config says, and as the plan says `beside` it."""
+    from transformers import PreTrainedConfig
+
     from ropext.patching.self_extend import apply_fold, remove_fold
 
-    live = base_model(model)
     vars(live).pop(PLANNED, None)  # whoever computes by a plan from now on says so anew
     remove_fold(live)
     old = _skeleton(live, live.config)
@@ -176,7 +158,8 @@ def _apply(model: object, config: "PreTrainedConfig", beside: InMemory) -> None:
     _check_same_weights(old, new, tables)
     for table in tables.values():
         set_rows(table, growth)
-    set_slopes(live, growth)
+    if growth is not None or SLOPES in vars(live):
+        set_slopes(live, growth)
     if not hasattr(live, ORIGINAL):
         setattr(live, ORIGINAL, copy.deepcopy(live.config))
     before = dict(old.named_modules())
@@ -186,14 +169,13 @@ def _apply(model: object, config: "PreTrainedConfig", beside: InMemory) -> None:
         if name not in after:
             continue  # an adapter's own layers
         held = getattr(module, "config", None)
-        if _is_config(held) and id(held) not in seen:
+        if isinstance(held, PreTrainedConfig) and id(held) not in seen:
             seen.add(id(held))
             _update_config(held, before[name].config, after[name].config)
         if any(key.endswith("inv_freq") for key in after[name]._non_persistent_buffers_set):
             _renew_rotary(module, after[name])
         else:
-            _update_attributes(module, before[name], after[name])
-            _renew_buffers(module, before[name], after[name])
+            _renew_module(module, before[name], after[name])
     if beside.fold is not None:
         apply_fold(live, beside.fold)
 
@@ -215,7 +197,7 @@ def apply_config(
             f"the config is of type {kind!r}, the model in memory of type "
             f"{live.config.model_type!r}"
         )
-    _apply(model, type(live.config).from_dict(untagged(config)), beside)
+    _apply(live, type(live.config).from_dict(untagged(config)), beside)
     return model
 
 
@@ -229,7 +211,7 @@ def unpatch(model: Model) -> Model:
     live = base_model(model, "unpatch")
     original = getattr(live, ORIGINAL, None)
     if original is not None:
-        _apply(model, original, CONFIG_ALONE)
+        _apply(live, original, CONFIG_ALONE)
         vars(live).pop(SUMS, None)
     return model
 

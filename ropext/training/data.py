@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ropext import corpus
-from ropext.corpus.encoding import Flags
 from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import InputError
 from ropext.evaluation.documents import DocumentWords, read_corpus
+from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads
 from ropext.jsontext import Json
 from ropext.lengths import length_text
-from ropext.options.evaluate import Evaluate
+from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
@@ -40,12 +40,8 @@ class Division:
     judging: int  # windows of the target's length that will be read; 0 = none is held out
     joined: bool = False  # those that judge are joined: shorter ones can be held out too
     streamed: bool = False  # read until there is enough for both parts
-    apart: Trained | None = None  # documents that are in neither part
-
-    @property
-    def least(self) -> int:
-        """Tokens of a document that can be held out."""
-        return 1 if self.joined else self.target
+    # What the checkpoint was trained on; documents that gave its verdict are in neither part.
+    before: Trained | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class TrainingData:
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
-    trained: Trained = NO_DOCUMENTS  # what the record will keep of the documents
+    trained: Trained = NO_DOCUMENTS  # what the result will have been trained on, as it is recorded
     kept_out: int = 0  # documents that gave a verdict
     unread: tuple[str, ...] = ()  # what is to be said of files that are not read
 
@@ -71,10 +67,6 @@ class TrainingData:
             digest.update(document.ids.astype("<i4").tobytes())
             digest.update(np.packbits(document.mask()).tobytes())
         return digest.hexdigest()
-
-    def judging(self, count: int, length: int) -> tuple[corpus.Document, ...]:
-        """At most so many of those held out, cut to the length that is judged at."""
-        return tuple(document.cut(length) for document in self.held_out[:count])
 
 
 def read(
@@ -102,6 +94,9 @@ class _Parts:
         most = max(division.wanted_tokens, corpus.MOST_TOKENS)
         self.division = division
         self.encoder = encoder
+        self.apart = division.before and division.before.judged
+        self.least = 1 if division.joined else division.target  # tokens of one that is held out
+        self.drawn_below = DRAWN if division.judging else ""  # keys that are drawn
         self.drawn = corpus.Basket(most)
         self.others = corpus.Basket(most)
         self.enough = division.judging * division.target
@@ -109,24 +104,19 @@ class _Parts:
         self.longest = 0
         self.kept_out = 0
 
-    def _is_drawn(self, key: str) -> bool:
-        return self.division.judging > 0 and key < DRAWN
-
     def take(self, key: str, raw: corpus.RawDocument, text: str, number: int) -> None:
         """Encode a text that one of the parts may keep."""
-        if not (self._is_drawn(key) or self.others.admits(key)):
+        if not (key < self.drawn_below or self.others.admits(key)):
             return
         division = self.division
-        document = self.encoder.document(raw.name, text, NO_LIMIT)
-        scored = scored_tokens(raw, text, document, self.encoder)
-        document = replace(document, scored=scored, number=number)
+        document = replace(_encoded(self.encoder, raw, text), number=number)
         known = document.fingerprint
-        if division.apart is not None and division.apart.holds(known.contents, known.passages):
+        if self.apart is not None and self.apart.holds(known.contents, known.passages):
             self.kept_out += 1
             return
         size = len(document)
         self.longest = max(self.longest, size)
-        if self._is_drawn(key) and size >= division.least:
+        if key < self.drawn_below and size >= self.least:
             if self.drawn.admits(key) and not (division.streamed and self.held >= self.enough):
                 self.drawn.add(key, document, size)
                 self.held += min(size, division.target)
@@ -141,8 +131,12 @@ class _Parts:
 def divide(
     raw: Iterable[corpus.RawDocument], encoder: corpus.DocumentEncoder, division: Division
 ) -> TrainingData:
-    """All documents, each in one of the parts; of more than are wanted, and more than MOST_TOKENS,
-    in whole rows, those with the smallest keys."""
+    """Put each document into one of the parts. Of more than are wanted, and more than MOST_TOKENS,
+    take those with the smallest keys, in whole rows.
+
+    Held out are the documents that were drawn. If these are fewer than eight, those with the next
+    keys are too, but never more than a quarter.
+    """
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
     parts = _Parts(division, encoder)
     texts.draw(parts, streamed=division.streamed)
@@ -150,45 +144,70 @@ def divide(
     documents = drawn + parts.others.in_order()
     held_out = list[corpus.Document]()
     if division.judging:
-        held_out = _held_out(documents, len(drawn), division.least, texts.different)
+        held_out = [document for document in documents if len(document) >= parts.least]
+        # Of text that was not kept nobody knows how long it is, and there is enough of it.
+        seen = len(held_out) if len(documents) == texts.different else texts.different
+        del held_out[min(max(len(drawn), FEWEST_DOCUMENTS), seen // LARGEST_SHARE) :]
     judging = {document.number for document in held_out}
     training = [document for document in documents if document.number not in judging]
     training.sort(key=lambda document: document.number)
+    now = trained(document.known_by[1:] for document in training)
     return TrainingData(
         documents=tuple(document.to_train_on() for document in training),
         held_out=tuple(held_out),
         read=texts.read,
         longest=parts.longest,
-        trained=trained(document.known_by[1:] for document in training),
+        trained=now if division.before is None else division.before.with_more(now),
         kept_out=parts.kept_out,
     )
 
 
-def _held_out(
-    documents: Sequence[corpus.Document], drawn: int, least: int, seen: int
-) -> list[corpus.Document]:
-    """Those that were drawn, which come first; where they are fewer than eight, those with the next
-    keys too; never more than a quarter."""
-    able = [document for document in documents if len(document) >= least]
-    # Of text that was not kept nobody knows how long it is, and there is enough of it.
-    most = (len(able) if len(documents) == seen else seen) // LARGEST_SHARE
-    return able[: min(max(drawn, FEWEST_DOCUMENTS), most)]
+def _encoded(
+    encoder: corpus.DocumentEncoder, raw: corpus.RawDocument, text: str
+) -> corpus.Document:
+    """Encode a document; of a conversation the loss is taken on the assistant's turns alone."""
+    document = encoder.document(raw.name, text, NO_LIMIT)
+    if isinstance(raw.content, str):
+        return document
+    ends = np.cumsum(document.token_bytes)
+    scored = np.zeros(len(document), bool)
+    for begin, end in assistant_turns(raw, text, encoder):
+        first = len(text[:begin].encode("utf-8", "replace"))
+        last = first + len(text[begin:end].encode("utf-8", "replace"))
+        scored |= (ends > first) & (ends <= last)
+    return replace(document, scored=scored)
+
+
+def judge_of(
+    documents: Sequence[corpus.Document],
+    lengths: tuple[int, int],
+    seed: int,
+    bos: int | None = None,
+    prediction: Prediction = NEXT_TOKEN,
+) -> Reads:
+    """Return how documents of the target's length judge; `lengths` are the context and the
+    target."""
+    frame = prediction.frame(lengths[0], lengths, seed)
+    return Reads(frame, tuple(documents), prediction=prediction, bos=bos)
+
+
+def tokens_of(reads: Reads | None) -> int:
+    """Count the tokens that are read through windows of the target's length."""
+    if reads is None:
+        return 0
+    return len(reads.documents) * reads.frame.longest * reads.frame.scoring.passes
 
 
 def judging_documents(
     data: TrainingData, options: Finetune, encoder: corpus.DocumentEncoder, target: int
 ) -> Sequence[corpus.Document]:
-    """The documents of --eval that reach the target, or those held out of DATA."""
+    """Return the documents of --eval that reach the target, or those held out of DATA."""
     count = options.eval_documents
     if not count or options.evaluate is None:
-        return data.judging(count, target)
-    # A datasets id is evaluated on its test split, as `ropext eval` does.
-    reading = Evaluate(
-        data=options.evaluate,
-        column=options.column,
-        split_documents=options.split_documents,
-        max_document_mib=options.max_document_mib,
-    )
+        return tuple(document.cut(target) for document in data.held_out[:count])
+    # As `ropext eval` reads them: a datasets id by its test split.
+    shared = options.model_dump(include=DocumentOptions.model_fields.keys() - {"split"})
+    reading = Evaluate.model_validate(shared | {"data": options.evaluate})
     wanted = corpus.Wanted((target,), given=True, max_documents=count)
     return read_corpus(reading, encoder, wanted, DocumentWords(data="--eval")).documents
 
@@ -199,18 +218,19 @@ def read_for_fit(
     encoder: corpus.DocumentEncoder,
     target: int,
     wanted_tokens: int,
-    apart: Trained | None = None,
+    before: Trained | None = None,
 ) -> TrainingData:
     """The documents as `finetune` divides them; of those held out --held-out judge at most, each a
     window of the target's length."""
     glued = options.packing == "glued"
-    division = Division(wanted_tokens, target, target, options.held_out, glued, apart=apart)
+    division = Division(wanted_tokens, target, target, options.held_out, glued, before=before)
     data = read(source, options, encoder, division)
     if glued:
         return _glued(data, encoder, options, target)
     if not data.held_out:
         raise _too_few(data, target)
-    return replace(data, held_out=data.judging(options.held_out, target))
+    judging = tuple(document.cut(target) for document in data.held_out[: options.held_out])
+    return replace(data, held_out=judging)
 
 
 def _glued(
@@ -246,21 +266,6 @@ def _too_few(data: TrainingData, target: int) -> InputError:
         f"longest has {data.longest}). A fit needs at least {LARGEST_SHARE}, one of them to "
         f"judge it: {ways}"
     )
-
-
-def scored_tokens(
-    raw: corpus.RawDocument, text: str, coded: corpus.Document, encoder: corpus.DocumentEncoder
-) -> Flags | None:
-    """Of a conversation the assistant's turns alone."""
-    if isinstance(raw.content, str):
-        return None
-    ends = np.cumsum(coded.token_bytes)
-    scored = np.zeros(len(coded), bool)
-    for begin, end in assistant_turns(raw, text, encoder):
-        first = len(text[:begin].encode("utf-8", "replace"))
-        last = first + len(text[begin:end].encode("utf-8", "replace"))
-        scored |= (ends > first) & (ends <= last)
-    return scored
 
 
 def assistant_turns(

@@ -1,85 +1,122 @@
-"""A fine-tuning before it begins: the checkpoint is opened, documents are read, settings chosen."""
+"""A fine-tuning (a LoRA of an extended checkpoint, new rows of its position table, or both): how it
+is prepared, and how it trains."""
 
+import gc
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from ropext import corpus
 from ropext.checkpoint import Snapshot
 from ropext.checkpoint.headers import read_header
-from ropext.corpus.selection import NO_LIMIT
+from ropext.checkpoint.provenance import READ_FROM
+from ropext.corpus.selection import NO_LIMIT, REMEDY
 from ropext.errors import UsageError
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reader import Models
+from ropext.evaluation.reads import masked_tokens
+from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
+from ropext.narration import Show
 from ropext.options.training import Finetune
-from ropext.results.overlap import kept_out_of
-from ropext.training import data, defaults
-from ropext.training.adapter_objective import AdapterObjective
-from ropext.training.defaults import Amount, Size
-from ropext.training.judge import judge_of, tokens_of
-from ropext.training.learning import Learning, learning_of
+from ropext.planning import InMemory
+from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules
+from ropext.results.overlap import trained_in
+from ropext.training import (
+    data,
+    defaults,
+    judge,
+    models,
+    report,
+    trainer,
+    tuned_report,
+    tuned_writing,
+)
+from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
+from ropext.training.new_rows import NewRows
+from ropext.training.objective import Moving, Objective
 from ropext.training.origin import Origin, open_origin
-from ropext.training.rows import KeyRows, Rows, glue, rows_in, strategy_of
+from ropext.training.result import Finetuned
+from ropext.training.rows import ControlRows, KeyRows, Rows, WithShort, glue, rows_in, strategy_of
 from ropext.training.training import Training
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def prepare(model: str, source: str, options: Finetune) -> AdapterObjective:
+STOPS = "stops when held-out documents no longer improve"
+
+
+def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     """Read model, tokenizer and data; choose the settings."""
     origin = open_origin(model)
-    positions = origin.positions
-    trainable = positions.trainable(options, origin.snapshot.name)
-    options = options.model_copy(update={"train": trainable.name})
-    size = Size(_parameters(origin.snapshot), origin.context, origin.target)
+    record = origin.record
+    trained = origin.trained(options)
+    options = options.model_copy(update={"train": trained})
+    size = defaults.Size(_parameters(origin.snapshot), record.context, record.target)
     settings = defaults.settings(options, size)
     length = settings.row_tokens.value
     processes.check_rows(settings.rows.value, length, options.keep_short)
-    processes.check_fsdp(options.qlora, trainable.name)
-    if options.keep_short and positions.two_sets_up_to:
+    processes.check_fsdp(options.qlora, trained)
+    if options.keep_short and origin.two_sets_up_to:
         raise UsageError(
             f"--keep-short is not needed: {model} reads its original length with separate "
             "factors, which longer rows do not change; leave it out"
         )
-    vocabulary = text_part(origin.snapshot.config, positions.path).get("vocab_size")
+    vocabulary = text_part(origin.snapshot.config, origin.path).get("vocab_size")
     encoder = corpus.DocumentEncoder(
         load_tokenizer(origin.snapshot, False), vocabulary, options.seed
     )
-    learning = learning_of(positions.masked, encoder, model)
-    strategy = strategy_of(options, length, origin.target, positions.two_sets_up_to)
+    learning: Learning = NEXT_TOKEN_LEARNING
+    if origin.masked:
+        learning = MaskedLearning(masked_tokens(encoder, model))
+    strategy = strategy_of(options, length, record.target, origin.two_sets_up_to)
     most = settings.rows.value * settings.steps.value * length
     division = data.Division(
         wanted_tokens=most if options.epochs is None else NO_LIMIT,
         row=length,
-        target=origin.target,
+        target=record.target,
         judging=options.eval_documents if options.evaluate is None else 0,
-        apart=kept_out_of(origin.record),
+        before=trained_in(record),
     )
     read = data.read(source, options, encoder, division)
     documents = list(read.documents)
     if options.packing == "glued":
         documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
-    judge = _judge(origin, options, read, encoder, learning)
-    amount = Amount(rows_in(documents, strategy), processes.readers(), tokens_of(judge))
+    judging = data.judging_documents(read, options, encoder, record.target)
+    reads = None
+    if judging and not processes.is_fsdp():
+        lengths = (record.context, record.target)
+        reads = data.judge_of(judging, lengths, options.seed, prediction=learning.prediction)
+    amount = defaults.Amount(
+        rows_in(documents, strategy), processes.readers(), data.tokens_of(reads)
+    )
     settings = defaults.settings(options, size, amount)
-    if not trainable.has_lora:
+    if trained == "new-rows":
         settings = replace(settings, rank=None, alpha=None)
     count = settings.rows.value * settings.steps.value
     share = options.retrieval_share
     questions = KeyRows(encoder, documents, share, options.seed) if share else None
     training = Training(
         snapshot=origin.snapshot,
+        record=record,
         options=options,
-        context=origin.context,
-        target=origin.target,
+        context=record.context,
+        target=record.target,
         settings=settings,
         data=read,
         encoder=encoder,
         rows=Rows(documents, strategy, count, options.seed, questions),
-        judge=judge,
+        judge=reads,
         chooses_step=bool(settings.patience),
         learning=learning,
     )
-    return AdapterObjective(training, options, origin, trainable)
+    return AdapterObjective(training, options, origin)
 
 
 def _parameters(snapshot: Snapshot) -> int:
@@ -91,16 +128,237 @@ def _parameters(snapshot: Snapshot) -> int:
     return count
 
 
-def _judge(
-    origin: Origin,
-    options: Finetune,
-    read: data.TrainingData,
-    encoder: corpus.DocumentEncoder,
-    learning: Learning,
-) -> Reads | None:
-    """Read what judges; None where there is no document, or none is to be read."""
-    judging = data.judging_documents(read, options, encoder, origin.target)
-    if not judging or processes.is_fsdp():
-        return None
-    lengths = (origin.context, origin.target)
-    return judge_of(judging, lengths, options.seed, prediction=learning.prediction)
+class AdapterObjective(Objective[Finetuned]):
+    """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
+
+    command = "finetune"
+    kind = Finetuned
+    out_of_memory = (
+        "out of memory; three options help most: --micro-rows 1, --strategy pose (memory does not "
+        "depend on the target), and --dtype bfloat16 (on a GPU also --qlora). The last checkpoint "
+        "is kept"
+    )
+
+    def __init__(self, training: Training, options: Finetune, origin: Origin) -> None:
+        super().__init__(training)
+        self.options = options
+        self.origin = origin
+        self.new_rows = None
+        if origin.table is not None and options.train != "lora":
+            self.new_rows = NewRows(origin.table)
+        self.title = f"{origin.history}, strategy {options.strategy}, packing {options.packing}"
+        self.remarks = list(training.data.unread)
+        if self.why_no_judge:
+            self.remarks.append(f"not evaluated: {self.why_no_judge}")
+        if self.settings.is_open:
+            self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
+        if options.retrieval_share:
+            self.remarks.append(report.asked_text(options.retrieval_share))
+        self.tuned = trainer.History()
+        self.control: trainer.History | None = None
+
+    @property
+    def forward_tokens(self) -> int:
+        evaluations = -(-self.settings.steps.value // self.settings.between)
+        # Before and after too; the base and the control through the short window, which is twice.
+        passes = evaluations + (6 if self.options.control else 4)
+        return int(passes * data.tokens_of(self.judge))
+
+    @property
+    def why_no_judge(self) -> str | None:
+        """Why no document is read, although that was not asked for."""
+        if self.judge is not None or not self.options.eval_documents:
+            return None
+        if processes.is_fsdp():
+            return (
+                "under FSDP no process holds all weights; after the training run ropext eval OUT "
+                "--data DATA --device-map auto"
+            )
+        return (
+            f"fewer than {data.LARGEST_SHARE} of its {self.training.data.read} documents reach the "
+            f"target, too few to hold one out; name others with --eval, or {REMEDY}"
+        )
+
+    def moving(self, model: "PreTrainedModel") -> Moving:
+        from accelerate import init_empty_weights
+
+        device = models.device(self.options)
+        if self.options.qlora:
+            models.four_bits(device)
+        if processes.is_fsdp() and device.type == "cpu":
+            raise UsageError(
+                "launched with FSDP on a CPU, and accelerate silently runs DDP there; use GPUs, or "
+                "the config ddp of `ropext.training.launch`"
+            )
+        names = list[str]()
+        if self.settings.rank is not None:
+            names = models.target_names(model, self.options.targets)
+        with init_empty_weights(include_buffers=False):
+            joined = models.add_adapter(model, self.options, self.settings, self.new_rows)
+        count = sum(p.numel() for p in joined.parameters() if p.requires_grad)
+        new_rows = self.new_rows.counted(joined) if self.new_rows else []
+        for rows in new_rows:
+            count -= rows.fixed
+        return Moving(
+            names=tuple(names),
+            count=count,
+            size=4 * count,  # float32
+            new_rows=tuple(map(str, new_rows)),
+        )
+
+    def variant(self, label: str, history: trainer.History | None = None) -> Variant:
+        """A model that is read, with the adapter that a training left: the base, and its control,
+        with a position table's rows of before, through the short window."""
+        adapter = None if history is None else str(history.best_checkpoint)
+        if label not in (BASE, CONTROL):
+            return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
+        config = self.origin.base_config()
+        table = self.origin.table
+        beside = InMemory(None if table is None else table.undone())
+        return Variant(label, label, self.snapshot, config, beside, adapter=adapter)
+
+    def measure(self, pause: Show) -> None:
+        """Read the base through its short window, and the extended model as it is; say before it
+        what is known of the result."""
+        training = self.training
+        if self.why_no_judge:
+            self.note(f"not evaluated: {self.why_no_judge}")
+        if self.origin.record.more.get(READ_FROM):
+            self.note(
+                f"{self.snapshot.name} is {self.origin.history}: the base is these weights without "
+                "that scaling"
+            )
+        for sentence in training.learning.notes + training.data.unread:
+            self.note(sentence)
+        if lineage := training.lineage(training.overlap_before):
+            self.note(lineage)
+        if training.rows.passes > 1 and not self.settings.is_open:
+            self.note(report.passes_text(training.rows))
+        said = f"evaluating on {self.training.judged} documents before the training"
+        self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
+
+    def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
+        """Have models read the documents that judge; what an earlier run read is not read again."""
+        if self.judge is None or not processes.is_main():
+            return
+        load = partial(self._load, sentence)
+        self.models |= self.read(Models(load).computing, variants, pause)
+
+    def _load(self, sentence: str = "", _: object = None) -> "PreTrainedModel":
+        """Load the model, in evaluation mode; `sentence` says what for."""
+        if sentence:
+            self.say(sentence)
+        gc.collect()  # of the model before it
+        torch.manual_seed(self.options.seed)
+        return models.load(self.snapshot, self.options)
+
+    def learn(self) -> None:
+        """Train the adapter, and with --control one of the base on the same tokens; after an early
+        stop as many steps as are in the weights that count."""
+        model = self._load()
+        rows = self.training.rows
+        patience = self.settings.patience
+        self.check_jumps(model)
+        learning = self.training.learning
+        reason = learning.use_sliced_loss(model)
+        if reason is not None:
+            self.note(f"the loss needs whole logits: {reason}")
+        evaluate = self._evaluate if self.judge else None
+        self.tuned = self._train(TUNED, model, rows, trainer.Stopping(evaluate, patience))
+        if not self.options.control:
+            return
+        pieces = ControlRows(rows, self.context)
+        lowered = trainer.missed(self.tuned.evaluations) if patience else ()
+        as_tuned = trainer.Stopping(until=self.tuned.counted, lowered_after=lowered)
+        with applied(self._load(), self.variant(BASE)) as model:
+            learning.use_sliced_loss(model)
+            self.control = self._train(CONTROL, model, pieces, as_tuned)
+
+    def _train(
+        self,
+        label: str,
+        model: "PreTrainedModel",
+        rows: Rows | ControlRows,
+        stopping: trainer.Stopping,
+    ) -> trainer.History:
+        """Train an adapter of a model."""
+        settings = self.settings
+        options = self.options
+        training = self.training
+        torch.manual_seed(options.seed)
+        joined = models.add_adapter(model, options, settings, self.new_rows)
+        until = stopping.until
+        tokens = f"of {settings.step_tokens} tokens"
+        if settings.is_open and not until:
+            tokens += f" at most, {STOPS}"
+        self.say(f"training {label}: {until or settings.steps.value} steps {tokens}")
+        documents = training.rows.documents
+        long = settings.rows.value * rows.per_row
+        mixed = WithShort(rows, long, documents, self.context, options)
+        learned = training.learning.rows(mixed, training.encoder.tokenizer, options.seed)
+        longest = self.context if label == CONTROL else self.target
+        job = trainer.Optimisation(
+            training=training,
+            model=joined,
+            rows=learned,
+            folder=self.folder / label,
+            recompute=self.needs.recompute,
+            rows_per_step=mixed.per_step,
+            row_tokens=min(settings.longest, longest),
+            stopping=stopping,
+            save_every=options.save_every,
+        )
+        return trainer.train(job, self.say)
+
+    def _evaluate(self, model: nn.Module, step: int) -> tuple[float, float]:
+        assert self.judge is not None
+        model.eval()
+        done = judge.read_now(model, self.variant(TUNED), self.judge, pause=self.show)
+        # The tail alone has few tokens: more steps would look worse by chance.
+        return rules.far_loss(done, TUNED), rules.tail_loss(done, TUNED)
+
+    def choose(self, pause: Show) -> Finetuned:
+        """The best evaluated weights, or the last; what each model reads on the same tokens."""
+        tuned = self.tuned
+        control = self.control
+        trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
+        self._read([self.variant(label, history) for label, history in trained.items()], pause)
+        measured = self.measured if self.judge else None
+        done = Finetuned(
+            output=self.output,
+            counted=self.to_json(),
+            work=self,
+            measurement=measured,
+            steps=tuned.steps,
+            kept_step=tuned.counted,
+            stopped_early=tuned.stopped_early,
+            by_step=tuned.losses,
+            evaluations=tuned.evaluations,
+            numbers=judge.numbers_of(measured) if measured else {},
+            overlap=self.training.overlap,
+            control={"steps": control.steps, "losses": control.losses} if control else None,
+            notes=self.notes,
+        )
+        overlap = self.training.overlap
+        if overlap is not None and overlap != self.training.overlap_before:
+            self.note(overlap.sentence)
+        if self.settings.is_open and done.passes > 1:
+            self.note(f"{done.passes:,.1f} passes over the text{report.too_often(done.passes)}")
+        return done
+
+    def told(self, result: Finetuned) -> str:
+        return tuned_report.finetune_result(result)
+
+    def write(self, result: Finetuned, show: Show) -> None:
+        # What --report-to tensorboard wrote.
+        folder = self.folder / TUNED
+        paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
+        trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        files = tuned_report.finetune_files(result) | trackers | self.first_steps()
+        weights = tuned_writing.TunedWeights(
+            origin=self.origin,
+            new_rows=self.new_rows,
+            adapter=self.tuned.best_checkpoint,
+            control=None if self.control is None else self.control.best_checkpoint,
+        )
+        tuned_writing.write_tuned(result, weights, files, tuned_report.finetune_story(result), show)

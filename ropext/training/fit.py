@@ -13,11 +13,11 @@ from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.training import Fit
 from ropext.planning import Plan
-from ropext.results.overlap import kept_out_of
+from ropext.results.overlap import trained_in
 from ropext.tasks import check_amount
 from ropext.training import data, defaults
-from ropext.training.data import TrainingData
-from ropext.training.judge import few, judge_of
+from ropext.training.data import TrainingData, judge_of
+from ropext.training.judge import few
 from ropext.training.rows import FitQuestions, Full, Pose, Rows, strategy_of
 from ropext.training.spectrum_objective import NO_QUESTIONS, Questions, SpectrumObjective
 from ropext.training.starts import check_geometry, choose_starts
@@ -59,8 +59,8 @@ def prepare(
         load_tokenizer(snapshot, False), plan.model.vocab_size, options.seed
     )
     enough = max(options.steps * max(options.batch_tokens, plan.target), FEWEST * plan.target)
-    apart = kept_out_of(read_record(snapshot.directory))
-    read = data.read_for_fit(source, options, encoder, plan.target, enough, apart)
+    record = read_record(snapshot.directory)
+    read = data.read_for_fit(source, options, encoder, plan.target, enough, trained_in(record))
     posed = _questions(encoder, read, options, plan, strategy)
     notes = list(posed.why_none)
     notes += read.unread
@@ -74,6 +74,7 @@ def prepare(
     count = per_step * options.steps
     training = Training(
         snapshot=snapshot,
+        record=record,
         options=options,
         context=plan.context,
         target=plan.target,

@@ -2,7 +2,7 @@
 
 from ropext import scaling
 from ropext.errors import listed
-from ropext.jsontext import JsonObject, values_json
+from ropext.jsontext import JsonObject
 from ropext.lengths import octaves
 from ropext.loaders import WRONG, newest
 from ropext.planning import Plan
@@ -15,7 +15,7 @@ from ropext.training.report import (
     json_files,
     section_of,
 )
-from ropext.training.result import Fitted, judged_steps
+from ropext.training.result import Fitted
 
 # What the record repeats of the options, and of the result.
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
@@ -128,19 +128,21 @@ def fit_story(done: Fitted) -> Story:
 
 
 def fit_files(done: Fitted) -> dict[str, bytes]:
-    """OUT/pair-factors.json and OUT/fit."""
+    """Return OUT/pair-factors.json and the files of OUT/fit: the record, and its parts by
+    themselves."""
+    record = done.to_json()
     out: JsonObject = {
         "pair-factors.json": {
             "pair_factors": done.pair_factors,
             "attention_factor": done.attention_factor,
         },
         "fit/numbers.json": {
-            "numbers": values_json(done.numbers),
-            "change": values_json(done.change),
+            "numbers": record["numbers"],
+            "change": record["change"],
             "closed_forms": done.closed_forms,
         },
-        "fit/losses.json": {"losses": done.by_step, "judgements": judged_steps(done.judgements)},
-        done.file: done.to_file(),
+        "fit/losses.json": {"losses": record["losses"], "judgements": record["judgements"]},
+        done.file: done.objective.kept(done),
     }
     return json_files(out) | {
         "fit/pair-factors.png": _factors_picture(done),

@@ -18,8 +18,7 @@ from ropext.checkpoint.provenance import record_of
 from ropext.checkpoint.writing import DirectorySource, WriteManner, write
 from ropext.jsontext import JsonObject
 from ropext.narration import Show
-from ropext.training.place import write_files
-from ropext.training.report import Story
+from ropext.training.report import Story, write_files
 from ropext.training.result import Fitted
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from ropext import corpus
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads
+from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
 from ropext.jsontext import Json, JsonObject
 from ropext.narration import Hooks, Show, unseen
@@ -41,13 +41,6 @@ def read_now(
     stores = {variant.label: store or Store()}
     progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
-
-
-def tokens_of(reads: Reads | None) -> int:
-    """Read through windows of the target's length."""
-    if reads is None:
-        return 0
-    return len(reads.documents) * reads.frame.longest * reads.frame.scoring.passes
 
 
 def short_tokens_of(reads: Reads) -> int:
@@ -88,18 +81,6 @@ def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
         for length, items in sorted(grouped(measured.models[label].items, "length").items()):
             values[f"{FIT_TASK}@{length}"] = share_of(items)
     return numbers
-
-
-def judge_of(
-    documents: Sequence[corpus.Document],
-    lengths: tuple[int, int],
-    seed: int,
-    bos: int | None = None,
-    prediction: Prediction = NEXT_TOKEN,
-) -> Reads:
-    """Over documents of the target's length; `lengths` are the context and the target."""
-    frame = prediction.frame(lengths[0], lengths, seed)
-    return Reads(frame, tuple(documents), prediction=prediction, bos=bos)
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from ropext.corpus import DocumentEncoder
-from ropext.evaluation.reads import NEXT_TOKEN, MaskedTokens, Prediction, masked_tokens
-from ropext.models.head import foretold_bend
+from ropext.evaluation.reads import NEXT_TOKEN, MaskedTokens, Prediction
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import MASKED, Row
@@ -30,6 +28,7 @@ class NextTokenLearning:
     scored: ClassVar[str] = "tokens"  # what held-out losses are over
     notes: ClassVar[tuple[str, ...]] = ()
     loss: ClassVar[Loss | None] = None  # None = the model's own
+    why_whole: ClassVar[str] = ""  # whether it needs whole logits, the model tells
 
     def rows(
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
@@ -42,10 +41,6 @@ class NextTokenLearning:
         that is to be said."""
         return use_sliced_loss(model)
 
-    def why_whole(self, model: "PreTrainedModel") -> str | None:
-        """Why the loss will need whole logits, as far as a model without weights tells."""
-        return foretold_bend(model)
-
 
 @dataclass(frozen=True)
 class MaskedLearning:
@@ -57,6 +52,7 @@ class MaskedLearning:
         "losses on held-out documents are pseudo-perplexities: each pass masks every "
         f"{MASK_STRIDE}th of the last tokens",
     )
+    why_whole: ClassVar[str] = "a masked language model takes its own"
 
     def rows(
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
@@ -68,10 +64,6 @@ class MaskedLearning:
         """Few of the tokens are scored, so that stock's loss of whole logits stays."""
         return None
 
-    def why_whole(self, model: "PreTrainedModel") -> str | None:
-        """It is known beforehand."""
-        return "a masked language model takes its own"
-
     @property
     def loss(self) -> Loss:
         return _masked_loss
@@ -79,13 +71,6 @@ class MaskedLearning:
 
 Learning = NextTokenLearning | MaskedLearning
 NEXT_TOKEN_LEARNING = NextTokenLearning()
-
-
-def learning_of(masked: bool, encoder: DocumentEncoder, model: str) -> Learning:
-    """How a model of this name learns: by masked tokens, or by the next one."""
-    if masked:
-        return MaskedLearning(masked_tokens(encoder, model))
-    return NEXT_TOKEN_LEARNING
 
 
 class MaskedRows(Sequence[Row]):

@@ -24,7 +24,7 @@ from ropext.models.load import (
 )
 from ropext.options.training import Finetune, TrainingOptions
 from ropext.training.defaults import Settings
-from ropext.training.trainable import LORA_ALONE, Trainable
+from ropext.training.new_rows import NewRows
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -115,10 +115,10 @@ def add_adapter(
     model: "PreTrainedModel",
     options: Finetune,
     settings: Settings,
-    trainable: Trainable = LORA_ALONE,
+    new_rows: NewRows | None = None,
 ) -> "PeftModel":
-    """The model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a position
-    table, whose new rows alone move) trainable."""
+    """Return the model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a
+    position table, whose new rows alone move) trainable."""
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
@@ -126,14 +126,23 @@ def add_adapter(
     if settings.rank is not None and settings.alpha is not None:
         linear = target_names(model, options.targets)
         check_rank(model, linear, settings.rank.value)
-        names = _precise(model, linear)
+        # Full names if a short one would also match outside of the text decoder.
+        inside = {id(module) for module in model.get_decoder().modules()}
+        where = dict[str, bool]()
+        for name, module in model.named_modules():
+            if name.rpartition(".")[2] in linear:
+                where[name] = id(module) in inside
+        names = linear
+        if not all(where.values()):
+            names = [name for name, is_inside in where.items() if is_inside]
     saved = _norm_names(model) if options.train_norms else []
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
         name = next(name for name, module in model.named_modules() if module is embedding)
         # PEFT ties a trained embedding only where a name here ends in one that it knows.
         saved += [name, f"{name}.lm_head"]
-    saved += trainable.modules(model)
+    if new_rows is not None:
+        saved += new_rows.modules(model)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     config = peft.LoraConfig(
         # Of PEFT's kinds none is a masked language model.
@@ -149,20 +158,23 @@ def add_adapter(
         config.r = settings.rank.value
         config.lora_alpha = settings.alpha.value
     joined = peft.get_peft_model(model, config)
-    trainable.prepare(joined)
+    if new_rows is not None:
+        new_rows.prepare(joined)
     return joined
 
 
-def linear_names(model: "PreTrainedModel") -> list[str]:
-    """Short names of the linear layers inside the model's blocks, in their order.
+def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
+    """Return the short names of the linear layers that get a LoRA, all or the `wanted` ones; refuse
+    a name that none has.
 
-    A block is what stands in a list of modules; the output head and what projects images or sound
-    from outside of the text decoder stay out. So do layers that multiply otherwise (DeepSeek V4's
-    groups, Llama 4's router), and those of a router, past which LongCat reads the weights.
+    They are inside the model's blocks, which are what a list of modules holds. The output head and
+    what projects images or sound from outside of the text decoder stay out. So do layers that
+    multiply otherwise (DeepSeek V4's groups, Llama 4's router), and those of a router, past which
+    LongCat reads the weights.
     """
     head = model.get_output_embeddings()
     decoder = model.get_decoder()
-    names: dict[str, bool] = {}
+    plain = dict[str, bool]()
     for name, module in decoder.named_modules():
         parent, _, short = name.rpartition(".")
         inside = any(part.isdigit() for part in parent.split("."))
@@ -171,13 +183,8 @@ def linear_names(model: "PreTrainedModel") -> list[str]:
         linear = isinstance(module, nn.Linear) or kind in ("Conv1D", "Linear4bit")
         if inside and module is not head and linear:
             kinds = f"{kind} {type(decoder.get_submodule(parent)).__name__}"
-            names[short] = names.get(short, True) and not re.search("Router|Grouped", kinds)
-    return [name for name, plain in names.items() if plain]
-
-
-def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
-    """The names that get a LoRA; one that is not there is refused with those that are."""
-    linears = linear_names(model)
+            plain[short] = plain.get(short, True) and not re.search("Router|Grouped", kinds)
+    linears = [name for name, is_plain in plain.items() if is_plain]
     if not linears:
         raise InputError("--targets: this model has no linear layer inside its blocks")
     for name in wanted:
@@ -187,19 +194,6 @@ def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]
                 f"--targets {name} matches no linear layer; {meant} there are {', '.join(linears)}"
             )
     return list(wanted) or linears
-
-
-def _precise(model: "PreTrainedModel", names: list[str]) -> list[str]:
-    """The same, or full names where a short one would also match outside of the text decoder."""
-    inside = {id(module) for module in model.get_decoder().modules()}
-    where = {
-        name: id(module) in inside
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in names
-    }
-    return (
-        names if all(where.values()) else [name for name, is_inside in where.items() if is_inside]
-    )
 
 
 def _norm_names(model: nn.Module) -> list[str]:

@@ -7,21 +7,25 @@ learn, choose, write.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 from ropext import guard
+from ropext.atomic import reason_of
+from ropext.checkpoint import Snapshot
 from ropext.checkpoint.digests import Digests
 from ropext.checkpoint.provenance import taken_digests, versions, weights_digest
+from ropext.checkpoint.staging import Output, check_output, check_space, recover, settle_output
 from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError, OutputExists
+from ropext.errors import InputError, OutputExists, Stopped
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
 from ropext.jsontext import Json, JsonObject, digest, read_object, values_json
 from ropext.models import processes
-from ropext.models.load import memory_errors
+from ropext.models.head import foretold_bend
+from ropext.models.load import free_memory, memory_errors, skeleton
 from ropext.narration import (
     SILENT,
     Call,
@@ -34,19 +38,22 @@ from ropext.narration import (
     unseen,
 )
 from ropext.options.fields import FILES, NUMBERS
+from ropext.options.training import Finetune, TrainingOptions
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
-from ropext.training import loss
-from ropext.training.counting import Moving, Needs, count_needs
-from ropext.training.place import (
-    check_output_of,
-    say_versions,
-    settle_done,
-    settle_output_of,
-    writing_errors,
-)
+from ropext.training import defaults, loss, models
 from ropext.training.training import Training
-from ropext.workdir import SCHEMA, USED, Workdir, differences, first_of, has_work
+from ropext.workdir import (
+    SCHEMA,
+    USED,
+    Workdir,
+    beside,
+    differences,
+    first_of,
+    has_work,
+    read,
+    release,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,14 +66,49 @@ CONTENT = "result"
 Finish = Callable[[Path, Call, Path], None]
 
 
+# Layers are run again in the backward pass unless what they keep for it takes less than this share
+# of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
+# hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
+KEPT_BYTES = 34
+PLENTY = 0.125
+# Copies of each trained number: itself, its gradient, and AdamW's two moments.
+COPIES = 4
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What is trained of a model."""
+
+    names: tuple[str, ...]  # layers that get a LoRA, or the spectrum
+    count: int  # parameters
+    size: int  # their bytes
+    new_rows: tuple[str, ...] = ()  # of position tables, in words
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a training takes."""
+
+    targets: tuple[str, ...]  # what is trained, new rows of tables among it
+    new_rows: tuple[str, ...]
+    moving: int  # parameters in it
+    moving_bytes: int  # with gradients and the optimiser's state
+    weight_bytes: int  # of the model that is read, in all devices together
+    recompute: bool  # layers are run again in the backward pass
+    sliced: str | None  # why the loss is not sliced
+
+
 class KeptResult(Protocol):
-    """What a training gives back, kept in its output."""
+    """The record of a finished training, kept in its output."""
 
     file: ClassVar[str]  # of the output
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
         """Read it."""
+
+    def to_json(self) -> dict[str, Json]:
+        """Write it, with the name of the output."""
 
 
 Done = TypeVar("Done", bound=KeptResult)
@@ -110,19 +152,26 @@ class Objective(ABC, Generic[Done]):
         """What is trained of a model without weights. What the device, or the launch, cannot do is
         refused."""
 
-    def manifest(self, show: Show = unseen) -> dict[str, Json]:
-        """What decides the numbers. Weights that are not remembered are read for it, which is
-        shown."""
+    def decides(self, show: Show = unseen, *, files: bool = False) -> dict[str, Json]:
+        """Return all that decides the numbers, and with `files` what else decides what is written:
+        the number of files, and those that the output takes from its base. Weights whose digests
+        are not remembered are read for it, and `show` shows that."""
+        options = self.training.options
+        digests = Digests(show)
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
-        return {
-            SCHEMA: self.training.options.key_schema,
+        decides = {
+            SCHEMA: options.key_schema,
             "config": digest(self.snapshot.config),
-            "weights": weights_digest(self.snapshot, Digests(show)),
+            "weights": weights_digest(self.snapshot, digests),
             "data": self.training.data.digest(),
             "judging": [document.key for document in self.judge.documents] if self.judge else [],
             **self.facts,
-            "options": self.training.options.deciding(NUMBERS) | chosen,
+            "options": options.deciding(NUMBERS) | chosen,
         }
+        if files:
+            decides["files"] = options.deciding(FILES)
+            decides["base"] = taken_digests(self.snapshot, digests)
+        return decides
 
     @property
     def tokens(self) -> int:
@@ -130,16 +179,29 @@ class Objective(ABC, Generic[Done]):
         return self.settings.tokens
 
     def counts(self) -> Self:
-        """Count on a model without weights; what cannot be trained is refused."""
-        self.needs = count_needs(self.training, self.moving)
+        """Count what it takes on a model without weights; refuse what cannot be trained."""
+        settings = self.settings
+        options = self.training.options
+        models.check_tracker(options.report_to)
+        model = skeleton(self.snapshot)
+        share = settings.per_step // processes.readers()
+        rows = defaults.micro_rows(options, settings.longest, share)
+        config = model.config.get_text_config()
+        # Of each row, what one process reads.
+        tokens = rows * settings.longest // processes.of_each_row()
+        activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+        moved = self.moving(model)
+        self.needs = Needs(
+            targets=moved.names + moved.new_rows,
+            new_rows=moved.new_rows,
+            moving=moved.count,
+            moving_bytes=COPIES * moved.size,
+            weight_bytes=models.dtype(options).itemsize * numbers,
+            recompute=activations > PLENTY * free_memory(models.device(options)),
+            sliced=self.training.learning.why_whole or foretold_bend(model),
+        )
         return self
-
-    def decides(self, show: Show = unseen) -> dict[str, Json]:
-        """Return all that decides what is written: also the number of files, and the files that the
-        output takes from its base."""
-        files = self.training.options.deciding(FILES)
-        base = taken_digests(self.snapshot, Digests(show))
-        return self.manifest(show) | {"files": files, "base": base}
 
     def done_before(self, output: Path, call: Call) -> Done | None:
         """Return the result that this very training left, where all files are as it wrote them;
@@ -148,7 +210,7 @@ class Objective(ABC, Generic[Done]):
         if call.force or not file.is_file() or not guard.is_as_written(output):
             return None
         kept = read_object(file)
-        names = differences(kept[DECIDES], self.decides(told_of_files(call.hooks.say)))
+        names = differences(kept[DECIDES], self.decides(told_of_files(call.hooks.say), files=True))
         if not names:
             return self.kind.of(output, kept[CONTENT])
         why = f"it differs in {first_of(names)}"
@@ -215,7 +277,7 @@ class Objective(ABC, Generic[Done]):
         that is done is neither."""
         if self.done_before(output, call) is not None:
             return
-        check_output_of(self.training, output, call)  # before weights are hashed
+        self._settle(output, call, changes=False)  # before weights are hashed
         self._place(output, call).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
@@ -224,13 +286,12 @@ class Objective(ABC, Generic[Done]):
         before = self.done_before(output, call)
         if before is not None:
             if processes.is_main():
-                settle_done(output)
+                # What a kill left that came when the output was written and had its name.
+                recover(output, refused=True)
+                release(beside(output), output)
             return before
         place = self._place(output, call)
-        if processes.is_main():
-            settle_output_of(self.training, output, call)
-        else:
-            check_output_of(self.training, output, call)
+        self._settle(output, call, changes=processes.is_main())
         self.counts()
         rank, world = processes.rank_and_count()
         with place.claimed(call.force, rank, world, call.hooks.say):
@@ -238,14 +299,39 @@ class Objective(ABC, Generic[Done]):
                 call = replace(call, hooks=SILENT)
             return self.run(place.folder, output, call)
 
+    def _settle(self, output: Path, call: Call, *, changes: bool) -> None:
+        """Refuse an output that holds something else, or has no room, before hours of work. If it
+        may make `changes`, first clear away what a kill left."""
+        record = self.training.record
+        reads: list[Path | str] = [self.snapshot.directory]
+        if record is not None:
+            reads.append(str(record.base.get("name") or ""))
+        place = Output(output, call.force, reads)
+        try:
+            if changes:
+                settle_output(place)
+            else:
+                check_output(place)
+            check_space(output, room_for(self.snapshot, self.training.options))
+        finally:
+            if changes:
+                release(beside(output), output)
+
     def _place(self, output: Path, call: Call) -> Workdir:
-        """Where a run keeps what is not finished."""
+        """Return where a run keeps what is not finished; say which libraries are others than those
+        that it was begun with."""
         say = call.hooks.say
-        manifest = self.manifest(told_of_files(say))
         now = versions()
-        place = Workdir(output, self.command, manifest, {"versions": now})
-        if place.has_begun():
-            say_versions(place.folder, now, say)
+        place = Workdir(output, self.command, self.decides(told_of_files(say)), {"versions": now})
+        begun = read(place.folder) if place.has_begun() else None
+        before = None if begun is None else begun.get("versions")
+        if isinstance(before, dict) and (changed := differences(before, now)):
+            then = list[str]()
+            here = list[str]()
+            for name in changed:
+                then.append(f"{name} {before.get(name, 'absent')}")
+                here.append(f"{name} {now.get(name, 'absent')}")
+            say(f"{place.folder}: started with {', '.join(then)}, resumes with {', '.join(here)}")
         return place
 
     def run(self, folder: Path, output: Path, call: Call) -> Done | None:
@@ -272,10 +358,20 @@ class Objective(ABC, Generic[Done]):
 
     @contextmanager
     def _guarded(self, folder: Path) -> Iterator[None]:
-        """Out of memory, and a full or failing disk, become a sentence; the checkpoints before it
-        are kept."""
-        with memory_errors(self.out_of_memory), writing_errors(folder):
-            yield
+        """Say in a sentence that memory, or the disk of a folder, is full or fails; the checkpoints
+        before it are kept."""
+        with memory_errors(self.out_of_memory):
+            try:
+                yield
+                return
+            except Exception as error:
+                reason = reason_of(error)
+                if reason is None:
+                    raise
+            raise Stopped(
+                f"{folder} cannot be written: {reason}; finished checkpoints are kept; run the "
+                "same command to resume"
+            )
 
     def note(self, sentence: str) -> None:
         """Tell, now and in the result."""
@@ -322,7 +418,29 @@ class Objective(ABC, Generic[Done]):
                 "nothing of the first, so it would learn nothing; use --strategy full"
             )
 
+    def kept(self, result: Done) -> dict[str, Json]:
+        """Return what OUT keeps: the result, beside what decides it. `done_before` reads it."""
+        content = result.to_json()
+        del content["output"]
+        return {DECIDES: self.decides(files=True), CONTENT: values_json(content)}
+
+    @abstractmethod
+    def told(self, result: Done) -> str:
+        """Write what the command prints at its end."""
+
     def first_steps(self) -> dict[str, bytes]:
         """The log of what first steps took, as a file of the result."""
         log = self.folder / USED
         return {USED: guard.signed_log(log.read_bytes())} if log.is_file() else {}
+
+
+def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
+    """Count the bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
+    copies = 0
+    is_slim = False
+    if isinstance(options, Finetune):
+        copies = 1
+        is_slim = options.slim
+    if options.link == "copy" and not is_slim:
+        copies += 1
+    return copies * sum(snapshot.files[name] for name in snapshot.weight_files)

@@ -1,6 +1,8 @@
-"""Where a fine-tuning begins: a checkpoint that was extended, with its record."""
+"""Where a fine-tuning begins: an extended checkpoint with its record, and what may be trained of
+it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ropext import bundled, families
 from ropext.checkpoint import Snapshot, open_snapshot
@@ -9,46 +11,74 @@ from ropext.checkpoint.provenance import (
     Record,
     read_record,
     record_of_config,
+    scaled_by_config,
 )
 from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.families.config import named
 from ropext.jsontext import Json
 from ropext.models.load import is_masked
+from ropext.options.fields import flag
+from ropext.options.training import Finetune
 from ropext.results import BASE
+from ropext.scaling.tables import Growth
 from ropext.schemes import read_positions
 from ropext.schemes.plan import growth_of
-from ropext.training.positions import Positions, RotaryPositions, TablePositions
+
+Train = Literal["lora", "new-rows", "both"]
+OF_A_LORA = (
+    "rank",
+    "alpha",
+    "dropout",
+    "targets",
+    "train_norms",
+    "train_embeddings",
+    "qlora",
+)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The checkpoint that is trained: extended by ropext and saved, with its record."""
+    """The checkpoint that is trained: extended and saved, with its record, and how it knows
+    positions: by rotary embeddings that its config scales, or by a learned table."""
 
     snapshot: Snapshot
     record: Record
-    positions: Positions
-
-    @property
-    def context(self) -> int:
-        return self.record.context
-
-    @property
-    def target(self) -> int:
-        return self.record.target
-
-    @property
-    def is_read_from_config(self) -> bool:
-        """Whether it has no record but the scaling that its config names."""
-        return bool(self.record.more.get(READ_FROM))
-
-    @property
-    def history(self) -> str:
-        """How it came to its length."""
-        return self.positions.history(self.record)
+    history: str  # how it came to its length
+    path: tuple[str, ...]  # to the text part, inside the config
+    table: Growth | None = None  # that was given new rows; None if it rotates
+    masked: bool = False  # it fills in masked tokens
+    # Positions up to which a longrope with two sets of factors reads the short one; 0 = it has one.
+    two_sets_up_to: int = 0
 
     def base_config(self) -> dict[str, Json]:
-        """The config before the extension, as recorded."""
+        """Return the config before the extension, as recorded."""
         return dict(self.record.base["config"])
+
+    def trained(self, options: Finetune) -> Train:
+        """Return what is trained, the default filled in; refuse options for another kind."""
+        if self.table is None:
+            if options.train not in (None, "lora"):
+                raise UsageError(
+                    f"--train {options.train} is for a learned table of positions, and "
+                    f"{self.snapshot.name} rotates; leave it out"
+                )
+            return "lora"
+        unfit = {
+            "--strategy pose": options.strategy == "pose",
+            "--retrieval-share": options.retrieval_share > 0,
+        }
+        for name, is_given in unfit.items():
+            if is_given and self.masked:
+                raise UsageError(f"{name} is for models that predict the next token; leave it out")
+        wanted = options.train or "new-rows"
+        if wanted != "lora" and options.control:
+            raise UsageError("--control trains the base, which has no new rows; add --train lora")
+        for field in OF_A_LORA:
+            if wanted == "new-rows" and getattr(options, field):
+                raise UsageError(
+                    f"{flag(field)} goes with a LoRA; add --train both, or --train lora"
+                )
+        return wanted
 
 
 def _never_extended(snapshot: Snapshot) -> str:
@@ -118,12 +148,19 @@ def open_origin(model: str) -> Origin:
             f"{model}: ropext.json says that it was extended to {record.target} tokens, but its "
             f"config reads {read.context}; see ropext verify {model}"
         )
+    extended = f"extended from {record.context} to {record.target} tokens"
     if rotary is not None:
-        return Origin(snapshot, record, RotaryPositions(rotary))
+        history = scaled_by_config(rotary) if record.more.get(READ_FROM) else extended
+        two_sets_up_to = 0
+        for site in rotary.scaled_sites:
+            if site.rope.short_pair_factors:
+                two_sets_up_to = max(two_sets_up_to, site.rope.original_context)
+        path = rotary.path
+        return Origin(snapshot, record, history, path, two_sets_up_to=two_sets_up_to)
     table = growth_of(snapshot, record)
     if table.undone() is None:
         raise InputError(
             f"{model}: its table keeps {len(table.old_rows)} of {record.context} old rows, so its "
             f"base cannot be rebuilt; extend the base to a multiple of {record.context}"
         )
-    return Origin(snapshot, record, TablePositions(table, masked))
+    return Origin(snapshot, record, extended, table.positions.path, table, masked)

@@ -1,8 +1,9 @@
 """What any training says in words: its settings, its rows, what the record keeps of it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ropext.checkpoint.provenance import TRAINED_ON
@@ -59,11 +60,12 @@ def plan_text(objective: Objective[Any]) -> str:
         lines.append("layers are run again in the backward pass")
     if counts.sliced:
         lines.append(f"the loss needs whole logits: {counts.sliced}")
-    if training.lineage_before:
-        lines.append(f"warning: [seen] {training.lineage_before}")
+    if lineage := training.lineage(training.overlap_before):
+        lines.append(f"warning: [seen] {lineage}")
     lines += [f"note: {remark}" for remark in objective.remarks]
     title = f"{training.snapshot.name}: {objective.title}"
-    return "\n".join([f"{title}\n\n{columns((), settings_rows)}\n", *lines])
+    text = "\n".join(lines)
+    return f"{title}\n\n{columns((), settings_rows)}\n\n{text}"
 
 
 def _plain(value: object) -> str:
@@ -72,6 +74,14 @@ def _plain(value: object) -> str:
     if isinstance(value, tuple | list):
         return "/".join(map(str, value))
     return str(value)
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files below a folder, by their relative paths."""
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def json_files(contents: JsonObject) -> dict[str, bytes]:
@@ -88,27 +98,25 @@ def section_of(
     """Return what ropext.json says of either training, with some options, and facts of the
     result."""
     training = done.training
-    section: dict[str, object] = {
-        "settings": training.settings.named,
-        "overlap": training.overlap,
-        "numbers": done.numbers,
+    record = done.to_json()
+    section: dict[str, Json] = {
+        "settings": record[done.counted_as]["settings"],
+        "overlap": values_json(training.overlap),
+        "numbers": record["numbers"],
     }
     for name in facts:
-        section[name] = getattr(done, name)
-    written: dict[str, Json] = values_json(section)
+        section[name] = values_json(getattr(done, name))
     for name in options:
-        written[name] = getattr(training.options, name)
-    return written
+        section[name] = getattr(training.options, name)
+    return section
 
 
-def asked_text(share: float) -> list[str]:
-    """What must be known to read a retrieval score of a model that was trained to retrieve."""
-    if not share:
-        return []
-    return [
+def asked_text(share: float) -> str:
+    """Say what must be known to read a retrieval score of a model that was trained to retrieve."""
+    return (
         f"{share:.0%} of the training rows are retrieval questions worded like the task mkey, so "
         "its scores are those of a trained task."
-    ]
+    )
 
 
 def short_windows_text(training: Training) -> list[str]:

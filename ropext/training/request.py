@@ -16,7 +16,7 @@ from ropext.options.training import Finetune, Fit
 from ropext.workdir import beside
 
 if TYPE_CHECKING:  # of the two kinds one is imported
-    from ropext.training.adapter_objective import AdapterObjective
+    from ropext.training.finetune import AdapterObjective
     from ropext.training.objective import Finish
     from ropext.training.spectrum_objective import SpectrumObjective
 

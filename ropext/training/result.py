@@ -1,8 +1,7 @@
 """What a training did, as its caller gets it."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -16,11 +15,12 @@ from ropext.results.overlap import Overlap, overlap_in
 from ropext.results.values import Value, Values
 from ropext.table import Table
 from ropext.training.judge import Numbers
-from ropext.training.objective import CONTENT, DECIDES, Objective
+from ropext.training.objective import CONTENT, Objective
 from ropext.training.tables import finetune_table, fit_table
 from ropext.training.training import Training
 
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
+# A field's metadata say: "name", its key; "json", how it becomes JSON; "kind", what it is read as.
 
 
 def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
@@ -30,7 +30,7 @@ def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TrainingResult(Result):
-    """What a training did."""
+    """The record of a finished training: what reports it is made of this, and OUT keeps it."""
 
     lists = (".by_step",)
 
@@ -83,16 +83,18 @@ class TrainingResult(Result):
                 content[part.metadata.get("name", part.name)] = write(getattr(self, part.name))
         return content
 
-    def to_file(self) -> dict[str, Json]:
-        """Return what OUT keeps of it, beside what decides it."""
-        content = self.to_json()
-        del content["output"]
-        return {DECIDES: self.objective.decides(), CONTENT: values_json(content)}
-
     @classmethod
-    @abstractmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read what OUT keeps of it."""
+        """Read what OUT keeps of it: its JSON, but for the name of OUT."""
+        kept: dict[str, Any] = {"output": output, "counted": content[cls.counted_as]}
+        for part in fields(cls):
+            if part.metadata != HIDDEN:
+                value = content[part.metadata.get("name", part.name)]
+                kind = part.metadata.get("kind", Any)
+                kept[part.name] = read_values(kind, value, output / cls.file)
+            else:
+                kept.setdefault(part.name, None)
+        return cls(**kept)
 
     def _same_documents(self) -> None:
         """Return nothing: what the models read is gone with OUT.run."""
@@ -110,8 +112,9 @@ class Finetuned(TrainingResult):
     stopped_early: bool
     by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
     evaluations: Sequence[dict[str, float]]
-    numbers: Numbers
-    overlap: Overlap | None  # of the documents that these are over
+    numbers: Numbers = field(metadata={"kind": dict[str, Values]})
+    # Of the documents that these are over.
+    overlap: Overlap | None = field(metadata={"kind": Overlap | None})
     control: dict[str, Json] | None
     notes: Sequence[str]
 
@@ -132,24 +135,6 @@ class Finetuned(TrainingResult):
         table = finetune_table(self.numbers, self.target, self.overlap, "On held-out documents")
         return [] if table is None else [table]
 
-    @classmethod
-    def of(cls, output: Path, content: JsonObject) -> Self:
-        return cls(
-            output=output,
-            counted=content[cls.counted_as],
-            work=None,
-            measurement=None,
-            steps=content["steps"],
-            kept_step=content["kept_step"],
-            stopped_early=content["stopped_early"],
-            by_step=content["losses"],
-            evaluations=content["evaluations"],
-            numbers=read_values(dict[str, Values], content["numbers"], output / cls.file),
-            overlap=overlap_in(content["overlap"], output / cls.file),
-            control=content["control"],
-            notes=content["notes"],
-        )
-
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Fitted(TrainingResult):
@@ -166,10 +151,11 @@ class Fitted(TrainingResult):
     tokens: int  # read with gradients until the end
     forward_tokens: int  # read without
     method: str
-    pair_factors: tuple[float, ...]
+    pair_factors: tuple[float, ...] = field(metadata={"kind": tuple[float, ...]})
     attention_factor: float
-    change: Value | None  # far half, fitted minus start, nats per token
-    numbers: Numbers  # of base, start and fitted
+    # Far half, fitted minus start, nats per token.
+    change: Value | None = field(metadata={"kind": Value | None})
+    numbers: Numbers = field(metadata={"kind": dict[str, Values]})  # of base, start and fitted
     by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
     # Far half, nats per token, of the closed forms, and by step.
     closed_forms: Mapping[str, float] = field(metadata=HIDDEN)
@@ -205,32 +191,12 @@ class Fitted(TrainingResult):
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
+        """Read what OUT keeps of it; the closed forms are in a file of their own."""
         judgements = dict[int, float]()
         for judged in content["judgements"]:
             judgements[judged["step"]] = judged["far_half_nll"]
-        change = content["change"]
-        return cls(
-            output=output,
-            counted=content[cls.counted_as],
-            work=None,
-            measurement=None,
-            written=None,
-            kept=content["kept"],
-            reason=content["reason"],
-            start=content["start"],
-            step=content["step"],
-            tokens=content["tokens"],
-            forward_tokens=content["forward_tokens"],
-            method=content["method"],
-            pair_factors=tuple(content["pair_factors"]),
-            attention_factor=content["attention_factor"],
-            change=change and read_values(Value, change, output / cls.file),
-            numbers=read_values(dict[str, Values], content["numbers"], output / cls.file),
-            by_step=content["losses"],
-            closed_forms=read_object(output / "fit/numbers.json")["closed_forms"],
-            judgements=judgements,
-            notes=content["notes"],
-        )
+        forms = read_object(output / "fit/numbers.json")["closed_forms"]
+        return replace(super().of(output, content), judgements=judgements, closed_forms=forms)
 
 
 def opened_training(output: Path) -> Finetuned | Fitted | None:

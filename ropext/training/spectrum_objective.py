@@ -20,7 +20,6 @@ from ropext.results import BASE, EXTENDED, FITTED, START, rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.tasks import Item
 from ropext.training import fit_report, loss, models, spectrum, trainer
-from ropext.training.counting import Moving
 from ropext.training.fit_choice import ClosedForms, Verdict, notes_on_written, why_start_stays
 from ropext.training.fit_writing import write_fitted
 from ropext.training.judge import (
@@ -30,7 +29,7 @@ from ropext.training.judge import (
     read_now,
     short_tokens_of,
 )
-from ropext.training.objective import Objective
+from ropext.training.objective import Moving, Objective
 from ropext.training.result import Fitted
 from ropext.training.rows import Row, Rows, WithShort
 from ropext.training.starts import Starts, plan_with
@@ -140,7 +139,8 @@ class SpectrumObjective(Objective[Fitted]):
     def measure(self, pause: Show) -> None:
         """Read the base through its short window and every closed form, find the best of these, and
         ask base and start."""
-        for sentence in filter(None, (*self.remarks, self.training.lineage_before)):
+        lineage = self.training.lineage(self.training.overlap_before)
+        for sentence in filter(None, (*self.remarks, lineage)):
             self.note(sentence)
         self.model = models.load(self.snapshot, self.options)
         self.model.requires_grad_(False)
@@ -332,6 +332,9 @@ class SpectrumObjective(Objective[Fitted]):
             return keep_start(why)
         change = fit_report.change_text(rules.far_change(self.measured, FITTED, START))
         return Verdict(step, f"step {step} is kept: {change}", plan)
+
+    def told(self, result: Fitted) -> str:
+        return fit_report.fit_result(result)
 
     def write(self, result: Fitted, show: Show) -> None:
         files = fit_report.fit_files(result)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ropext.jsontext import JsonObject, read_values, values_json
+from ropext.jsontext import JsonObject, read_values
 from ropext.lengths import length_text
 from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import overlap_in
@@ -136,10 +136,11 @@ def finetune_story(done: Finetuned) -> Story:
         f"It was then trained for {steps} steps ({tokens:,} tokens, strategy {options.strategy}) "
         f"{' and '.join(ways)}."
     ]
-    summary += asked_text(options.retrieval_share)
+    if options.retrieval_share:
+        summary.append(asked_text(options.retrieval_share))
     summary += short_windows_text(training)
     summary += verdict(done.numbers, training.target)
-    if lineage := training.lineage:
+    if lineage := training.lineage(overlap):
         summary.append(f"{lineage[0].upper()}{lineage[1:]}.")
     scored = training.learning.scored
     documents = overlap.of_documents if overlap else "documents"
@@ -159,16 +160,17 @@ def _loss_at(by_step: Sequence[Mapping[str, float]], step: int) -> float | None:
 
 
 def finetune_files(done: Finetuned) -> dict[str, bytes]:
-    """OUT/training."""
+    """Return the files of OUT/training: the record, and its parts by themselves."""
+    record = done.to_json()
     contents = {
-        "settings.json": done.objective.to_json(),
+        "settings.json": record[done.counted_as],
         "losses.json": {
-            "tuned": done.by_step,
-            "evaluations": done.evaluations,
+            "tuned": record["losses"],
+            "evaluations": record["evaluations"],
             "control": done.control and done.control["losses"],
         },
-        "numbers.json": values_json(done.numbers),
-        RESULT: done.to_file(),
+        "numbers.json": record["numbers"],
+        RESULT: done.objective.kept(done),
     }
     return json_files(contents) | {"loss.png": _losses_picture(done)}
 

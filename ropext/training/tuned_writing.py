@@ -8,33 +8,67 @@ OUT/control/            with --control: the control's LoRA, of the model before 
 OUT/training/           settings, losses and evaluations, result.json, loss.png, used.log
 """
 
+import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ropext import inspecting, proof
 from ropext.atomic import os_errors
 from ropext.bundled import MODELS
-from ropext.checkpoint import Snapshot, card, provenance
-from ropext.checkpoint.card import README, Card
-from ropext.checkpoint.provenance import NAME, Record
-from ropext.checkpoint.snapshot import INDEX
+from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.checkpoint.adapter import WEIGHTS
+from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.checkpoint.staging import Output, check_space, staged
 from ropext.checkpoint.weights import weigh
 from ropext.checkpoint.writing import copy_file, place
-from ropext.jsontext import JsonObject
+from ropext.jsontext import JsonObject, dump
+from ropext.models.adapter import add_adapter
+from ropext.models.load import Loading, auto_class, is_masked, load_model
 from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL
-from ropext.training.adapter_writing import copy_adapter, write_adapter
+from ropext.results.overlap import HASHES
+from ropext.training.new_rows import NewRows
+from ropext.training.objective import room_for
 from ropext.training.origin import Origin
-from ropext.training.place import room_for, write_files
-from ropext.training.report import Story
+from ropext.training.report import Story, write_files
 from ropext.training.result import Finetuned
-from ropext.training.trainable import Trainable
 
 ADAPTER = "adapter"
 TRAINING = "training"
+MERGED = "LoRA, merged"
+ROWS = "new rows of the position table"
+WHAT = {"lora": MERGED, "new-rows": ROWS, "both": f"{ROWS}, and a {MERGED}"}  # by --train
+ADAPTER_CARD = """\
+---
+base_model: {where}
+library_name: peft
+tags:
+- ropext
+{tag}---
+
+# {what} of an extended model
+
+Trained on `{name}`, which was extended from {context:,} to {target:,} tokens. An adapter stores \
+nothing about positions: on the model before its extension it gives wrong results.
+
+{loading}
+{note}"""
+RELATIVE = """
+`base_model_name_or_path` is relative to this folder, while PEFT resolves it from the working \
+directory; the lines above load it from anywhere.
+"""
+LOADING = """\
+from peft import PeftModel
+from transformers import {kind}
+
+folder = "path/to/this/folder"
+base = {kind}.from_pretrained({base}, dtype="auto")
+model = PeftModel.from_pretrained(base, folder)
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +76,7 @@ class TunedWeights:
     """The checkpoints whose weights count, and what was trained of which model."""
 
     origin: Origin
-    trainable: Trainable
+    new_rows: NewRows | None
     adapter: Path
     control: Path | None
 
@@ -57,21 +91,25 @@ def write_tuned(
     """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
     `extras` are files of OUT/training."""
     origin = weights.origin
-    trainable = weights.trainable
     adapter = weights.adapter
     snapshot = origin.snapshot
     output = done.output
     options = done.training.options
-    is_slim = isinstance(options, Finetune) and options.slim
+    assert isinstance(options, Finetune)
     check_space(output, room_for(snapshot, options))
     force = done.objective.call.force
     with staged(Output(output, force, [snapshot.directory])) as stage:
         directory = stage.directory
-        compared = trainable.write_weights(snapshot, adapter, directory, options.link, show)
+        compared: JsonObject = {}
+        if weights.new_rows is not None and options.train == "new-rows":
+            rows = weights.new_rows
+            compared = rows.write(snapshot, adapter, directory, options.link, show)
+        else:
+            _merge(snapshot, adapter, directory)
         with os_errors(output):
             beside = [n for n in snapshot.files if n not in (*snapshot.weight_files, INDEX)]
             digests = _carry(snapshot, beside, directory)
-            if not is_slim:
+            if not options.slim:
                 digests |= _carry_base(snapshot, directory, options.link, show)
                 write_adapter(origin, adapter, directory / ADAPTER, story)
             if weights.control is not None:
@@ -81,11 +119,21 @@ def write_tuned(
             write_files(directory / TRAINING, extras)
         record = _record(origin, directory, story, compared)
         with os_errors(output):
-            what = trainable.title
-            if not is_slim:
+            what = WHAT[str(options.train)]
+            if not options.slim:
                 what += "; `adapter` in the original output has it unmerged"
             _write_card(origin, directory, story, output.name, what)
             provenance.write(record, directory, digests)
+
+
+def _merge(snapshot: Snapshot, adapter: Path, directory: Path) -> None:
+    """Write base and adapter as one checkpoint, in the dtype that the base is stored in."""
+    # No attention is computed, and the config of a stranger does not choose it.
+    model = load_model(snapshot, Loading(attention="eager", masked=is_masked(snapshot)))
+    merged = add_adapter(model, str(adapter)).merge_and_unload()
+    largest = max(snapshot.files[name] for name in snapshot.weight_files)
+    # Shards as large as the base's: one file stays one file.
+    merged.save_pretrained(directory, max_shard_size=largest + (1 << 20))
 
 
 def _carry(
@@ -114,7 +162,7 @@ def _carry(
 def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> dict[str, str]:
     """Put the untuned checkpoint into the output; the SHA-256 of its files where it is known."""
     names = list(snapshot.files)
-    for name in (NAME, README):
+    for name in (provenance.NAME, card.README):
         if snapshot.path(name).is_file():
             names.append(name)
     digests = dict[str, str]()
@@ -123,17 +171,24 @@ def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
     return digests
 
 
-def _record(origin: Origin, directory: Path, story: Story, compared: JsonObject) -> Record:
+def _record(
+    origin: Origin, directory: Path, story: Story, compared: JsonObject
+) -> provenance.Record:
     """The base's record with the new weights, the run, and a proof of the tuned checkpoint, beside
     what was `compared` of a table."""
     record = origin.record
-    proved = dict(compared) | dict(origin.positions.prove(directory, record))
+    if origin.table is not None:
+        proved = proof.prove_table(directory, origin.table.extended)
+    else:
+        forward = proof.Forward(record.context, record.target, origin.base_config())
+        promise = proof.recorded(record)
+        proved = proof.prove(directory, promise, forward=forward, text_path=origin.path).to_json()
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
         weights={name: weigh(directory / name) for name in names},
         versions=provenance.versions(),
-        proof=proved,
+        proof=dict(compared) | dict(proved),
         more=dict(record.more) | story.sections("finetune"),
     )
 
@@ -141,14 +196,20 @@ def _record(origin: Origin, directory: Path, story: Story, compared: JsonObject)
 def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
     """Write the model card; `what` was trained."""
     record = origin.record
-    loaders = origin.positions.for_loaders(directory, title)
+    readings = None
+    serving: tuple[tuple[str, str], ...] = ()
+    if origin.table is None:
+        # A command in a card tells nobody where the directory lies.
+        served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
+        readings = card.loader_table(served.readings)
+        serving = card.serving_lines(served.serving)
     name = str(record.base.get("name", ""))
     base = str(record.base.get("hub_id") or (name if name in MODELS else Path(name).name))
     extended = (
         f"The context of {base} was extended from {record.context:,} to {record.target:,} "
         f"tokens by {record.method} (factor {record.target / record.context:g})."
     )
-    text = Card(
+    text = card.Card(
         title=title,
         base=base,
         base_is_hub_id=bool(record.base.get("hub_id")),
@@ -162,8 +223,48 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
             ]
         ),
         numbers=story.numbers,
-        readings=loaders.readings,
-        serving=loaders.serving,
+        readings=readings,
+        serving=serving,
     )
-    readme, _ = card.read_readme(origin.snapshot.path(README))
-    (directory / README).write_bytes(card.render(text, readme).encode(errors="replace"))
+    readme, _ = card.read_readme(origin.snapshot.path(card.README))
+    (directory / card.README).write_bytes(card.render(text, readme).encode(errors="replace"))
+
+
+def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:
+    """Write PEFT's two files, with a base that is found from anywhere, and how to load them."""
+    hub_id = origin.snapshot.hub_id
+    copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
+    (directory / card.README).write_text(_adapter_card(origin), encoding="utf-8")
+
+
+def copy_adapter(
+    adapter: Path, directory: Path, base: str, revision: str | None, story: Story
+) -> None:
+    """Copy a trained adapter into a new folder, under the name of its base."""
+    directory.mkdir()
+    (directory / HASHES).write_bytes(dump(story.trained_on))
+    shutil.copyfile(adapter / WEIGHTS, directory / WEIGHTS)
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = base
+    config["revision"] = revision
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"].sort()  # PEFT writes a set, in another order every time
+    (directory / ADAPTER_CONFIG).write_bytes(dump(config))
+
+
+def _adapter_card(origin: Origin) -> str:
+    hub_id = origin.snapshot.hub_id
+    base = f'"{hub_id}"' if hub_id else f'f"{{folder}}/../{BASE}"'
+    name = hub_id or f"../{BASE}"
+    loading = LOADING.format(base=base, kind=auto_class(origin.masked).__name__)
+    rotates = origin.table is None
+    return ADAPTER_CARD.format(
+        where=json.dumps(name),
+        tag="- lora\n" if rotates else "",
+        what="LoRA" if rotates else "Adapter",
+        name=name,
+        context=origin.record.context,
+        target=origin.record.target,
+        loading=card.code_block(loading, "python"),
+        note="" if hub_id else RELATIVE,
+    )

@@ -145,7 +145,7 @@ def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeyp
         raise AssertionError("all of it was read")
 
     monkeypatch.setattr("ropext.corpus.selection.read_documents", endless)
-    origin = SimpleNamespace(context=16, target=32)
+    origin = SimpleNamespace(record=SimpleNamespace(context=16, target=32))
     held_out = SimpleNamespace(judging=lambda count, target: ())
     options = Finetune(evaluate="org/endless", eval_documents=2)
     encoder = DocumentEncoder(make_tokenizer())

@@ -769,7 +769,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
 ):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    from ropext.training import counting
+    from ropext.training import objective
 
     step, forward, ran, runs = trainer._Trainer.training_step, LlamaMLP.forward, [], []
 
@@ -783,7 +783,7 @@ def test_layers_run_again_in_the_backward_pass_only_where_memory_is_short(
         runs.append(len(ran))
         return loss
 
-    monkeypatch.setattr(counting, "free_memory", lambda device: free)
+    monkeypatch.setattr(objective, "free_memory", lambda device: free)
     monkeypatch.setattr(LlamaMLP, "forward", counts)
     monkeypatch.setattr(trainer._Trainer, "training_step", within)
     options = RUN | {"steps": 1, "eval_documents": 0, "micro_rows": 2}

@@ -22,7 +22,7 @@ from ropext.models.adapter import add_adapter
 from ropext.models.load import memory_errors
 from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
-from ropext.training import adapter_writing, learning, models, trainer
+from ropext.training import learning, models, trainer, tuned_writing
 from ropext.training.finetune import prepare
 from ropext.training.origin import open_origin
 from ropext.training.report import Story, passes_text
@@ -228,7 +228,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     )
     story = Story({}, (), (), {})
     there = replace(origin, snapshot=there)
-    adapter_writing.write_adapter(there, adapter, tmp_path / "out", story)
+    tuned_writing.write_adapter(there, adapter, tmp_path / "out", story)
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     wanted = {"base_model_name_or_path": "org/extended-model", "revision": "0123abc", "r": 4}
     assert found == wanted
@@ -282,7 +282,7 @@ def test_what_cuda_says_of_its_memory_is_exit_4_and_a_sentence():
 
 
 def test_no_refusal_rests_on_an_estimate(extended, stories, monkeypatch):
-    monkeypatch.setattr("ropext.training.counting.free_memory", lambda device: 1)
+    monkeypatch.setattr("ropext.training.objective.free_memory", lambda device: 1)
     assert count_training("finetune", extended, str(stories), **RUN).needs.recompute
 
 

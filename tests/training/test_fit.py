@@ -32,7 +32,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.values import Value
-from ropext.training import fit, fit_report, judge, models, trainer
+from ropext.training import data, fit, fit_report, models, trainer
 from ropext.training.spectrum_objective import SpectrumObjective
 from ropext.training.tables import fit_table
 
@@ -572,7 +572,7 @@ def test_of_the_steps_that_surely_beat_the_start_the_lowest_is_taken():
         )
         for label, each in gains.items()
     }
-    found = Measurement(judge.judge_of((), (64, 256), 0).frame, models)
+    found = Measurement(data.judge_of((), (64, 256), 0).frame, models)
     hoped, surer, start = (rules.far_loss(found, label) for label in ("10", "15", "start"))
     assert hoped < surer < start
     assert rules.best_step(found, ["5", "10", "15", "20"], "start") == "15"
@@ -585,7 +585,7 @@ def test_a_fit_that_answers_surely_fewer_questions_has_lost():
         label: MeasuredModel(items=tuple(score(index, index >= count) for index in range(40)))
         for label, count in wrong.items()
     }
-    found = Measurement(judge.judge_of((), (64, 256), 0).frame, models | {"no": MeasuredModel()})
+    found = Measurement(data.judge_of((), (64, 256), 0).frame, models | {"no": MeasuredModel()})
     assert rules.lost(found, "twelve", "start").value == pytest.approx(-12 / 40)
     assert rules.lost(found, "one", "start") is None
     assert rules.lost(found, "start", "twelve") is None

@@ -21,6 +21,7 @@ from ropext.checkpoint.provenance import read_record
 from ropext.errors import InputError, UsageError
 from ropext.options.training import Finetune
 from ropext.training import models
+from ropext.training.new_rows import NewRows
 from ropext.training.origin import open_origin
 
 pytestmark = pytest.mark.slow
@@ -113,9 +114,9 @@ def test_gradients_of_old_rows_are_zero(place):
     origin = open_origin(str(place / "opt-long"))
     options = Finetune(train="new-rows")
     model, no_lora = models.load(origin.snapshot, options), SimpleNamespace(rank=None, alpha=None)
-    trainable = origin.positions.trainable(options, "opt")
-    joined = models.add_adapter(model, options, no_lora, trainable)
-    ((name, rows),) = trainable.tables(joined)
+    new_rows = NewRows(origin.table)
+    joined = models.add_adapter(model, options, no_lora, new_rows)
+    ((name, rows),) = new_rows.tables(joined)
     assert name == OPT_TABLE.removesuffix(".weight")
     ids = torch.arange(TARGET)[None]
     joined(input_ids=ids, labels=ids).loss.backward()

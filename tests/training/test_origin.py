@@ -26,7 +26,8 @@ def test_the_edits_taken_back_give_the_config_of_the_base(base, extended):
 
 def test_a_scaled_config_is_read_as_the_record_that_is_lost(base, extended, lost):
     recorded, read = open_origin(str(extended)), open_origin(str(lost))
-    assert (read.context, read.target) == (recorded.context, recorded.target) == (64, 256)
+    kept, made = recorded.record, read.record
+    assert (made.context, made.target) == (kept.context, kept.target) == (64, 256)
     assert [site.base for site in read.record.sites] == [s.base for s in recorded.record.sites]
     spectra = [site.wanted for site in recorded.record.sites]
     assert [site.wanted for site in read.record.sites] == spectra

@@ -99,7 +99,7 @@ def test_none_is_held_out_where_others_judge(encoder):
 
 
 def test_of_more_text_than_is_kept_the_same_trains_in_any_order(encoder, monkeypatch):
-    monkeypatch.setattr(data, "MOST_TOKENS", 1000)
+    monkeypatch.setattr(corpus, "MOST_TOKENS", 1000)
     raw = texts(400)
     found, again = read(raw, encoder), read(raw[::-1], encoder)
     assert len(found.documents) == 20  # of 50 tokens each
