@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 from small_tokenizer import make_tokenizer
@@ -135,8 +134,7 @@ def test_a_stream_without_an_end_is_read_until_there_is_enough():
 
 def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeypatch):
     from ropext.options.training import Finetune
-    from ropext.training import finetune
-    from ropext.training.learning import NextTokenLearning
+    from ropext.training import data
 
     def endless(source):
         assert source.is_streamed
@@ -145,12 +143,10 @@ def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeyp
         raise AssertionError("all of it was read")
 
     monkeypatch.setattr("ropext.corpus.selection.read_documents", endless)
-    origin = SimpleNamespace(record=SimpleNamespace(context=16, target=32))
-    held_out = SimpleNamespace(judging=lambda count, target: ())
+    nothing = data.TrainingData((), (), 0)
     options = Finetune(evaluate="org/endless", eval_documents=2)
     encoder = DocumentEncoder(make_tokenizer())
-    judge = finetune._judge(origin, options, held_out, encoder, NextTokenLearning())
-    assert len(judge.documents) == 2
+    assert len(data.judging_documents(nothing, options, encoder, 32)) == 2
 
 
 TEMPLATES = {

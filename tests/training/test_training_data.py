@@ -1,11 +1,15 @@
 """Which documents train, which are held out, what the loss of a conversation is taken on."""
 
+import json
+
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from ropext import corpus
 from ropext.errors import InputError
+from ropext.options.evaluate import DocumentOptions
+from ropext.options.training import Finetune
 from ropext.training import data
 
 TEMPLATE = (
@@ -169,3 +173,24 @@ def test_the_digest_tells_ids_and_what_is_scored(encoder):
     two = data.TrainingData((corpus.Document(np.arange(9), np.arange(9) > 0),), (), 1)
     three = data.TrainingData((corpus.Document(np.arange(1, 10)),), (), 1)
     assert len({one.digest(), two.digest(), three.digest()}) == 3
+
+
+def test_documents_of_eval_are_read_with_all_options_that_say_how_those_of_data_are(
+    encoder, tmp_path
+):
+    shared = set(DocumentOptions.model_fields) & set(Finetune.model_fields)
+    # `split` is of DATA alone: documents of --eval come from a test split, as `ropext eval` reads.
+    assert shared - {"split"} >= {"column", "split_documents", "max_document_mib", "seed"}
+    file = tmp_path / "judging.jsonl"
+    texts = "\n\n".join(f"{letter} " * 60 for letter in "abc")
+    file.write_text(json.dumps({"text": "short", "body": texts}) + "\n", encoding="utf-8")
+    nothing = data.TrainingData((), (), 0)
+    options = Finetune(evaluate=str(file), column="body", split_documents="blank-lines")
+    assert len(data.judging_documents(nothing, options, encoder, 32)) == 3
+    whole = Finetune(evaluate=str(file), column="body")
+    assert len(data.judging_documents(nothing, whole, encoder, 32)) == 1
+    large = tmp_path / "large.txt"
+    large.write_text("word " * (1 << 18), encoding="utf-8")  # more than a MiB
+    narrow = Finetune(evaluate=str(large), max_document_mib=1)
+    with pytest.raises(InputError, match="--max-document-mib"):
+        data.judging_documents(nothing, narrow, encoder, 32)
