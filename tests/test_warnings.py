@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny
 from report import test_widths
 
 from ropext.errors import RopextError
@@ -17,12 +18,12 @@ from ropext.schemes import warnings as of_schemes
 ROOT = Path(__file__).parents[1]
 NAMED = re.compile(r"(?:warning: | \(warning: |[\w.-]+: )?\[([a-z0-9]+(?:-[a-z0-9]+)*)\] ")
 # Each row is a warning of a plan; these leave the sentence to another function.
-LEFT = ("not_longer",)
+LEFT = ("not_longer", "unknown_keys_of_yarn", "unknown_keys_of_longrope")
 ROWS = [row.__name__ for row in (warnings.published, *warnings.ROTARY)]
 ROWS = [name for name in ROWS if name not in LEFT]
 # Functions whose every sentence is a warning.
 MADE_IN = {
-    "planning/warnings.py": ("reached", "far", *ROWS),
+    "planning/warnings.py": ("reached", "far", "_unknown_keys", *ROWS),
     "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
     "inspecting/model.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),
@@ -119,3 +120,15 @@ def test_the_recorded_warnings_have_names():
         assert [line for line in lines if not NAMED.match(line)] == [], path.name
         seen += len(lines)
     assert seen > 3
+
+
+def test_each_key_that_transformers_does_not_know_is_named():
+    """A yarn can hold the keys of a longrope, too: Phi-3.5-MoE's class asks for them."""
+    config = tiny.modern("phimoe")
+    asked = Extend(factor=3.0, method="yarn", attention_factor=1.2)
+    made = plan_config(config, asked)
+    held = made.config["rope_parameters"]
+    assert {"attn_factor", "short_mscale", "long_mscale"} <= held.keys()
+    named = [warning for warning in made.warnings if warning.startswith("[unknown-keys]")]
+    keys = [re.search(r"\((.*?)\)", warning)[1] for warning in named]
+    assert keys == ["attn_factor", "short_mscale, long_mscale"]

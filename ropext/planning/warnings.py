@@ -127,14 +127,19 @@ def temperature(plan: Plan) -> str:
     return ""
 
 
-def unknown_keys(plan: Plan) -> str:
-    keys: tuple[str, ...] = ("attn_factor",)
-    if plan.main.params["rope_type"] == "longrope":
-        keys = ("short_mscale", "long_mscale")
-    if keys[0] not in plan.main.params or not plan.carrier.in_transformers:
+def unknown_keys_of_yarn(plan: Plan) -> str:
+    return _unknown_keys(plan, "attn_factor")
+
+
+def unknown_keys_of_longrope(plan: Plan) -> str:
+    return _unknown_keys(plan, "short_mscale, long_mscale")
+
+
+def _unknown_keys(plan: Plan, keys: str) -> str:
+    if not plan.carrier.in_transformers:
         return ""
     return (
-        f"[unknown-keys] transformers will warn of unrecognized keys ({', '.join(keys)}), "
+        f"[unknown-keys] transformers will warn of unrecognized keys ({keys}), "
         "which other engines need for the attention factor"
     )
 
@@ -231,7 +236,8 @@ def composed(plan: Plan) -> str:
 
 
 # In the order in which they are shown, behind what the config itself gives cause for. Beside each
-# warning is what a plan must have for it: a rope type, or one of the words in `warnings_of`.
+# warning is what a plan must have for it: a rope type, a key of its rope dict, or one of the words
+# in `warnings_of`.
 EVERY = ""
 ROTARY: dict[Callable[[Plan], str], str] = {
     length_only: "length alone",
@@ -240,7 +246,8 @@ ROTARY: dict[Callable[[Plan], str], str] = {
     farther_than_anybody: EVERY,
     not_longer: "from original",
     temperature: EVERY,
-    unknown_keys: EVERY,
+    unknown_keys_of_yarn: "attn_factor",
+    unknown_keys_of_longrope: "short_mscale",  # a yarn of Phi-3.5-MoE has it, too
     form_of_mrope: "mrope",
     ramp_of_mrope: "mrope",
     images_of_mrope: "mrope",
@@ -256,6 +263,7 @@ def warnings_of(plan: Plan) -> tuple[str, ...]:
     """Return the warnings of a plan for rotary embeddings."""
     recipe = plan.recipe
     has = {EVERY, plan.main.params["rope_type"]}
+    has.update(plan.main.params)
     if recipe.length_only:
         has.add("length alone")
     if recipe.from_original:
