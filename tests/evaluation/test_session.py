@@ -405,7 +405,7 @@ def test_the_dry_run_counts_what_is_then_done(place):
     assert len(setting.corpus.documents) == 9
     assert costs.passes == sum(part.passes for part in costs.work)
     model = AutoModelForCausalLM.from_pretrained(place / "model")
-    row = torch.ones(1, setting.frame.longest, dtype=torch.long)
+    row = torch.ones(1, setting.reads.frame.longest, dtype=torch.long)
     with torch.no_grad():
         layers = model(row, use_cache=True).past_key_values.layers
     assert costs.cache_bytes == sum(own.keys.nbytes + own.values.nbytes for own in layers)
