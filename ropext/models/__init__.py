@@ -1,2 +1,2 @@
-"""A model in memory, as measuring and training want it: loaded, its head proved to be a plain
-matrix, the memory that it takes, and the processes that share it."""
+"""Hold a model in memory for evaluation and training: load it, check that its head is a plain
+matrix, measure its memory, and share it between processes."""

@@ -1,4 +1,4 @@
-"""A LoRA that is put on a loaded model, its files checked before PEFT sees them."""
+"""Put a LoRA on a loaded model, after a check of its files and before PEFT reads them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def add_adapter(model: Any, adapter: str) -> Any:
-    """A LoRA on top of a loaded model. PEFT gets the config that was checked, not the file, and
-    memory for no more than the weights beside it."""
+    """Return a loaded model with a LoRA on top.
+
+    PEFT gets the config that ropext checked, not the file, and memory for no more than the
+    adapter's weights.
+    """
     import peft
     from safetensors import SafetensorError
 
@@ -33,8 +36,11 @@ def add_adapter(model: Any, adapter: str) -> Any:
 
 
 def put_weights(joined: "nn.Module", adapter: Path) -> None:
-    """Give a PEFT model the weights of an adapter that bear its own names. PEFT renames them as it
-    does those of transformers 4, and loses some (Laguna's shared experts) with a warning."""
+    """Copy into a PEFT model the weights of an adapter that have its own names.
+
+    PEFT renames them as it renames those from transformers 4, and loses some (Laguna's shared
+    experts) with a warning.
+    """
     import peft
     from safetensors.torch import load_file
 
@@ -45,7 +51,8 @@ def put_weights(joined: "nn.Module", adapter: Path) -> None:
 
 
 def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> None:
-    """Refuse a config that makes PEFT allocate more than a file of `size` bytes can fill."""
+    """Raise ValueError if a config makes PEFT allocate more than a file of `size` bytes can
+    fill."""
     import peft
 
     copied = tuple(given.get("modules_to_save") or ())
@@ -56,7 +63,7 @@ def _check_size(model: "PreTrainedModel", given: dict[str, Json], size: int) -> 
     trial = peft.PeftModel(model, config, low_cpu_mem_usage=True)  # on the meta device
     numbers = sum(weight.numel() for name, weight in trial.named_parameters() if "lora_" in name)
     trial.unload()
-    vars(model).pop("peft_config", None)  # left behind by peft before 0.21
+    vars(model).pop("peft_config", None)  # peft before 0.21 leaves it behind
     if numbers > size:
         raise ValueError(
             f"its config asks for {numbers:,} numbers, its weights have {size:,} bytes"

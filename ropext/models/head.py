@@ -1,8 +1,8 @@
-"""The output layer of a model: whether its logits are the hidden states times one matrix, and
-nothing else. Only then may they be made in tiles, and the loss in slices.
+"""Check whether a model's logits are its hidden states times one matrix, and nothing else.
 
-The class and the config of a model foretell it (`foretold_bend`), for a forecast; what is computed
-rests on the proof by running the model (`why_not_plain`).
+Only then may ropext compute them in tiles, and the loss in slices. The class and the config of a
+model predict it (`foretold_bend`), for a forecast. Before it computes, ropext checks it by running
+the model (`why_not_plain`).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutput
 
-# Config keys that scale or cap logits, in so far as a config tells.
+# Config keys that scale or cap logits, as far as a config names them.
 BENDING = (
     "final_logit_softcapping",
     "logit_scale",
@@ -28,14 +28,15 @@ BENDING = (
 # Largest relative difference of two ways to multiply the same numbers.
 SAME_PRODUCT = {"torch.float32": 1e-5, "torch.float64": 1e-12}
 SAME_HALF_PRODUCT = 2**-7
-# A cap or any other bend that logits of usual size hide shows when they are so many times larger,
-# and at least so large.
+# Logits of usual size can hide a cap or another bend: it shows if they are this many times larger,
+# and at least this large.
 STRETCH = 16
 LARGE_LOGIT = 100.0
 
 
 def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
-    """The output embeddings if they are one matrix that nobody wraps, moves or adapts."""
+    """Return the output embeddings if they are one matrix without a wrapper, hook or adapter; else
+    None."""
     import torch
 
     head = model.get_output_embeddings()
@@ -47,7 +48,8 @@ def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
 
 
 def foretold_bend(model: "PreTrainedModel") -> str | None:
-    """Why logits will not be those of a plain matrix, as far as class and config tell."""
+    """Return why logits will not be the product with a plain matrix, as far as class and config
+    show."""
     if plain_head(model) is None:
         return _why_wrapped(model)
     config = model.config.get_text_config()
@@ -59,10 +61,10 @@ def foretold_bend(model: "PreTrainedModel") -> str | None:
 
 
 def why_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
-    """None where logits are the decoder's states times one matrix; else the reason.
+    """Return None if logits are the decoder's states times one matrix, otherwise the reason.
 
-    Families scale or cap their logits under many names, some in code of their own: a pass over a
-    few `ids` (1, tokens) finds them all. Asked of a model before PEFT wraps it, without gradients.
+    Families scale or cap their logits under many names, some in their own code: a pass over a few
+    `ids` (1, tokens) finds them all. Call it before PEFT wraps the model, without gradients.
     """
     reason = why_not_apart(model)
     if reason is not None:
@@ -71,7 +73,8 @@ def why_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
 
 
 def why_not_apart(model: "PreTrainedModel") -> str | None:
-    """None where a decoder and one plain matrix can be told apart; else the reason."""
+    """Return None if the model has a separate decoder and one plain matrix, otherwise the
+    reason."""
     if plain_head(model) is None:
         return _why_wrapped(model)
     if model.base_model is model:
@@ -80,10 +83,10 @@ def why_not_apart(model: "PreTrainedModel") -> str | None:
 
 
 def why_bent(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
-    """None where the logits are the states of `output`, what the decoder gave, times the matrix;
-    else the reason."""
+    """Return None if the logits are the decoder's states, in `output`, times the matrix; otherwise
+    the reason."""
     head = plain_head(model)
-    assert head is not None  # they were told apart
+    assert head is not None  # why_not_apart has checked this
     hidden = output.last_hidden_state
     assert hidden is not None
     largest = float(head(hidden[0]).float().abs().max())
@@ -96,7 +99,7 @@ def why_bent(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
 
 
 def _why_wrapped(model: "PreTrainedModel") -> str:
-    """Why the output layer is no plain head."""
+    """Return why the output layer is no plain head."""
     import torch
 
     head = model.get_output_embeddings()
@@ -106,7 +109,8 @@ def _why_wrapped(model: "PreTrainedModel") -> str:
 
 
 def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:
-    """Whether two (tokens, vocabulary) logits are the same products, each rounded its own way."""
+    """Return whether two (tokens, vocabulary) logits are the same products, with separate
+    rounding."""
     if one.shape != other.shape:
         return False
     bound = SAME_PRODUCT.get(str(dtype), SAME_HALF_PRODUCT) * float(other.abs().max())
@@ -116,8 +120,8 @@ def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype"
 def logits_after(
     model: "PreTrainedModel", output: "BaseModelOutput", hidden: "torch.Tensor"
 ) -> "torch.Tensor":
-    """Logits (tokens, vocabulary) of the model's own forward where its body has given `hidden` in
-    the place of the last states of `output`."""
+    """Return the logits (tokens, vocabulary) of the model's own forward, with `hidden` as the last
+    states of `output`."""
     import torch
 
     given = replace(output, last_hidden_state=hidden)
@@ -131,7 +135,7 @@ def logits_after(
 
 @contextmanager
 def replaced_forward(module: "torch.nn.Module", forward: Callable[..., object]) -> Iterator[None]:
-    """For a moment, a call of `module` computes `forward`, inside of what hooks do around it."""
+    """Replace the forward of `module` inside the `with` block; hooks still run around it."""
     replaced = module.__dict__.get("forward")
     module.forward = forward
     try:

@@ -1,6 +1,6 @@
-"""A model in memory: the one loader of weights, and the memory that is free or used.
+"""Load a model's weights into memory, and measure the memory that is free or used.
 
-Errors name what a user can change.
+Errors name the options that a user can change.
 """
 
 import json
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from ropext.options.evaluate import DocumentOptions
     from ropext.options.training import TrainingOptions
 
-    Loaded = tuple[PreTrainedModel, Mapping[str, list[str]]]  # and what its files lack
+    # and the report on weights that its files lack
+    Loaded = tuple[PreTrainedModel, Mapping[str, list[str]]]
 
 Built = TypeVar("Built")
-# How the names of classes end that predict masked tokens.
+# Endings of the names of classes that predict masked tokens.
 MASKED_HEADS = ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel")
 CGROUP = Path("/sys/fs/cgroup")
-# What a bare RuntimeError says where memory ran out.
+# Texts of a bare RuntimeError for memory that ran out.
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -47,12 +48,12 @@ OUT_OF_MEMORY = (
 
 
 def local_rank() -> int:
-    """Which process of this machine we are, under `accelerate launch`."""
+    """Return the rank of this process on its machine, under `accelerate launch`."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def device_of(options: "DocumentOptions | TrainingOptions") -> str:
-    """The device name; under several processes each takes its own GPU."""
+    """Return the device's name; with several processes each takes its own GPU."""
     import torch
 
     if options.device != "auto":
@@ -66,7 +67,8 @@ def device_of(options: "DocumentOptions | TrainingOptions") -> str:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """No progress bars and advice from transformers, which would mix with our own narration."""
+    """Hide the progress bars and advice of transformers, which would mix with ropext's own
+    narration."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -84,14 +86,14 @@ def silenced() -> Iterator[None]:
 
 
 def auto_class(masked: bool) -> Any:
-    """The stock class that loads causal or masked language models."""
+    """Return the stock class that loads causal or masked language models."""
     import transformers
 
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
 def headless(snapshot: Snapshot) -> UnsupportedModel:
-    """The error of a model that predicts no tokens."""
+    """Return the error for a model that predicts no tokens."""
     what = ", ".join(snapshot.config.get("architectures") or ["by its weights"])
     return UnsupportedModel(
         f"{snapshot.name} has no head that predicts masked tokens ({what}); a sentence encoder is "
@@ -100,7 +102,10 @@ def headless(snapshot: Snapshot) -> UnsupportedModel:
 
 
 def fills_in(snapshot: Snapshot, masked: bool) -> bool:
-    """Whether it is a masked language model, as its family is; without a head it is refused."""
+    """Return `masked`, which says whether the model's family predicts masked tokens.
+
+    Raise UnsupportedModel if it does but the model has no head for them.
+    """
     names = snapshot.config.get("architectures") or ()
     if masked and names and not any(name.endswith(MASKED_HEADS) for name in names):
         raise headless(snapshot)
@@ -108,7 +113,7 @@ def fills_in(snapshot: Snapshot, masked: bool) -> bool:
 
 
 def is_masked(snapshot: Snapshot) -> bool:
-    """Whether a model that does not rotate fills in masked tokens."""
+    """Return whether a model that does not rotate predicts masked tokens."""
     scheme = read_positions(snapshot.config)
     return fills_in(snapshot, scheme is not None and scheme.carried and not scheme.causal)
 
@@ -120,13 +125,13 @@ def skeleton(
     masked: bool | None = None,
     dtype: "torch.dtype | None" = None,
 ) -> "PreTrainedModel":
-    """The model from its config alone, its weights on the meta device."""
+    """Return the model built from its config alone, with its weights on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(snapshot.directory, trust_remote_code=trust_remote_code)
     keywords: dict[str, torch.dtype] = {}
-    if dtype is not None:  # None would replace the config's own by float32
+    if dtype is not None:  # None would replace the config's dtype by float32
         keywords["dtype"] = dtype
     if masked is None:
         masked = is_masked(snapshot)
@@ -145,27 +150,27 @@ def skeleton(
             f"{snapshot.name}: transformers has no causal language model of type "
             f"{config.model_type}: {first_line(error)}"
         ) from None
-    model.tie_weights()  # accelerate gives the head weights of its own
+    model.tie_weights()  # accelerate gives the head separate weights
     return model
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How the weights of a model are put in memory."""
+    """The settings for loading a model's weights into memory."""
 
-    dtype: "torch.dtype | str" = "auto"  # "auto": the dtype that they are stored in
+    dtype: "torch.dtype | str" = "auto"  # "auto": the dtype of the files
     place: "Mapping[str, torch.device | str] | str | None" = None  # a device map; None: the CPU
-    attention: str | None = None  # None: SDPA where the model has it
+    attention: str | None = None  # None: SDPA if the model has it
     trust_remote_code: bool = False
     masked: bool = False  # the model fills in masked tokens
     quantiser: "BitsAndBytesConfig | None" = None
-    purpose: str = "trained"  # what is done with it, for a message
+    purpose: str = "trained"  # the use of the model, for a message
 
 
 def loading_of(
     options: "DocumentOptions", trust_remote_code: bool = False, masked: bool = False
 ) -> Loading:
-    """How the options of an evaluation load a model."""
+    """Return the settings by which the options of an evaluation load a model."""
     import torch
 
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -181,8 +186,10 @@ def loading_of(
 
 
 def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
-    """Load the causal or masked language model, in evaluation mode. Its weights are in memory, and
-    a checkpoint that was changed since it was opened is refused."""
+    """Load a causal or masked language model, in evaluation mode, with its weights in memory.
+
+    Raise an error if the checkpoint was changed since it was opened.
+    """
     import torch
 
     keywords = dict[str, object]()
@@ -195,14 +202,14 @@ def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
         snapshot.directory,
         dtype=how.dtype,
         trust_remote_code=how.trust_remote_code,
-        use_safetensors=True,  # a pickle beside them is never opened
+        use_safetensors=True,  # a pickle next to them is never opened
         output_loading_info=True,
         **keywords,
     )
     with loading_errors(snapshot, how):
         model, report = with_attention(how.attention, build)
-    # As safetensors loads weights on the CPU they are maps of their files: a program that writes
-    # into a file would change the model, and one that truncates it would end the process (SIGBUS).
+    # On the CPU safetensors maps the files of the weights into memory. A program that writes into a
+    # file would change the model; a program that truncates it would end this process (SIGBUS).
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             tensor.data = tensor.data.clone()
@@ -214,7 +221,7 @@ def load_model(snapshot: Snapshot, how: Loading) -> "PreTrainedModel":
 
 @contextmanager
 def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
-    """Say in one sentence why stock transformers cannot load a model."""
+    """Raise one sentence about why stock transformers cannot load a model."""
     from safetensors import SafetensorError
 
     try:
@@ -231,7 +238,8 @@ def loading_errors(snapshot: Snapshot, how: Loading) -> Iterator[None]:
 
 
 def _attention_fails(snapshot: Snapshot, how: Loading, attention: str) -> bool:
-    """Whether the model, without its weights, is built with eager attention but not with this."""
+    """Return whether the model, without its weights, can be built with eager attention but not with
+    this."""
     return not _is_built(snapshot, how, attention) and _is_built(snapshot, how, "eager")
 
 
@@ -244,10 +252,11 @@ def _is_built(snapshot: Snapshot, how: Loading, attention: str) -> bool:
 
 
 def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
-    """Build a model with the attention asked for, or with SDPA if it has that, else eager.
+    """Build a model with the wanted attention; without a wish, with SDPA if it has that, else
+    eager.
 
-    One is always passed on: a config may name another one, and transformers fetches kernels by such
-    names.
+    The argument is always passed: a config may name another attention, and transformers fetches
+    kernels by such names.
     """
     if wanted:
         return build(attn_implementation=wanted)
@@ -261,8 +270,10 @@ def with_attention(wanted: str | None, build: Callable[..., Built]) -> Built:
 
 @contextmanager
 def memory_errors(sentence: str) -> Iterator[None]:
-    """Turn out of memory into a sentence, which names the options that help, and an error of a
-    quantisation library into one that names the library."""
+    """Turn out of memory into a sentence that names the options that help.
+
+    Turn an error of a quantisation library into a sentence that names the library.
+    """
     import torch
 
     try:
@@ -278,7 +289,7 @@ def memory_errors(sentence: str) -> Iterator[None]:
 
 
 def out_of_memory(what: str, remains: str = "finished documents are kept") -> str:
-    """The sentence of an evaluation."""
+    """Return the sentence of an evaluation that ran out of memory."""
     return (
         f"out of memory while reading {what}; {remains}: run again with a smaller --chunk (e.g. "
         "2048), a smaller --slice-memory, or --dtype bfloat16"
@@ -286,9 +297,10 @@ def out_of_memory(what: str, remains: str = "finished documents are kept") -> st
 
 
 def free_memory(device: "torch.device") -> int:
-    """Bytes that this process may still take; on a CPU a share of what its machine has left.
+    """Return the bytes that this process may still take; on a CPU a share of its machine's free
+    memory.
 
-    Page cache counts as free, for the kernel gives it back; a container's own limit counts too.
+    Page cache counts as free, because the kernel gives it back. A container's own limit counts too.
     """
     import psutil  # accelerate needs it
     import torch
@@ -313,8 +325,10 @@ def free_memory(device: "torch.device") -> int:
 def tell_used(
     log: Path | None, say: Say, device: "torch.device | str", what: str, seconds: float
 ) -> None:
-    """Say what the first unit of a long piece of work took, and keep it in a log, which no
-    comparison of runs reads."""
+    """Print the time and the peak memory that the first unit of a long piece of work took.
+
+    Append both to a log, which no comparison of runs reads.
+    """
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
@@ -327,7 +341,8 @@ def tell_used(
 
 
 def _entries(path: Path) -> dict[str, int]:
-    """Lines `name: number unit` or `name number`; nothing where there is no such file."""
+    """Return the lines `name: number unit` or `name number` of a file; nothing if there is no
+    file."""
     entries = dict[str, int]()
     if not path.exists():
         return entries

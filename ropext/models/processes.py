@@ -1,5 +1,8 @@
-"""The processes that share a command's work: which one this is, how they wait for one another, and
-what they share in a training: rows, weights, and what only one knows."""
+"""Coordinate the processes that share a command's work.
+
+Functions return which process this is, wait for the others, and share rows, weights and values that
+only one process knows.
+"""
 
 import os
 from collections.abc import Callable
@@ -17,7 +20,7 @@ WAITING = 6 * 3600  # seconds that processes wait while one loads, reads or writ
 
 
 def rank_and_count() -> tuple[int, int]:
-    """(rank, how many) as `accelerate launch` and torchrun set them."""
+    """Return (rank, number of processes) as `accelerate launch` and torchrun set them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -30,34 +33,37 @@ def wait_for_everyone() -> None:
 
     try:
         PartialState(timeout=timedelta(seconds=WAITING))
-        distributed.barrier()  # that of accelerate waits for nobody on CPUs
+        distributed.barrier()  # accelerate's barrier does not wait on CPUs
     except RuntimeError as error:  # its connection is closed
         raise Stopped("another process of this command has stopped") from error
 
 
 def is_main() -> bool:
-    """Whether this process tells and writes; the others of `accelerate launch` only train."""
+    """Return whether this process prints and writes; the others of `accelerate launch` only
+    train."""
     return rank_and_count()[0] == 0
 
 
 def is_fsdp() -> bool:
-    """Whether accelerate was launched with FSDP."""
+    """Return whether accelerate was launched with FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
 
 
 def of_each_row() -> int:
-    """Processes that share a row: under context parallelism each reads a piece of it."""
+    """Return the number of processes that share a row: with context parallelism each reads a piece
+    of it."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
 
 
 def readers() -> int:
-    """Processes that read rows of their own; with them the pieces of a row count once."""
+    """Return the number of processes that read separate rows; processes that share a row count
+    once."""
     return max(1, rank_and_count()[1] // of_each_row())
 
 
 def check_rows(rows: int, tokens: int, short: int = 0) -> None:
-    """Refuse rows that the processes cannot share, with `short` windows of --keep-short among
-    them."""
+    """Raise InputError if the processes cannot share the rows, `short` windows of --keep-short
+    included."""
     count = readers()
     pieces = 2 * of_each_row()
     rows += short
@@ -75,7 +81,8 @@ def check_rows(rows: int, tokens: int, short: int = 0) -> None:
 
 
 def check_fsdp(qlora: bool, train: str) -> None:
-    """Refuse a launch with FSDP that cannot load, or options that it cannot share."""
+    """Raise UsageError if a launch with FSDP cannot load the model or cannot share these
+    options."""
     if not is_fsdp():
         return
     wanted = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
@@ -93,8 +100,10 @@ def check_fsdp(qlora: bool, train: str) -> None:
 
 
 def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
-    """What accelerate's FSDP2 would round to bfloat16 stays float32: the loss, and the gradients
-    while they are added up over the processes."""
+    """Keep in float32 the numbers that accelerate's FSDP2 would round to bfloat16.
+
+    They are the loss, and the gradients while they are added up over the processes.
+    """
     if plugin is not None and plugin.mixed_precision_policy is not None:
         from torch import float32
 
@@ -103,7 +112,7 @@ def keep_float32(plugin: "FullyShardedDataParallelPlugin | None") -> None:
 
 
 def from_first(value: Found) -> Found:
-    """What the first process found, in all of them."""
+    """Return the first process's value, in all processes."""
     if rank_and_count()[1] == 1:
         return value
     from torch import distributed
@@ -115,7 +124,8 @@ def from_first(value: Found) -> Found:
 
 
 def by_first(ask: Callable[[], Found]) -> Found:
-    """What is asked of the loaded model: under FSDP only the first process has its weights."""
+    """Return the result of `ask`, which needs the loaded model: with FSDP only the first process
+    has its weights."""
     if not is_fsdp():
         return ask()
     # The others wait for it.

@@ -1,4 +1,4 @@
-"""Errors inside the libraries that compute with quantised weights."""
+"""Name the library that computes with quantised weights if an error is inside it."""
 
 from importlib import metadata
 from traceback import walk_tb
@@ -20,7 +20,8 @@ LIBRARIES = (
 
 
 def raise_named(error: Exception) -> None:
-    """Raise one sentence that names the quantisation library, if the error is of such a library."""
+    """Raise one sentence that names the quantisation library, if the error is inside such a
+    library."""
     library = _library_of(error.__traceback__)
     if library is not None:
         reason = first_line(error).rstrip(".")

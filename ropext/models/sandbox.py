@@ -1,9 +1,11 @@
-"""The child process that runs strangers' chat templates and tokenizers within limits.
+"""Run strangers' chat templates and tokenizers within limits, in a child process.
 
-A template is a program that can loop for ever, a regular expression that reads an answer can
-backtrack for ever, and a dozen of a tokenizer's normalizers can each double a text; nothing stops
-them from inside. This file runs as a script: each line of its stdin is a question in JSON, each
-line of its stdout the answer. `ropext.models.tokenizer` asks the questions.
+A template is a program that can loop for ever. A regular expression that reads an answer can
+backtrack for ever. A dozen of a tokenizer's normalizers can each double a text. Nothing inside the
+process can stop them.
+
+This file runs as a script: each line of its stdin is a question in JSON, each line of its stdout
+the answer. `ropext.models.tokenizer` sends the questions.
 """
 
 import faulthandler
@@ -17,29 +19,29 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.systems import limit_memory
 
-if TYPE_CHECKING:  # the child needs nothing of it
+if TYPE_CHECKING:  # the child does not need it
     from ropext.jsontext import Json
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
-MEMORY = 4 << 30  # bytes of address space, where the system limits them
-# What transformers makes a tokenizer of takes more for larger files, a converted one most: the
-# 4 MB of Gemma's half a minute, and a hundred bytes for each of tokenizer.json.
+MEMORY = 4 << 30  # bytes of address space, if the system limits them
+# transformers takes more to build a tokenizer from larger files, most if it converts them: for
+# Gemma's 4 MB half a minute, and a hundred bytes of memory for each byte of tokenizer.json.
 SECONDS_A_MEGABYTE = 30.0
 MEMORY_A_BYTE = 200
-MOST_CHARACTERS = 1 << 26  # of a rendered conversation
+MOST_CHARACTERS = 1 << 26  # in a rendered conversation
 MOST_TOKENS = 100  # for one character: bytes make four at most, NFKC eighteen
 
 
 def build(directory: str) -> int:
-    """Make a tokenizer as it will be loaded; its length."""
+    """Build a tokenizer as ropext will load it, and return its length."""
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(directory, trust_remote_code=False))
 
 
 def encode(file: str) -> tuple[int, int]:
-    """Count the characters of a short text that has all that the normalizers look for, and its
-    tokens."""
+    """Return the numbers of characters and tokens of a short text that has all the strings that the
+    normalizers replace."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(file)
@@ -61,7 +63,10 @@ def render(template: str, messages: "Json", words: "dict[str, Json]", opening: b
 
 class AnswerParser:
     """The parser of transformers that finds thoughts and tool calls in the answer that a model is
-    writing. All pieces of one answer together have the time of one question."""
+    writing.
+
+    All pieces of one answer together have the time limit of one question.
+    """
 
     def __init__(self) -> None:
         self.parser: Any = None
@@ -87,7 +92,7 @@ class AnswerParser:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer questions until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     answers: dict[str, Callable[..., object]] = {
         "render": render,
@@ -96,7 +101,7 @@ def main() -> None:
         "parse": AnswerParser(),
     }
     answer_to = answers[sys.argv[1]]
-    # What it needs is imported before its time is counted.
+    # Imports are done before the time is counted.
     if answer_to is render:
         render("", [], {}, False)
     elif answer_to is build:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model. A child process tries it before ropext loads it here."""
+"""Load the tokenizer of a model, after a trial in a child process."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from ropext.families.config import Dict, flat, parts
 from ropext.jsontext import Json, JsonObject
 from ropext.models import sandbox
 
-# Keys of tokenizer_config.json that no class counts to, and what others are counted to at once.
+# Keys of tokenizer_config.json that no class counts to, and the largest number of another key for
+# which a class may count without a trial.
 LENGTHS_OF_TOKENIZERS = ("model_max_length", "max_length")
 COUNTED = 10_000
 
@@ -24,11 +25,14 @@ _idle: dict[tuple[str, int], subprocess.Popen[str]] = {}
 
 
 def ask(kind: str, question: JsonObject, size: int = 0) -> Json:
-    """Return what a child process answers. Raise ValueError with its reason if it refuses, and
-    TimeoutError if it ended itself. Its limits grow with the size of the files that it reads."""
+    """Return the answer of a child process, whose limits grow with the size of the files that it
+    reads.
+
+    Raise ValueError with its reason if it refuses, and TimeoutError if it ended itself.
+    """
     seconds = sandbox.SECONDS + sandbox.SECONDS_A_MEGABYTE * size / 1e6
     memory = sandbox.MEMORY + sandbox.MEMORY_A_BYTE * size
-    # Taken out while it is asked: one that was left in the middle of an answer is not asked again.
+    # Taken out during a question: a child that was interrupted in an answer gets no other question.
     key = kind, os.getpid()
     child = _idle.pop(key, None) or subprocess.Popen(
         # -P: neither the script's folder nor the working directory is importable.
@@ -50,7 +54,7 @@ def ask(kind: str, question: JsonObject, size: int = 0) -> Json:
         answer = None
     if answer is None:
         raise TimeoutError(f"it takes more than {seconds:.0f} seconds or {memory >> 30} GiB")
-    if kind in ("render", "parse"):  # these are asked often, and a tokenizer once
+    if kind in ("render", "parse"):  # a command needs these often, and a tokenizer once
         _idle[key] = child
     else:
         child.communicate()
@@ -61,11 +65,14 @@ def ask(kind: str, question: JsonObject, size: int = 0) -> Json:
 
 @cache
 def try_tokenizer(file: Path, changed: int) -> None:
-    """Refuse a tokenizer.json, `changed` then, that makes too much of a short text."""
+    """Raise InputError if a tokenizer.json makes too many tokens from a short text.
+
+    `changed` is its time of change, which keys the cache.
+    """
     try:
         characters, tokens = ask("encode", {"file": str(file.absolute())})
     except ValueError:
-        return  # transformers says why it cannot be loaded
+        return  # transformers raises the reason later
     except TimeoutError as error:
         raise InputError(f"{file} cannot be used: for a few lines of text {error}") from None
     if tokens > sandbox.MOST_TOKENS * characters:
@@ -76,12 +83,15 @@ def try_tokenizer(file: Path, changed: int) -> None:
 
 @cache
 def try_class(directory: Path, size: int, changed: int) -> None:
-    """Refuse a tokenizer that transformers cannot make of a directory's files, so many bytes,
-    `changed` then, within the limits."""
+    """Raise InputError if transformers cannot build a tokenizer from a directory's files within the
+    limits.
+
+    `size` is their bytes; `changed` is their time of change, which keys the cache.
+    """
     try:
         ask("build", {"directory": str(directory.absolute())}, size)
     except ValueError:
-        return  # it is said where it is loaded
+        return  # load_tokenizer raises the reason
     except TimeoutError as error:
         raise InputError(
             f"the tokenizer in {directory} cannot be used: to make it of its files and of the "
@@ -90,7 +100,7 @@ def try_class(directory: Path, size: int, changed: int) -> None:
 
 
 def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
-    """Load the tokenizer in a model's directory; a child process tries it first."""
+    """Load the tokenizer in a model's directory, after a trial in a child process."""
     from transformers import AutoTokenizer
 
     if "tokenizer.json" in snapshot.files:
@@ -104,7 +114,8 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             snapshot.directory, trust_remote_code=trust_remote_code
         )
-        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):  # what some classes make of it
+        # some classes build this without any file
+        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
             raise ValueError("its files are missing")
         return tokenizer
     except Exception as error:  # tokenizers raises this very class for a file it cannot read
@@ -117,13 +128,15 @@ def load_tokenizer(snapshot: Snapshot, trust_remote_code: bool) -> Any:
 
 
 def _is_read(name: str) -> bool:
-    """Whether a tokenizer may be made of a file."""
+    """Return whether a tokenizer may be built from a file."""
     return "/" not in name and not name.endswith((".safetensors", ".py", ".md"))
 
 
 def _needs_trial(snapshot: Snapshot) -> bool:
-    """Whether making the tokenizer may take more than its files say: they are converted, or its
-    class is given a number that it may count to."""
+    """Return whether building the tokenizer may take longer than the size of its files suggests.
+
+    That happens if they are converted, or if its class receives a number that it may count to.
+    """
     if "tokenizer.json" not in snapshot.files:
         return True
     for part in parts(Dict(snapshot.tokenizer_config or {})):
@@ -137,7 +150,8 @@ def _needs_trial(snapshot: Snapshot) -> bool:
 
 @contextmanager
 def panics_refused(model: str, what: str) -> Iterator[None]:
-    """Turn a panic of `tokenizers`, which is no Exception, into the user's mistake that it is."""
+    """Turn a panic of `tokenizers`, which is no Exception, into an InputError about the user's
+    file."""
     try:
         yield
     except BaseException as error:

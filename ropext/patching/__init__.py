@@ -1,10 +1,10 @@
 """Extend a model that is already in memory, by the same plan as a directory, and save it.
 
-Two skeletons without weights are built, from the model's config and from the new one. What differs
-between them is what the new config changes, and that alone is carried over: rotary buffers (always
-in float32, whatever the model's dtype), softmax scales, attributes, and the configs that modules
-hold. Parameters (but a learned position table), hooks, device placement and every reference to the
-model stay as they are.
+ropext builds two skeletons without weights, one from the model's config and one from the new
+config. It carries over only the differences between them: rotary buffers (always in float32,
+whatever the model's dtype), softmax scales, attributes, and the configs that modules hold.
+Parameters (except a learned position table), hooks, device placement and every reference to the
+model are unchanged.
 """
 
 import copy
@@ -41,8 +41,10 @@ SUMS = "_ropext_sums"  # attribute of a patched model: its weights at the first 
 
 
 def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
-    """The transformers model itself, out of a PEFT wrapper; what is none is refused to whoever
-    made this call."""
+    """Return the transformers model, taken out of a PEFT wrapper if it has one.
+
+    Raise an error that names `call` if it is no transformers model.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
@@ -53,7 +55,7 @@ def base_model(model: object, call: str = "patch") -> "PreTrainedModel":
 
 
 def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrainedModel":
-    """A model of the same class with real buffers and no parameters."""
+    """Return a model of the same class with real buffers and no parameters."""
     from accelerate import init_empty_weights
 
     config = copy.deepcopy(config)
@@ -66,9 +68,9 @@ def _skeleton(model: "PreTrainedModel", config: "PreTrainedConfig") -> "PreTrain
 def _update_config(
     live: "PreTrainedConfig", old: "PreTrainedConfig", new: "PreTrainedConfig"
 ) -> None:
-    """Write into a live config what differs between the two, its parts included.
+    """Write the differences between two configs, and between their parts, into a live config.
 
-    Past __setattr__, which would standardise the rope dict a second time.
+    It bypasses __setattr__, which would standardise the rope dict a second time.
     """
     from transformers import PreTrainedConfig as Config
 
@@ -87,8 +89,11 @@ def _update_config(
 
 
 def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
-    """Take all of a rotary embedding from a fresh one: it keeps state of its own (longrope's cached
-    long set, dynamic's length), and may have been cast with the model."""
+    """Replace the whole state of a rotary embedding by that from a fresh one.
+
+    It keeps state of its own (longrope's cached long set, dynamic's length), and may have been cast
+    with the model.
+    """
     import torch
 
     from ropext.patching.intact import EXACT, forget_exact
@@ -110,7 +115,7 @@ def _renew_rotary(live: "nn.Module", new: "nn.Module") -> None:
 
 def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None:
     """Give a module the attributes that differ between two skeletons, and the buffers whose shapes
-    do (a causal mask, position numbers)."""
+    differ (a causal mask, position numbers)."""
     from torch import nn
 
     every_module_has = vars(nn.Module()).keys()
@@ -129,7 +134,7 @@ def _renew_module(live: "nn.Module", old: "nn.Module", new: "nn.Module") -> None
 
 
 def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[str]) -> None:
-    """Refuse a config that describes other weights; those of position tables may differ."""
+    """Raise InputError if the new config describes other weights; position tables may differ."""
     different = set[tuple[str, "torch.Size"]]()
     for model in (old, new):
         for name, weight in model.state_dict().items():
@@ -144,12 +149,12 @@ def _check_same_weights(old: "nn.Module", new: "nn.Module", tables: Container[st
 
 
 def _apply(live: "PreTrainedModel", config: "PreTrainedConfig", beside: InMemory) -> None:
-    """Make a model compute as a config says, and as the plan says `beside` it."""
+    """Make a model compute as a config says, with the changes that a plan makes only in memory."""
     from transformers import PreTrainedConfig
 
     from ropext.patching.self_extend import apply_fold, remove_fold
 
-    vars(live).pop(PLANNED, None)  # whoever computes by a plan from now on says so anew
+    vars(live).pop(PLANNED, None)  # patch sets it again
     remove_fold(live)
     old = _skeleton(live, live.config)
     new = _skeleton(live, config)
@@ -185,10 +190,10 @@ def apply_config(
     config: JsonObject,
     beside: InMemory = CONFIG_ALONE,
 ) -> Model:
-    """Make a loaded model compute as if it had been loaded with this config dict; returns it.
+    """Make a loaded model compute as if it had been loaded with this config dict, and return it.
 
-    Again with another config, and it computes as that one says: nothing adds up. Of all weights
-    that of a learned position table alone changes, where `beside` says so.
+    A second call with another config replaces the first. The only weight that may change is a
+    learned position table, if the plan changes it in memory.
     """
     live = base_model(model)
     kind = config.get("model_type")
@@ -202,12 +207,12 @@ def apply_config(
 
 
 def apply_plan(model: Model, plan: ExtensionPlan) -> Model:
-    """Make a loaded model compute as a plan says; returns it."""
+    """Make a loaded model compute as a plan says, and return it."""
     return apply_config(model, plan.config, plan.in_memory)
 
 
 def unpatch(model: Model) -> Model:
-    """Back to what the model computed before the first patch."""
+    """Make a model compute as it did before the first patch, and return it."""
     live = base_model(model, "unpatch")
     original = getattr(live, ORIGINAL, None)
     if original is not None:
@@ -217,7 +222,7 @@ def unpatch(model: Model) -> Model:
 
 
 def check_rotation(live: "PreTrainedModel") -> None:
-    """Refuse a model whose rotary frequencies were changed by hand."""
+    """Raise UsageError if a model's rotary frequencies were changed by hand."""
     from ropext.patching.intact import check_frequencies
 
     if any(name.endswith("inv_freq") for name, _ in live.named_buffers()):
@@ -225,15 +230,16 @@ def check_rotation(live: "PreTrainedModel") -> None:
 
 
 def changed_since_patch(live: "PreTrainedModel") -> str:
-    """Say which weight changed since the model was patched first; "" if none did."""
+    """Return a sentence about a weight that changed since the model was patched first; "" if none
+    did."""
     from ropext.patching.intact import changed_weight
 
     return changed_weight(live, getattr(live, SUMS, {}))
 
 
 def name_of(live: "PreTrainedModel") -> str:
-    """The directory or hub id that a loaded model came from, as transformers keeps it; "" where it
-    came from none."""
+    """Return the directory or hub id that a loaded model came from, as transformers keeps it; "" if
+    it keeps none."""
     return str(getattr(live.config, "_name_or_path", ""))
 
 
@@ -245,7 +251,7 @@ def plan_of(
     literal: bool = False,
     **options: Any,
 ) -> ExtensionPlan:
-    """The plan for a loaded model, from the config it had before any patch."""
+    """Return the plan for a loaded model, from the config that it had before any patch."""
     live = base_model(model)
     name = name_of(live) or type(live).__name__
     fold = SelfExtend(window=window, group=group, literal=literal).fold
@@ -254,21 +260,21 @@ def plan_of(
 
 
 def plan_in(live: object) -> ExtensionPlan | None:
-    """The plan that a patched model computes by."""
+    """Return the plan that a patched model computes by; None if it is not patched."""
     made: ExtensionPlan | None = getattr(live, PLANNED, None)
     return made
 
 
 def config_of(live: "PreTrainedModel") -> dict[str, Json]:
-    """The config of a model as it computes, with all spellings where a plan wrote it."""
+    """Return the config by which a model computes, with all the spellings that a plan wrote."""
     config: dict[str, Json] = json.loads(live.config.to_json_string())
     made = plan_in(live)
     return config if made is None else config | dict(made.config)
 
 
 def original_of(live: "PreTrainedModel") -> dict[str, Json]:
-    """The config from before any patch, as save_pretrained would write it: without what the
-    library fills in."""
+    """Return the config from before any patch, as save_pretrained would write it: without the
+    values that the library fills in."""
     config: dict[str, Json] = json.loads(getattr(live, ORIGINAL, live.config).to_json_string())
     return config
 
@@ -284,10 +290,10 @@ def patch(
 ) -> Model:
     """Extend a loaded model in place, and return it.
 
-    Its logits then equal those of the checkpoint that `ropext extend` writes with these options.
-    Method `self-extend`, which no checkpoint says, takes `window`, `group` and `literal` (the
-    paper's rule, by which queries inside the trained context see groups too).
-    A second call replaces the first; `ropext.patching.unpatch` takes it back.
+    Its logits then equal those of the checkpoint that `ropext extend` writes with these options. No
+    checkpoint can describe the method `self-extend`. It takes `window`, `group` and `literal` (the
+    paper's rule, by which queries inside the trained context see groups too). A second call
+    replaces the first; `ropext.patching.unpatch` undoes it.
     """
     from ropext.patching.intact import keep_exact, sums_of
 
@@ -300,7 +306,7 @@ def patch(
     keep_exact(live)
     setattr(live, PLANNED, made)
     if is_first:
-        tables = tables_of(live, None)  # whose rows of before are kept as they are
+        tables = tables_of(live, None)  # their old rows are kept unchanged
         sums = sums_of(live)
         setattr(
             live, SUMS, {k: v for k, v in sums.items() if k.removesuffix(".weight") not in tables}

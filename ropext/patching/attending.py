@@ -1,5 +1,8 @@
-"""Attention of the queries that see grouped keys: near keys at their positions, far ones at those
-of their groups. By torch's kernels in blocks of the window, or with scores that are held."""
+"""Attend with queries that see grouped keys: near keys at their own positions, far keys at the
+positions of their groups.
+
+Torch's kernels compute this in blocks of the window; otherwise ropext holds the scores.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +13,13 @@ from torch import Tensor
 
 # Devices; "cuda" comes here when benchmarks/gpu_day.py has compared it there.
 IN_BLOCKS: tuple[str, ...] = ("cpu",)
-CHUNK = 256  # queries at a time where scores are held
+CHUNK = 256  # queries at a time if scores are held
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What is attended to in one layer: queries and keys at their own positions and at those of
-    their groups, each with as many heads."""
+    """The input to the attention of one layer: queries and keys, at their own positions and at the
+    positions of their groups, with equally many heads."""
 
     q: Tensor
     far_q: Tensor
@@ -30,8 +33,11 @@ class Heads:
 
     @property
     def fit_blocks(self) -> bool:
-        """Whether torch's kernels that give a log-sum-exp serve: they have no gradient, one width
-        of heads, and those of a GPU take neither a mask nor every width."""
+        """Return whether torch's kernels that give a log-sum-exp can be used.
+
+        They have no gradient and one width of heads, and the kernels for a GPU take neither a mask
+        nor every width.
+        """
         states = self.q, self.k, self.v
         learns = torch.is_grad_enabled() and any(state.requires_grad for state in states)
         width = self.q.shape[-1]
@@ -42,7 +48,7 @@ class Heads:
         return self.q.shape[2] >= self.window and self.start >= self.window
 
     def weighed(self, scores: Tensor, rows: slice) -> Tensor:
-        """Weigh the values of the first keys by these queries' scores."""
+        """Return the values of the first keys, weighed by these queries' scores."""
         count = scores.shape[-1]
         if self.shown is None:
             queries = torch.arange(self.start + rows.start, self.start + rows.stop)
@@ -55,7 +61,8 @@ class Heads:
 
 
 def by_position(heads: Heads, positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Attend with all scores of a few queries at a time: rows that hold several documents, gaps."""
+    """Attend with all scores of a few queries at a time, for rows with gaps or several
+    documents."""
     parts = []
     for at in range(0, heads.q.shape[2], CHUNK):
         rows = slice(at, min(at + CHUNK, heads.q.shape[2]))
@@ -79,7 +86,7 @@ def in_scores(heads: Heads) -> Tensor:
         any_far = max(end - window, 0)
         near = heads.q[:, :, rows] @ heads.k[:, :, all_far:end].transpose(2, 3)
         far = heads.far_q[:, :, rows] @ heads.far_k[:, :, :any_far].transpose(2, 3)
-        both = slice(all_far, any_far)  # far for some of these queries alone
+        both = slice(all_far, any_far)  # far for only some of these queries
         queries = torch.arange(first, end, device=near.device)
         distance = queries[:, None] - torch.arange(all_far, any_far, device=near.device)
         split = any_far - all_far
@@ -90,8 +97,11 @@ def in_scores(heads: Heads) -> Tensor:
 
 
 def in_blocks(heads: Heads) -> Tensor:
-    """Attend in blocks of the window: each part of the keys by a kernel that gives the log-sum-exp
-    of its scores, by which the parts are joined. Memory grows with the length, not its square."""
+    """Attend in blocks of the window.
+
+    A kernel gives each part of the keys with the log-sum-exp of its scores, and these sums join the
+    parts. Memory grows with the length, not with its square.
+    """
     parts = []
     for at in range(0, heads.q.shape[2], heads.window):
         count = min(heads.window, heads.q.shape[2] - at)
@@ -102,7 +112,8 @@ def in_blocks(heads: Heads) -> Tensor:
 
 @dataclass(frozen=True)
 class KeySpan:
-    """A part of the keys, all seen by each query of a block, or in a triangle as wide as high."""
+    """A part of the keys that each query of a block sees whole, or as a triangle as wide as
+    high."""
 
     keys: slice
     far: bool  # at the positions of their groups
@@ -110,14 +121,17 @@ class KeySpan:
 
 
 def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
-    """Divide what `count` queries see: their own block; of the block before it, query r sees key c
-    near where c > r, and far else; all before that far."""
+    """Divide the keys that `count` queries see into parts.
+
+    They see their own block. In the block before it, query r sees key c near if c > r, and
+    otherwise far. Every key before that block is far.
+    """
     here = heads.start + at
     before = here - heads.window
     spans = [
         KeySpan(slice(here, here + count), far=False, triangle="up to its own"),
         KeySpan(slice(before, before + count), far=False, triangle="beyond its own"),
-        KeySpan(slice(before + count, here), far=False),  # of a last block that is not whole
+        KeySpan(slice(before + count, here), far=False),  # if the last block is not whole
         KeySpan(slice(before, before + count), far=True, triangle="up to its own"),
         KeySpan(slice(0, before), far=True),
     ]
@@ -125,7 +139,8 @@ def _spans(heads: Heads, at: int, count: int) -> list[KeySpan]:
 
 
 def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tensor, Tensor]:
-    """Return what each query of a block sees of these keys, and the log-sum-exp of its scores."""
+    """Return the attention of each query of a block over these keys, and the log-sum-exp of its
+    scores."""
     rows = slice(at, at + count)
     queries = (heads.far_q if span.far else heads.q)[:, :, rows]
     keys = (heads.far_k if span.far else heads.k)[:, :, span.keys]
@@ -157,7 +172,8 @@ def attend_span(heads: Heads, at: int, count: int, span: KeySpan) -> tuple[Tenso
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Attend by torch's kernel for this device and dtype; with the log-sum-exp of the scores."""
+    """Attend by torch's kernel for this device and dtype. Return the output and the log-sum-exp of
+    the scores."""
     aten = torch.ops.aten
     if q.device.type == "cpu":
         out, total = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -179,7 +195,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tupl
 def _kernel_with_mask(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend to what a query may see, on a CPU; some see none of these keys."""
+    """Attend on a CPU to the keys that each query may see; some queries see none of these keys."""
     bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf)
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, total = attend(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
@@ -187,7 +203,7 @@ def _kernel_with_mask(
 
 
 def join_spans(pieces: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Weigh what was seen of each part of the keys by that part's share of all scores."""
+    """Weigh the outputs over the parts of the keys by each part's share of all scores."""
     total = torch.logsumexp(torch.stack([sums for _, sums in pieces]), 0)
     shares = ((sums - total).exp().nan_to_num()[..., None] for _, sums in pieces)
     weighed = [out.float() * share for (out, _), share in zip(pieces, shares, strict=True)]

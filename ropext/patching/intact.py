@@ -1,4 +1,5 @@
-"""Whether a model in memory still has the weights of its base and the frequencies of its config."""
+"""Check that a model in memory still has the weights of its base and the frequencies of its
+config."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-Sums = dict[str, tuple[str, int]]  # of each parameter: its dtype, and the sum of its bytes
+Sums = dict[str, tuple[str, int]]  # name of a parameter -> its dtype, and the sum of its bytes
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
-# What PEFT calls a layer that an adapter is put around.
+# PEFT's names for a layer that an adapter wraps.
 WRAPPED = ("base_layer", "original_module")
 EXACT = "_ropext_exact"  # attribute of a rotary module: its frequencies before any cast
 # Between devices float32 frequencies differ by some units in the last place.
@@ -23,8 +24,11 @@ TOLERANCE = 4e-6
 
 
 def sums_of(live: "PreTrainedModel") -> Sums:
-    """Sum the bytes of each parameter, read as integers of its width, where it is. Parameters that
-    adapters add are left out, and weights that were left on a disk."""
+    """Return the sum of the bytes of each parameter, read as integers of its width, computed on its
+    device.
+
+    Parameters that adapters add and weights that are offloaded to disk are left out.
+    """
     sums = Sums()
     for name, parameter in _without_adapters(live):
         if not parameter.is_meta:
@@ -48,7 +52,7 @@ def _without_adapters(live: "PreTrainedModel") -> Iterator[tuple[str, "nn.Parame
 
 
 def changed_weight(live: "PreTrainedModel", before: Sums) -> str:
-    """Say which parameter is not as it was; "" if all are."""
+    """Return a sentence about a parameter that differs from `before`; "" if none does."""
     now = sums_of(live)
     for name, (dtype, total) in before.items():
         if name not in now:
@@ -61,8 +65,11 @@ def changed_weight(live: "PreTrainedModel", before: Sums) -> str:
 
 
 def check_frequencies(live: "PreTrainedModel", built: "PreTrainedModel") -> None:
-    """Refuse rotary frequencies that differ from those of a model built from the same config by
-    more than a cast to their dtype: no result would name them."""
+    """Raise UsageError if rotary frequencies differ from a model built from the same config by more
+    than a cast to their dtype.
+
+    No result would record such frequencies.
+    """
     expected = dict(built.named_modules())
     for place, module in live.named_modules():
         for name, wanted in _frequencies(expected.get(place)):
@@ -85,8 +92,10 @@ def _frequencies(module: "nn.Module | None") -> Iterator[tuple[str, torch.Tensor
 
 
 def _follows_length(module: "nn.Module", name: str) -> bool:
-    """Whether transformers computes a buffer anew for each length; what it was made from stays in
-    the buffer `original_inv_freq`."""
+    """Return whether transformers computes a buffer again for each length.
+
+    The constant source of such a buffer is `original_inv_freq`.
+    """
     if "original_" in name:
         return False
     kind = getattr(module, "rope_type", None)
@@ -106,8 +115,10 @@ def _is_cast_of(held: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def keep_exact(live: "PreTrainedModel") -> None:
-    """Let the frequencies of a patched model outlast a cast of the whole model: loaded in that
-    dtype, it would have them in float32."""
+    """Keep the frequencies of a patched model exact through a cast of the whole model.
+
+    A model that is loaded in that dtype would also have them in float32.
+    """
     for module in live.modules():
         exact = {name: buffer.detach().clone() for name, buffer in _frequencies(module)}
         if exact:
@@ -116,7 +127,7 @@ def keep_exact(live: "PreTrainedModel") -> None:
 
 
 def forget_exact(module: "nn.Module") -> None:
-    """Let go of the frequencies that `keep_exact` keeps."""
+    """Drop the frequencies that `keep_exact` keeps."""
     vars(module).pop(EXACT, None)
     for number, hook in list(module._forward_pre_hooks.items()):
         if hook is _restore:
@@ -124,7 +135,7 @@ def forget_exact(module: "nn.Module") -> None:
 
 
 def _restore(module: "nn.Module", _: object) -> None:
-    """Give a rotary module that was cast its frequencies back."""
+    """Give a rotary module that was cast its exact frequencies back."""
     for name, exact in vars(module).get(EXACT, {}).items():
         held = module._buffers[name]
         if held is not None and held.dtype != exact.dtype:

@@ -1,15 +1,16 @@
-"""A KV cache in few bits, in memory: keys and values rounded as an engine stores them.
+"""Round keys and values in memory as an engine stores them in a KV cache of few bits.
 
-Keys are rounded after their rotation, as they lie in a cache; what is attended to is the rounded
-number, in every pass, with or without a cache. Queries, scores and sums stay as the model computes
-them: what an engine's kernel adds to the rounding of its cache is not in it.
+Keys are rounded after their rotation, as a cache holds them. Every pass attends to the rounded
+numbers, with or without a cache. Queries, scores and sums are those that the model computes; the
+further errors of an engine kernel are not included.
 
 q8_0 and q4_0 are ggml's: blocks of 32 channels of one head share a scale of 16 bits. Before it
-rounds, llama.cpp turns each head by an orthonormal Hadamard matrix where its width is a multiple
-of 64 (its PR 21038, April 2026): keys by the largest that divides it, values by that of 64.
-The converter of llama.cpp reorders the channels of some architectures (`llama` among them), so that
-the two of a rotary pair are neighbours; keys of such a model are rounded in that order.
-fp8 is e4m3 with a scale of 1, vLLM's where a checkpoint brings none.
+rounds, llama.cpp multiplies each head by an orthonormal Hadamard matrix if the head's width is a
+multiple of 64 (its PR 21038, April 2026). For keys it takes the largest matrix that divides the
+width, for values the matrix of size 64. The converter of llama.cpp reorders the channels of some
+architectures (`llama` among them) so that the two channels of a rotary pair are neighbours; keys of
+such a model are rounded in that order. fp8 is e4m3 with a scale of 1, as in vLLM if a checkpoint
+brings no scale.
 """
 
 import math
@@ -32,12 +33,12 @@ from ropext.options.cache import UNROUNDED, StoredCache
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-Attended = tuple[Tensor, Tensor | None]  # what is seen, and the weights where they are kept
+Attended = tuple[Tensor, Tensor | None]  # the output, and the weights if they are kept
 Attention = Callable[..., Attended]
 NAME = "ropext_rounded_cache"  # in transformers' tables of attention functions
 BLOCK = 32  # channels that share a scale
 LEAST_TURN = 64  # channels of the smallest Hadamard matrix
-LARGEST_FP8 = 448.0  # of e4m3; what is larger becomes it
+LARGEST_FP8 = 448.0  # the largest e4m3; larger numbers are clamped to it
 PROBE_TOKENS = 3
 OTHER_NUMBERS = (
     "--kv: the layers of this model attend to other numbers than their cache keeps (a latent "
@@ -46,8 +47,10 @@ OTHER_NUMBERS = (
 
 
 def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
-    """Round keys or values (..., channels of one head) as a cache of this type returns them;
-    `turn` is the size of the Hadamard matrix that turns them before, 0 for none."""
+    """Round keys or values (..., channels of one head) as a cache of this type returns them.
+
+    `turn` is the size of the Hadamard matrix that multiplies them first, 0 for none.
+    """
     if kind == UNROUNDED:
         return states
     if kind == "fp8":
@@ -61,8 +64,11 @@ def rounded_cache(states: Tensor, kind: str, turn: int) -> Tensor:
 
 
 def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
-    """Round keys as a cache returns them; `pairs_adjacent`: llama.cpp keeps the two channels of a
-    rotary pair side by side, and transformers half a head apart."""
+    """Round keys as a cache returns them.
+
+    With `pairs_adjacent`, as in llama.cpp, the two channels of a rotary pair are neighbours; in
+    transformers they are half a head apart.
+    """
     turn = turn_of_keys(kind, keys.shape[-1])
     if not pairs_adjacent:
         return rounded_cache(keys, kind, turn)
@@ -73,7 +79,8 @@ def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    """Round to -127..127 of the block's largest size, halves away from zero."""
+    """Round to -127..127 steps of a scale set by the block's largest size, halves away from
+    zero."""
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     steps = blocks * _inverse(scale)
     whole: Tensor = steps.sign() * (steps.abs() + 0.5).floor()
@@ -81,7 +88,8 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    """Round to -8..7 of a scale by which the entry of the largest size, with its sign, is -8."""
+    """Round to -8..7 steps of a scale by which the entry of the largest size, with its sign, is
+    -8."""
     place = blocks.abs().argmax(-1, keepdim=True)
     scale = blocks.gather(-1, place) / -8
     steps = blocks * _inverse(scale)
@@ -90,7 +98,7 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """Divide one by a scale; a block of zeros has the scale 0, and stays."""
+    """Return one divided by a scale. A block of zeros has the scale 0, and its inverse is 0."""
     return torch.where(scale == 0, 0.0, 1 / scale)
 
 
@@ -105,7 +113,7 @@ def _turned(states: Tensor, size: int) -> Tensor:
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """Make the orthonormal matrix after Sylvester: H(2n) = [[H, H], [H, -H]]."""
+    """Build the orthonormal matrix after Sylvester: H(2n) = [[H, H], [H, -H]]."""
     matrix = torch.ones(1, 1, device=device)
     while len(matrix) < size:
         above = torch.cat([matrix, matrix], 1)
@@ -115,14 +123,16 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
 
 
 def turn_of_keys(kind: str, width: int) -> int:
-    """Return the size of the matrix by which llama.cpp turns keys of this width; 0 for none."""
+    """Return the size of the matrix by which llama.cpp multiplies keys of this width; 0 for
+    none."""
     if not turn_of_values(kind, width):
         return 0
     return width & -width  # the largest power of two that divides it
 
 
 def turn_of_values(kind: str, width: int) -> int:
-    """Return the size of the matrix by which llama.cpp turns values of this width; 0 for none."""
+    """Return the size of the matrix by which llama.cpp multiplies values of this width; 0 for
+    none."""
     if kind in (UNROUNDED, "fp8") or width % LEAST_TURN:
         return 0
     return LEAST_TURN
@@ -130,7 +140,7 @@ def turn_of_values(kind: str, width: int) -> int:
 
 @contextmanager
 def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None]:
-    """While this lasts, a loaded model attends to a cache that is stored so."""
+    """Make a loaded model attend to a cache stored in these types, inside the `with` block."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -174,7 +184,7 @@ def cache_rounded(live: "PreTrainedModel", stored: StoredCache) -> Iterator[None
 
 
 def _probe(live: "PreTrainedModel") -> None:
-    """Read a few tokens, so that each attention layer shows what it attends to."""
+    """Run the model on a few tokens, so that each attention layer is called once."""
     trains = live.training
     try:
         live.eval()
@@ -186,8 +196,10 @@ def _probe(live: "PreTrainedModel") -> None:
 
 
 def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
-    """Return what the layers of a model keep in a cache; refuse where no config tells, or where
-    they attend to something else."""
+    """Return the numbers that the layers of a model keep in a cache.
+
+    Raise UnsupportedModel if no config gives them, or if the layers attend to other numbers.
+    """
     stock.ask_about(config)
     layers = families.as_read(config).kv_layers
     if layers is None:
@@ -200,7 +212,8 @@ def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
 def _check_layers(
     config: "PreTrainedConfig", seen: list[tuple[Tensor, Tensor]], stored: StoredCache
 ) -> None:
-    """Refuse where layers attend to something else than what a cache keeps of them."""
+    """Raise UnsupportedModel if layers attend to other numbers than their cache keeps, or if heads
+    are not whole blocks."""
     kept = sorted(layer.values for layer in kept_layers(config.to_dict()))
     attended = sorted(_values(keys) + _values(values) for keys, values in seen)
     if kept != attended:

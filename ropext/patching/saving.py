@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemorySource:
-    """A patched model in memory, to be written with all spellings of its config dict.
+    """A patched model in memory, which is written with all spellings of its config dict.
 
-    save_pretrained alone writes transformers 5 spelling only, which older readers take for plain
-    RoPE.
+    save_pretrained writes only the spelling of transformers 5, and older readers take that for
+    plain RoPE.
     """
 
     model: object
@@ -40,7 +40,7 @@ class MemorySource:
     left: ClassVar[Mapping[str, str]] = {}
 
     def check(self, output: Path, manner: WriteManner) -> Output:
-        """Refuse what is no model of transformers, and an output that exists: save replaces
+        """Raise an error if this is no transformers model, or if the output exists: save overwrites
         nothing."""
         from transformers import PreTrainedModel
 
@@ -86,7 +86,7 @@ class MemorySource:
 
 
 def _clear_truncation(path: Path) -> None:
-    """Let a tokenizer.json that transformers has just written cut nothing off."""
+    """Clear the truncation in a tokenizer.json that transformers has just written."""
     span = find_truncation(path)
     assert span is not None, path  # the edit clears it
     capped = path.with_name(f"{path.name}.capped")
@@ -103,13 +103,13 @@ def save(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     no_verify: bool = False,
 ) -> Path:
-    """Write a patched model in stock format, with every spelling that loaders read, and its
-    record. It is proved as `extend` proves what it writes, unless `no_verify` says not to.
+    """Write a patched model in stock format, with every spelling that loaders read, and its record.
 
-    A model in memory has no tokenizer: without `tokenizer` none is written, as by save_pretrained.
-    What in it caps the length is raised to the target in the files alone.
+    ropext verifies the output as `extend` does, unless `no_verify` is set. A model in memory has no
+    tokenizer: without `tokenizer` none is written, as with save_pretrained. Length limits in the
+    tokenizer's files are raised to the target; the tokenizer in memory keeps its own.
     """
-    Writing(no_verify=no_verify)  # refused where it is no flag
+    Writing(no_verify=no_verify)  # raises an error if it is no flag
     live = base_model(model, "save")
     made = plan_in(live)
     if made is None:
@@ -121,10 +121,10 @@ def save(
     def prove(folder: Path) -> JsonObject:
         from ropext import proof  # late: reading a model proves nothing
 
-        own_code = type(live).__module__.startswith("transformers_modules.")  # which runs already
+        own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
         return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
 
-    # What a trainer did to the weights since the patch is not known.
+    # A trainer may have changed the weights since the patch, in a way that nobody recorded.
     record = record_of(made, _base_of(live))
     record = replace(record, more=dict(record.more) | {SAVED: True})
     source = MemorySource(model, made.config, prove, tokenizer)
@@ -132,7 +132,7 @@ def save(
 
 
 def _check_finite(model: "PreTrainedModel") -> None:
-    """Refuse weights of which one is no number, as a training that diverged leaves them."""
+    """Raise InputError if a weight is not finite, as after a training that diverged."""
     import torch  # late: it takes a second
 
     for name, tensor in model.state_dict().items():

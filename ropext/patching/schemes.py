@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that are handed ALiBi's bias
+SLOPED = ("BloomBlock", "FalconDecoderLayer", "MptBlock")  # layers that take ALiBi's bias
 SLOPES = "_ropext_slopes"  # attribute of a model whose ALiBi slopes were patched: its hooks
 ROWS = "_ropext_rows"  # attribute of an embedding whose rows were patched: its weight before
 STORED = {"torch.float64": "F64", "torch.float32": "F32"}
@@ -17,7 +17,8 @@ STORED |= {"torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 def tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.Module"]:
-    """The position tables that were given other rows, or will be: modules by their names."""
+    """Return the position tables that a patch gave other rows, or will give: modules by their
+    names."""
     tables = dict[str, "nn.Module"]()
     for name, module in live.named_modules():
         is_grown = growth is not None and growth.positions.is_table(f"{name}.weight")
@@ -27,7 +28,8 @@ def tables_of(live: "PreTrainedModel", growth: Growth | None) -> dict[str, "nn.M
 
 
 def set_rows(table: "nn.Module", growth: Growth | None) -> None:
-    """Give a table other rows, made of those before any patch; without a growth, those."""
+    """Give a table other rows, computed from its rows before any patch; without a growth, restore
+    these."""
     import torch
 
     from ropext.schemes.growing import grown  # late: no rotary model needs it
@@ -49,7 +51,7 @@ def set_rows(table: "nn.Module", growth: Growth | None) -> None:
 
 
 def set_slopes(live: "PreTrainedModel", growth: Growth | None) -> None:
-    """Scale the slopes in the bias that each layer is handed; without a growth, as stock."""
+    """Scale the slopes in the bias that each layer receives; without a growth, restore stock's."""
     import torch
     from torch import nn
     from torch.utils.hooks import RemovableHandle

@@ -1,11 +1,16 @@
-"""Self-Extend (arXiv 2401.01325) in memory: what no config can say, said in a model's attention.
+"""Apply Self-Extend (arXiv 2401.01325) in a model's attention: no config can describe it.
 
-A query at position p sees the keys nearer than `window` at their distances and the others at
-p // group + window - window // group against k // group; without a group (ReRoPE) all at `window`.
-The rule goes by the query: below the trained context a query sees ordinary positions, so the logits
-there are the base's. (With `literal` every query sees groups, as in the paper.) Keys come rotated,
-out of a cache too; a far one is turned on to where its group stands, so nothing else of the model
-is touched.
+A query at position p sees the keys nearer than `window` at their distances. It sees a farther key k
+as if p were p
+
+group + window - window
+
+group and k were k
+
+group. Without a group (ReRoPE) it sees all of these at distance `window`. The rule depends on the
+query: below the trained context a query sees ordinary positions, so the logits there are the
+base's. (With `literal` every query sees groups, as in the paper.) Keys arrive rotated, also from a
+cache; a far key is rotated on to its group's position, so no other part of the model changes.
 """
 
 import weakref
@@ -25,47 +30,48 @@ from ropext.scaling.self_extend import Fold
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
-# Of a module that is called: the module, its arguments and its keywords.
+# Parameters: the module that is called, its arguments and its keywords.
 Hook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], None]
 NAME = "ropext_self_extend"  # in transformers' tables of attention functions
-FOLD = "_ropext_fold"  # attribute of an attention module: what is read, how it rotates
-FOLDED = "_ropext_folded"  # attribute of a model: how to take its folds back
+FOLD = "_ropext_fold"  # attribute of an attention module: its Folding and its Rotation
+FOLDED = "_ropext_folded"  # attribute of a model: the hooks that a fold added
 STOCK = "sdpa"
 SHIFT = 7  # positions by which the probe moves its tokens
-ROUNDED = 0.02  # of the largest channel: what bfloat16 makes of a turn
-FAR = 2**62  # of no position
-CACHED = "_ropext_positions"  # attribute of a cache: where its keys stand
+ROUNDED = 0.02  # share of the largest channel: error of a rotation in bfloat16
+FAR = 2**62  # farther than any position
+CACHED = "_ropext_positions"  # attribute of a cache: the positions of its keys
 ARGUMENTS = {"softcap": "soft caps on its scores", "s_aux": "attention sinks"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of one forward pass stand, and which of them see grouped keys."""
+    """The positions of the tokens of one forward pass, and which of these tokens see grouped
+    keys."""
 
     start: int  # the number of the first query's own key
-    positions: Tensor  # of the queries, a row for each text
-    key_positions: Tensor  # of the keys up to the last query's own
-    consecutive: bool  # so that tokens are as far apart as their numbers
+    positions: Tensor  # the queries' positions, a row for each text
+    key_positions: Tensor  # the positions of the keys up to the last query's own
+    consecutive: bool  # tokens are as far apart as their numbers
     first: int  # the first query that may see a grouped key, in any row
-    full: int  # from this query on all may, in every row
+    full: int  # from this query on every query may, in every row
 
     @property
     def is_stock(self) -> bool:
-        """Whether no query sees a grouped key."""
+        """Return whether no query sees a grouped key."""
         return self.first == self.positions.shape[1]
 
 
 @dataclass
 class Folding:
-    """How a model is folded, and what it reads just now."""
+    """The fold of a model, and the forward pass that it computes now."""
 
     fold: Fold
     positions: Tensor = field(default_factory=lambda: torch.zeros(1, 1, dtype=torch.long))
-    cache: "Callable[[], Cache | None]" = lambda: None  # of keys; like the two below held weakly
+    cache: "Callable[[], Cache | None]" = lambda: None  # held weakly, like the two tensors below
     layout: Layout | None = None
     layout_of: Sequence[
         Callable[[], Tensor | None]
-    ] = ()  # the positions and the mask it was made from
+    ] = ()  # the positions and the mask that the layout was made from
 
     def begin(self, positions: Tensor) -> None:
         """Begin a forward pass over tokens at these positions."""
@@ -75,7 +81,8 @@ class Folding:
     def laid_out(
         self, positions: Tensor, mask: Tensor | None, queries: Tensor, keys: int
     ) -> Layout:
-        """Return the layout of one layer's tokens: made by the first layer, the same for all."""
+        """Return the layout of one layer's tokens: the first layer makes it, and all layers share
+        it."""
         sources = [positions] if mask is None else [positions, mask]
         held = [reference() for reference in self.layout_of]
         if self.layout is not None and list(map(id, held)) == list(map(id, sources)):
@@ -88,16 +95,16 @@ class Folding:
 
 @dataclass(frozen=True)
 class Rotation:
-    """How one attention module turns its channels, found by moving tokens."""
+    """How one attention module rotates its channels, found by moving tokens."""
 
     inv_freq: Tensor  # float32, radians a token
     interleaved: bool  # pairs of neighbours, or of two halves
-    first: bool  # the leading channels turn, or the last ones
+    first: bool  # the leading channels rotate, or the last ones
 
     def turn(self, states: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Turn states (batch, heads, tokens, channels) on from one position to another.
+        """Rotate states (batch, heads, tokens, channels) from one position to another.
 
-        Angles are rounded at each of the two as stock rounds them, and their difference is exact.
+        Both angles are rounded as stock rounds them, and their difference is exact.
         """
         rates = self.inv_freq.to(states.device)
         old, new = (positions[:, None, :, None].float() * rates for positions in (before, after))
@@ -122,9 +129,10 @@ class Rotation:
 def _layout(
     positions: Tensor, mask: Tensor | None, keys: int, begins: int, cache: "Cache | None"
 ) -> Layout:
-    """Find where queries and keys stand, and keep that with the cache for those who go on in it."""
+    """Return the positions of queries and keys, and keep those positions with the cache for later
+    passes."""
     rows, count = positions.shape
-    shown = None if mask is None else _allowed(mask[:, 0])  # the heads share it
+    shown = None if mask is None else _allowed(mask[:, 0])  # all heads have the same
     start = _first_key(shown, count, keys)
     key_positions = positions
     if start > 0:
@@ -137,13 +145,13 @@ def _layout(
     offsets = key_positions - numbers
     least = offsets.amin(1)
     most = offsets.amax(1)
-    if shown is not None:  # what nobody sees may stand anywhere: padding
+    if shown is not None:  # no query sees padding, so its positions do not matter
         seen = shown.any(1)[:, : start + count].expand(rows, -1)
         least = offsets.masked_fill(~seen, FAR).amin(1)
         most = torch.where(seen.any(1), offsets.masked_fill(~seen, -FAR).amax(1), least)
     consecutive = bool((least == most).all())
     if consecutive:
-        key_positions = numbers + least[:, None]  # of the padding too
+        key_positions = numbers + least[:, None]  # also for the padding
         positions = key_positions[:, start:]
     beyond = positions >= begins
     first = int((~beyond.any(0)).cumprod(0).sum())
@@ -152,19 +160,20 @@ def _layout(
 
 
 def _first_key(shown: Tensor | None, count: int, keys: int) -> int:
-    """Find the number of the first query's own key: a static cache holds more keys than tokens."""
+    """Return the number of the first query's own key: a static cache holds more keys than
+    tokens."""
     if shown is None:
         return keys - 1 if count == 1 else 0
     if count == keys:
         return 0
     numbers = torch.arange(keys, device=shown.device)
-    last_seen = torch.where(shown, numbers, -1).amax(2)  # its own, of every query but padding
+    last_seen = torch.where(shown, numbers, -1).amax(2)  # each query's own key, except in padding
     starts = last_seen - torch.arange(count, device=shown.device)
     return int(starts.max().clamp(0, keys - count))
 
 
 def _cached_positions(cache: "Cache | None", rows: int, count: int) -> Tensor:
-    """Return the positions of the first keys in a cache, as they were when it was filled."""
+    """Return the positions that the first keys in a cache had when it was filled."""
     held: Tensor | None = None if cache is None else vars(cache).get(CACHED)
     if held is None or held.shape[1] < count or rows % len(held):
         raise UnsupportedModel(
@@ -181,7 +190,7 @@ def _allowed(mask: Tensor) -> Tensor:
 def _attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **rest: Any
 ) -> tuple[Tensor, None]:
-    """Stand for stock's attention: as stock below the context, folded beyond it."""
+    """Compute a module's attention: as stock below the context, folded beyond it."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     reading: Folding | None
@@ -227,11 +236,12 @@ def _attention(
     return torch.cat([near[:, :first], mixed, folded[:, full - first :]], 1), None
 
 
-UNCOMPILED = torch.compiler.disable(_attention)  # its way follows the values of mask and positions
+# its branches depend on the values of mask and positions
+UNCOMPILED = torch.compiler.disable(_attention)
 
 
 def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
-    """Let a loaded transformers model read by Self-Extend."""
+    """Make a loaded transformers model attend by Self-Extend."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -256,7 +266,7 @@ def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
             vars(module)[FOLD] = (reading, rotation)
         folded = next(module for module, rotation in rotations.items() if rotation)
         hooks.append(folded.register_forward_pre_hook(_note_cache(reading), with_kwargs=True))
-        for module in live.get_decoder().modules():  # not what turns in a vision tower
+        for module in live.get_decoder().modules():  # not the rotary modules of a vision tower
             if any(name.endswith("inv_freq") for name in module._buffers):
                 hooks.append(module.register_forward_pre_hook(_note(reading), with_kwargs=True))
     except BaseException:
@@ -265,7 +275,7 @@ def apply_fold(live: "PreTrainedModel", how: Fold) -> None:
 
 
 def remove_fold(live: "PreTrainedModel") -> None:
-    """Take Self-Extend back."""
+    """Remove Self-Extend from a model."""
     if FOLDED not in vars(live):
         return
     for hook in vars(live).pop(FOLDED):
@@ -276,7 +286,7 @@ def remove_fold(live: "PreTrainedModel") -> None:
 
 
 def _note(reading: Folding) -> Hook:
-    """Make a hook of a rotary embedding that keeps the positions it is handed."""
+    """Build a hook for a rotary embedding that keeps the positions it receives."""
 
     def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for value in chain(args, kwargs.values()):
@@ -289,7 +299,7 @@ def _note(reading: Folding) -> Hook:
 
 
 def _note_cache(reading: Folding) -> Hook:
-    """Make a hook of an attention module that keeps the cache it is handed."""
+    """Build a hook for an attention module that keeps the cache it receives."""
 
     def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         reading.cache = lambda: None
@@ -302,8 +312,10 @@ def _note_cache(reading: Folding) -> Hook:
 
 
 def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]:
-    """What each attention module that sees the whole text is handed: queries and keys of three
-    tokens, at the first positions and `SHIFT` further on."""
+    """Return the inputs of each attention module that sees the whole text.
+
+    They are queries and keys of three tokens, at the first positions and `SHIFT` positions later.
+    """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -338,7 +350,7 @@ def _moved(live: "PreTrainedModel") -> dict[nn.Module, list[tuple[Tensor, ...]]]
 def _rotation(
     seen: Sequence[tuple[Tensor, ...]], spectra: Sequence[Sequence[float]]
 ) -> Rotation | None:
-    """Find how the same tokens were turned on; None where they stayed."""
+    """Find the rotation that moved the same tokens by `SHIFT`; None if they did not rotate."""
     here, there = ([state.float() for state in states] for states in seen)
     at = torch.arange(here[0].shape[2], device=here[0].device)[None].expand(len(here[0]), -1)
 
