@@ -1,7 +1,8 @@
-"""Documents to token arrays: where they come from, how they are encoded, which are taken.
+"""Read documents, encode them as token arrays, and choose which of them to use.
 
-Deterministic: the same data, tokenizer and seed give the same documents in the same order, whatever
-the files are called. A document is never cut into several or glued to another silently.
+The result is deterministic: the same data, tokenizer and seed give the same documents in the same
+order, whatever the files' names. ropext never silently cuts a document into several, and never
+silently joins it to another.
 """
 
 from ropext.corpus.encoding import Document, DocumentEncoder, content_hash

@@ -1,4 +1,4 @@
-"""Documents as token arrays: how a text is encoded, and what it is known again by."""
+"""Encode a text as token ids, and fingerprint it so that it can be recognised later."""
 
 import hashlib
 import unicodedata
@@ -19,33 +19,36 @@ from ropext.results.overlap import Hashes, unique
 PASSAGE = 64
 EVERY = 64
 BLOCK = 2**20  # characters hashed at once
-# An odd number has an inverse modulo 2^64, so that a sum over powers can be moved to power 0.
+# An odd number has an inverse modulo 2^64: a sum over powers can be moved to power 0.
 FACTOR = 0x9E3779B97F4A7C15
 INVERSE = pow(FACTOR, -1, 2**64)
 NONE = np.empty(0, np.uint64)
 
 
 def normalised(text: str) -> str:
-    """Its characters in one Unicode form, without white space: line ends and indents are a file's,
-    not the text's."""
+    """Return a text's characters in one Unicode form, without white space.
+
+    Line ends and indents belong to a file, not to the text.
+    """
     return "".join(unicodedata.normalize("NFKC", text).split())
 
 
 def content_hash(text: str) -> str:
-    """SHA-256 of the normalised text."""
+    """Return the SHA-256 of the normalised text."""
     return hashlib.sha256(normalised(text).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Whole texts, by the beginnings of their hashes, and passages of what is read of them."""
+    """Whole texts, by the beginnings of their hashes, and passages of the parts that a model
+    reads."""
 
     contents: tuple[int, ...] = ()
     passages: Hashes = field(default_factory=lambda: NONE)  # hashes
     places: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # 0 start, 1 end
 
     def cut(self, share: float) -> "Fingerprint":
-        """Of the first part of what is read."""
+        """Return the fingerprint of the first `share` of the part that a model reads."""
         if share >= 1:
             return self
         inside = self.places < share
@@ -55,9 +58,9 @@ class Fingerprint:
 def fingerprint(text: str, read: str) -> Fingerprint:
     """Fingerprint a text of which a model reads the beginning, `read`.
 
-    A passage has a polynomial in its characters for its hash, which is rolled along the text, and
-    one hash in EVERY is kept. SplitMix64's finaliser (Steele et al. 2014) mixes it first, so that
-    every bit depends on every other.
+    The hash of a passage is a polynomial in its characters, rolled along the text. One hash in
+    EVERY is kept. SplitMix64's finaliser (Steele et al. 2014) mixes it first, so that every bit
+    depends on every other.
     """
     plain = normalised(read)
     places = [np.empty(0, np.intp)]
@@ -83,7 +86,7 @@ def fingerprint(text: str, read: str) -> Fingerprint:
 
 
 def joined(parts: Iterable[Fingerprint]) -> Fingerprint:
-    """Of several texts together."""
+    """Return the fingerprint of several texts together."""
     prints = list(parts)
     contents = tuple(content for part in prints for content in part.contents)
     passages = unique([part.passages for part in prints])
@@ -97,36 +100,37 @@ NO_BYTES = np.empty(0, np.int32)
 
 # Characters encoded at first for each wanted token; a document that gives fewer tokens gets more.
 CHARACTERS_PER_TOKEN = 8
-# Stands for an answer where a chat template is asked what it writes in front of one.
+# An example answer, to see what text a chat template puts in front of an answer.
 ANSWER = "ropext-answer"
-# Tokens near the end of a cut text may differ from those of the whole text.
+# Tokens near the end of a cut text may differ from the tokens of the whole text.
 CUT_MARGIN = 16
 
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids of one document from its start, and what is known of its text."""
+    """The token ids of one document from its start, and facts about its text."""
 
     ids: Ids
     scored: Flags | None = None  # the ids that a training takes its loss on; None = all
-    token_bytes: Counts = field(default_factory=lambda: NO_BYTES)  # of text; those of a BOS are 0
+    token_bytes: Counts = field(default_factory=lambda: NO_BYTES)  # bytes of text; a BOS has 0
     name: str = ""
     key: str = ""  # SHA-256 of the content, salted with the seed
-    number: int = 0  # its place among those found
+    number: int = 0  # its place among the documents found
     has_bos: bool = False
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
-    content: str | Messages | None = None  # where it is written again: what was found
+    content: str | Messages | None = None  # the content as found, if it is written again
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def known_by(self) -> tuple[str, tuple[int, ...], Hashes]:
-        """Its name, and what tells whether it was trained on."""
+        """Return the document's name, and the hashes that show whether a model was trained on
+        it."""
         return self.name, self.fingerprint.contents, self.fingerprint.passages
 
     def cut(self, length: int) -> "Document":
-        """Its first `length` tokens."""
+        """Return the document's first `length` tokens."""
         return replace(
             self,
             ids=self.ids[:length],
@@ -136,15 +140,16 @@ class Document:
         )
 
     def mask(self) -> Flags:
-        """Which ids a training takes its loss on."""
+        """Return which ids a training takes its loss on."""
         return np.ones(len(self.ids), bool) if self.scored is None else self.scored
 
     def to_train_on(self) -> "Document":
-        """Ids and what is scored alone, in half of the memory."""
+        """Return only the ids and their mask, in half of the memory."""
         return Document(self.ids, self.scored)
 
     def prefix_hashes(self, lengths: Iterable[int]) -> dict[int, str]:
-        """SHA-256 of the first C token ids (little-endian int32), for each length C it has."""
+        """Return the SHA-256 of the first C token ids (little-endian int32), for each length C that
+        the document reaches."""
         digest = hashlib.sha256()
         hashes = dict[int, str]()
         done = 0
@@ -157,7 +162,7 @@ class Document:
 
 
 class DocumentEncoder:
-    """A transformers tokenizer, as documents need it."""
+    """A transformers tokenizer with the methods that documents need."""
 
     def __init__(
         self, tokenizer: Any, vocabulary: int | None = None, seed: int = 0, chat: bool = False
@@ -166,20 +171,21 @@ class DocumentEncoder:
         self.vocabulary = vocabulary
         self.seed = seed
         self.chat = chat  # questions go through the template
-        self.template_args: dict[str, Json] = {}  # what else the template is told
+        self.template_args: dict[str, Json] = {}  # further arguments of the template
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a piece of text, no special tokens added (what `ropext.tasks` asks for)."""
+        """Return the ids of a piece of text without special tokens, as `ropext.tasks` needs
+        them."""
         with panics_refused(self.tokenizer.name_or_path, "a text"):
             ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
-        # The reader puts the BOS. It is taken from the ids of a template, never from its text,
-        # whose first word some tokenizers cut otherwise where no BOS stands in front.
+        # The reader puts the BOS. It is removed from the ids of a template, never from its text:
+        # some tokenizers split the first word differently if no BOS precedes it.
         if self.chat and self.bos is not None and ids[:1] == [self.bos]:
             return ids[1:]
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """Return the text of ids, without special tokens."""
         return str(
             self.tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -187,7 +193,7 @@ class DocumentEncoder:
         )
 
     def render(self, content: str, opening: str) -> str:
-        """A prompt, plain or as a user's turn, and the beginning of its answer."""
+        """Return a prompt, plain or as a user's turn, and the beginning of its answer."""
         if not self.chat:
             return f"{content}\n{opening}"
         if not getattr(self.tokenizer, "chat_template", None):
@@ -197,8 +203,8 @@ class DocumentEncoder:
 
     @cached_property
     def answer_lead(self) -> str:
-        """What the chat template writes between its prompt and an answer: the channel of gpt-oss,
-        the empty thoughts of Qwen 3."""
+        """Return the text that the chat template puts between its prompt and an answer: the channel
+        of gpt-oss, the empty thoughts of Qwen 3."""
         question = {"role": "user", "content": "a"}
         answer = {"role": "assistant", "content": ANSWER}
         prompt = self.converse([question], opening=True)
@@ -213,8 +219,10 @@ class DocumentEncoder:
 
     @cached_property
     def bos(self) -> int | None:
-        """The BOS id, if this tokenizer itself puts one before a text; a model trained without one
-        gets none."""
+        """Return the BOS id if this tokenizer itself puts one before a text.
+
+        A model that was trained without one gets none.
+        """
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return None
@@ -222,7 +230,7 @@ class DocumentEncoder:
         return int(bos) if probe and probe[0] == bos else None
 
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The special tokens that this tokenizer puts before and after a text."""
+        """Return the special tokens that this tokenizer puts before and after a text."""
         coded = self.tokenizer("a", return_special_tokens_mask=True)
         ids = coded["input_ids"]
         special = coded["special_tokens_mask"]
@@ -230,7 +238,7 @@ class DocumentEncoder:
         return tuple(ids[: special.index(0)]), tuple(ids[end:])
 
     def text_of(self, raw: RawDocument) -> str:
-        """Plain text as it is; messages through the chat template."""
+        """Return plain text unchanged, and messages through the chat template."""
         text = raw.content
         if not isinstance(text, str):
             if not getattr(self.tokenizer, "chat_template", None):
@@ -247,7 +255,7 @@ class DocumentEncoder:
         return text
 
     def converse(self, messages: Messages, opening: bool = False) -> str:
-        """Messages through the chat template; `opening` begins the next answer."""
+        """Render messages through the chat template; `opening` begins the next answer."""
         words = {**self.tokenizer.special_tokens_map, **self.template_args}
         question = {"messages": messages, "words": words, "opening": opening}
         try:
@@ -257,7 +265,7 @@ class DocumentEncoder:
             raise InputError(f"the tokenizer's chat template fails: {error}") from None
 
     def key(self, text: str) -> str:
-        """What decides which documents are taken: the content, salted with the seed."""
+        """Hash the text, salted with the seed; this hash decides which documents ropext takes."""
         salted = f"{self.seed}\0".encode() + text.encode("utf-8", "surrogatepass")
         return hashlib.sha256(salted).hexdigest()
 
@@ -268,7 +276,7 @@ class DocumentEncoder:
         return hashlib.sha256(salted.encode()).hexdigest()
 
     def document(self, name: str, text: str, limit: int) -> Document:
-        """At most `limit` tokens from the start of a text, BOS included."""
+        """Return at most `limit` tokens from the start of a text, BOS included."""
         size = limit * CHARACTERS_PER_TOKEN
         while True:
             with panics_refused(self.tokenizer.name_or_path, name):
@@ -301,15 +309,17 @@ class DocumentEncoder:
         )
 
     def _encode(self, text: str) -> tuple[Ids, Counts]:
-        """Return the ids of a text, and the bytes of text of each. A character that takes several
-        tokens counts at the first of them."""
+        """Return the ids of a text, and the number of bytes of text for each.
+
+        A character that takes several tokens counts at the first of them.
+        """
         if not getattr(self.tokenizer, "is_fast", False):
             ids = np.array(self.encode(text), np.int32)
             # Without offsets the bytes are spread evenly; their sum over the text is right.
             size = len(text.encode("utf-8", "replace"))
             edges = np.linspace(0, size, len(ids) + 1).astype(np.int32)
             return ids, np.diff(edges)
-        # Not verbose: a text longer than the model's context is what this is for.
+        # Not verbose: texts longer than the model's context are expected here.
         coded = self.tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )

@@ -1,5 +1,7 @@
-"""Which documents are read. A text is split into documents, and a deterministic draw keeps those
-that are long enough, in bounded memory."""
+"""Split texts into documents, and draw the documents to read.
+
+The draw is deterministic, keeps documents that are long enough, and uses bounded memory.
+"""
 
 import hashlib
 import heapq
@@ -19,27 +21,31 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 # A tokenizer may put a few tokens around a text; apart from them it gives at most one per byte.
 EXTRA_TOKENS = 8
-# Of a stream so many documents that are long enough are read for each that is taken.
+# Number of sufficiently long documents to read from a stream for each document to take.
 STREAMED = 16
-# Tokens of very much data that are kept, to train on or to choose by: 0.5 GB.
+# Tokens that are kept of very much data, for training or a choice: 0.5 GB.
 MOST_TOKENS = 2**26
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a corpus. With `given` every length must be reached; otherwise the longest
-    length that eight documents reach is taken, from the grid."""
+    """The lengths and the number of documents that a command wants from a corpus.
+
+    With `given` every length must be reached; otherwise ropext takes the longest length of the grid
+    that eight documents reach.
+    """
 
     lengths: tuple[int, ...]
     given: bool
     max_documents: int
     streamed: bool = False  # perhaps without an end
-    shorter: str = "shorter --lengths"  # what to give where no document is long enough
+    shorter: str = "shorter --lengths"  # the remedy if no document is long enough
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents taken, all cut to the longest length, and what was left out."""
+    """The documents that were taken, all cut to the longest length, and counts of the documents
+    left out."""
 
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]
@@ -47,10 +53,10 @@ class Corpus:
     num_short: int
     num_duplicates: int
     num_spare: int  # long enough, but more than --max-docs
-    reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by length asked about
+    reaching: Mapping[int, int] = field(default_factory=dict)  # documents, by wanted length
 
     def to_json(self) -> dict[str, Json]:
-        """Counts for results.json."""
+        """Return the counts for results.json."""
         return {
             "used": len(self.documents),
             "read": self.num_read,
@@ -62,8 +68,10 @@ class Corpus:
 
 @dataclass
 class Basket:
-    """The documents with the smallest keys (hexadecimal) that have together so many tokens; where
-    each counts as one, so many documents."""
+    """The documents with the smallest keys (hexadecimal) that together have `wanted` tokens.
+
+    If each counts as one token, it holds `wanted` documents.
+    """
 
     wanted: int
     heap: list[tuple[int, int]] = field(default_factory=list)
@@ -91,32 +99,35 @@ class Basket:
 
 
 class Pool(Protocol):
-    """What keeps drawn documents for one use."""
+    """A container that keeps drawn documents for one use."""
 
     def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
-        """Encode a text, the document `number` of those found, and keep it or leave it out."""
+        """Encode a text, the document `number` of the source, and keep it or leave it out."""
 
     @property
     def is_full(self) -> bool:
-        """Whether a stream, which may have no end, is read no further."""
+        """Return whether to stop reading a stream, which may have no end."""
 
 
 @dataclass
 class DistinctTexts:
-    """The different texts of a source, in its order, each known by its key."""
+    """The different texts of a source, in its order, each identified by its key."""
 
     raw: Iterable[RawDocument]
     encoder: DocumentEncoder
-    key: Callable[[str], str]  # hexadecimal; a text whose key was there is left out
-    least: int = 0  # bytes of a text that is looked at
-    read: int = 0  # documents, with those that are left out
+    key: Callable[[str], str]  # hexadecimal; a text with a key seen before is left out
+    least: int = 0  # fewest bytes of a text to draw
+    read: int = 0  # documents, including any left out
     different: int = 0
     duplicates: int = 0
     longest: tuple[str, str] = ("", "")  # name and text
 
     def draw(self, pool: Pool, *, streamed: bool) -> None:
-        """Give every text to a pool, with its key. This loop alone draws documents: their content
-        and a seed decide, in bounded memory, which are kept."""
+        """Give every text to a pool, with its key.
+
+        Only this loop draws documents: their content and a seed decide, in bounded memory, which
+        are kept.
+        """
         seen = set[int]()
         for document in self.raw:
             self.read += 1
@@ -140,7 +151,7 @@ class DistinctTexts:
 
 
 class _ByLength:
-    """The documents that reach each of the lengths that are asked about."""
+    """The documents that reach each of the wanted lengths."""
 
     def __init__(self, wanted: Wanted, encoder: DocumentEncoder) -> None:
         self.encoder = encoder
@@ -165,7 +176,7 @@ class _ByLength:
 def choose_documents(
     raw: Iterable[RawDocument], encoder: DocumentEncoder, wanted: Wanted
 ) -> Corpus:
-    """Read every document once, keep at most `max_documents` per length, pick the longest length.
+    """Read every document once, keep at most `max_documents` per length, choose the longest length.
 
     A document with fewer bytes than the shortest useful length is not even encoded, so a million
     short documents cost no more memory than one.
@@ -206,9 +217,11 @@ def _too_short(encoder: DocumentEncoder, wanted: Wanted, texts: DistinctTexts) -
 def glue_documents(
     documents: Iterable[Document], length: int, count: int, separator: int | None = None
 ) -> tuple[Document, ...]:
-    """At most `count` sequences of `length` tokens, each of whole documents but for its last one,
-    the rest of which is left out: no document is in two sequences, which an interval may so take
-    for its units. `separator` is put behind each document.
+    """Return at most `count` sequences of `length` tokens, each joined from whole documents except
+    its last.
+
+    The rest of a sequence's last document is left out. No document is in two sequences, so an
+    interval may take the sequences as its units. `separator` follows each document.
     """
     glued: list[Document] = []
     parts: list[Document] = []
@@ -257,7 +270,7 @@ NO_LIMIT = 2**31 - 1
 
 
 def texts_of(source: Source, encoder: DocumentEncoder, length: int) -> Iterator[RawDocument]:
-    """Return the texts of a source, split if it asks for that; windows have `length` tokens."""
+    """Return the texts of a source, split if it says so; windows have `length` tokens."""
     found = read_documents(source)
     if source.pieces is None:
         return found
@@ -291,7 +304,8 @@ def _pieces(
 
 
 def _windows(name: str, text: str, encoder: DocumentEncoder, length: int) -> Iterator[str]:
-    """Windows that follow one another; each a little longer, for a cut can change a token."""
+    """Yield consecutive windows of a text; each is a little longer, because a cut can change a
+    token."""
     coded = encoder.document(name, text, NO_LIMIT)
     ends = np.concatenate([[0], np.cumsum(coded.token_bytes)])
     data = text.encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Raw documents from local files or from a `datasets` id, one after the other."""
+"""Read raw documents from local files or from a `datasets` id, one after the other."""
 
 import json
 import os
@@ -19,20 +19,20 @@ T = TypeVar("T")
 Messages = list[JsonObject]
 DEFAULT_COLUMNS = ("text", "messages")
 NO_SPLIT = ""
-SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` of datasets leaves
-LARGEST = 64  # MiB of one document, which take some twenty times as much memory
-MOST_KINDS = 8  # that a warning names
+SAVED = ("dataset_dict.json", "state.json")  # files that `save_to_disk` of datasets writes
+LARGEST = 64  # MiB of one document, which takes some twenty times as much memory
+MOST_KINDS = 8  # file types that a warning names
 CARD_LIMIT = 16 << 20  # bytes of a dataset's card
-PER_FILE = 1024  # times the largest document: what one file may unpack to
+PER_FILE = 1024  # times the largest document: the limit for one unpacked file
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from, and what belongs to it."""
+    """The place of documents, with the options that belong to it."""
 
-    data: str  # a file, a folder, or a datasets id, `ID:CONFIG` where it has configurations
+    data: str  # a file, a folder, or a datasets id (`ID:CONFIG` if it has configurations)
     column: str | None = None
-    split: str | None = None  # as asked for
+    split: str | None = None  # as the user wrote it
     revision: str | None = None
     largest: int = LARGEST  # MiB of one document
     default_split: str = "test"
@@ -41,7 +41,10 @@ class Source:
 
     @property
     def place(self) -> Path:
-        """Where it lies, if it is local."""
+        """Return the path of the data, if it is local.
+
+        Raise an error if `data` cannot be a path's name.
+        """
         found = bundled.find_bundled(self.data, "data")
         if found is not None:
             return found
@@ -50,16 +53,16 @@ class Source:
         return place
 
     def error(self, sentence: str) -> InputError:
-        """Say what is wrong with it, after the option that names it."""
+        """Return the error for a mistake in the data, after the option that names it."""
         return InputError(f"{self.flag} {sentence}")
 
     @property
     def is_streamed(self) -> bool:
-        """Whether it may be a stream without an end."""
+        """Return whether the data may be a stream without an end."""
         return not isinstance(self.data, Texts) and not self.place.exists()
 
     def part(self, splits: Mapping[str, T]) -> T:
-        """Return the split to read, of those that the data has."""
+        """Return the split to read, from the splits that the data has."""
         split = self.split or self.default_split
         if self.split is None and NO_SPLIT in splits:
             return splits[NO_SPLIT]
@@ -85,7 +88,8 @@ def _too_large(source: Source, what: str, mib: int) -> InputError:
 
 
 def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Iterator[RawDocument]:
-    """Documents of one file (or stream), while they and all of them are no larger than they may."""
+    """Yield the documents of one file (or stream). Raise an error if one or all of them are too
+    large."""
     left = source.largest * PER_FILE << 20
     for document in documents:
         text = document.content if isinstance(document.content, str) else repr(document.content)
@@ -99,7 +103,8 @@ def _within(documents: Iterator[RawDocument], place: str, source: Source) -> Ite
 
 
 def read_documents(source: Source) -> Iterator[RawDocument]:
-    """Read every document of a source in its own order; refuse one that holds no text at all."""
+    """Read every document of a source in its own order; raise an error if the source has no text at
+    all."""
     path = source.place
     if isinstance(source.data, Texts):
         found = _given(source)
@@ -144,12 +149,13 @@ def is_missing(source: Source) -> bool:
 
 
 def require_data(source: Source) -> None:
-    """Refuse data that can only be a path here, if nothing has that path."""
+    """Raise InputError if the data can only be a path here, and nothing has that path."""
     if is_missing(source):
         raise source.error(f"{source.data}: there is no such file or folder")
 
 
-# The words by which `datasets` knows a split: of a folder, else of a file (its data_files.py).
+# The words in names of folders, otherwise of files, by which `datasets` knows a split (its
+# data_files.py).
 SPLITS = {
     "train": "train|training",
     "validation": "validation|valid|dev|val",
@@ -162,8 +168,10 @@ FOLDER, FILE = (rf"(^|[-._ 0-9/])({{}}){end}" for end in ("([-._ 0-9][^/]*)?/", 
 
 
 def splits_of(names: Sequence[str], *, partly: bool = False) -> dict[str, Sequence[str]]:
-    """Divide the files of a folder into splits as `datasets` does; where no name says one, all are
-    NO_SPLIT. File names say one only where every file has one, or `partly`: a title may be one.
+    """Divide the files of a folder into splits as `datasets` does; if no name has a split's word,
+    all are NO_SPLIT.
+
+    File names count only if every file has such a word, or with `partly`: a title may contain one.
     """
     shards = [(match[1], name) for name in names if (match := SHARD.fullmatch(name))]
     if shards:
@@ -187,12 +195,12 @@ def _by_split(names: Sequence[str], place: str) -> dict[str, Sequence[str]]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """The files of a folder that can be read; never its card, nor what is hidden."""
+    """Return the files of a folder that ropext can read, without its card and hidden files."""
     return _visible(folder, [file for file in folder.rglob("*") if file.suffix in READERS])
 
 
 def _visible(folder: Path, files: Sequence[Path]) -> list[str]:
-    """The files among these by their places in the folder, without its card and hidden ones."""
+    """Return these files by their places in the folder, without its card and hidden files."""
     files = sorted(file for file in files if file.is_file() and file.name != "README.md")
     places = [file.relative_to(folder) for file in files]
     hidden = (".", "__")
@@ -200,7 +208,8 @@ def _visible(folder: Path, files: Sequence[Path]) -> list[str]:
 
 
 def unread_files(source: Source) -> list[str]:
-    """Warn of the files of a folder that are not read, and of names that might have been splits."""
+    """Return warnings about files of a folder that ropext does not read, and about names that might
+    have been splits."""
     folder = source.place
     if isinstance(source.data, Texts) or not folder.is_dir():
         return []
@@ -213,7 +222,7 @@ def unread_files(source: Source) -> list[str]:
 
 
 def _other_kinds(source: Source, folder: Path) -> list[str]:
-    """Warn of the files of a folder that no reader takes."""
+    """Return a warning about the files of a folder that no reader supports."""
     others = _visible(folder, [file for file in folder.rglob("*") if file.suffix not in READERS])
     if not others:
         return []
@@ -225,8 +234,8 @@ def _other_kinds(source: Source, folder: Path) -> list[str]:
 
 
 def _other_splits(source: Source, names: Sequence[str]) -> list[str]:
-    """Warn of the files that no split holds which is read, and of names that might have been
-    splits."""
+    """Return a warning about the files outside the split that ropext reads, or about names that
+    might have been splits."""
     by_split = splits_of(names, partly=source.split is not None)
     read = source.part(by_split)
     if NO_SPLIT not in by_split:
@@ -256,7 +265,7 @@ def _other_splits(source: Source, names: Sequence[str]) -> list[str]:
 
 
 def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
-    """A split, or the whole folder."""
+    """Yield the documents of a split, or of the whole folder."""
     names = _files_in(folder)
     if not names:
         kinds = ", ".join(READERS)
@@ -267,7 +276,10 @@ def _read_folder(folder: Path, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterator[RawDocument]:
-    """`named`: the user named this very file, so that any suffix is read as text."""
+    """Yield the documents of one file.
+
+    `named`: the user named this very file, so any suffix is read as text.
+    """
     if named and path.suffix in TABLES:
         raise source.error(
             f"{path}: {path.suffix} is not read; convert it to jsonl (one object with a "
@@ -296,7 +308,7 @@ def _read_text(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
 
 
 def _read_jsonl(path: Path, name: str, source: Source) -> Iterator[RawDocument]:
-    most = 2 * source.largest << 20  # with what is not text
+    most = 2 * source.largest << 20  # including parts that are not text
     with open(open_regular(path), encoding="utf-8-sig") as file:
         for number, line in enumerate(iter(lambda: file.readline(most + 1), ""), 1):
             if len(line) > most:
@@ -321,8 +333,8 @@ def _read_parquet(path: Path, name: str, source: Source) -> Iterator[RawDocument
         with open(open_regular(path), "rb") as stream:
             file = pyarrow.parquet.ParquetFile(stream)
             wanted = _column(dict.fromkeys(file.schema_arrow.names), source, str(path))
-            # Row by row: sizes in the file can lie, and a page of some kilobytes can stand for
-            # gigabytes in each row. (Threads would cost ten times a row's time.)
+            # Row by row: sizes in the file can be false, and a page of some kilobytes can unpack
+            # to gigabytes in each row. (Threads would cost ten times a row's time.)
             rows = file.iter_batches(batch_size=1, columns=[wanted], use_threads=False)
             for number, row in enumerate(rows, 1):
                 if row.nbytes > 2 * source.largest << 20:
@@ -365,8 +377,11 @@ def _content(row: JsonObject, source: Source, where: str) -> str | Messages:
 
 
 def _with_text_alone(rows: Any, source: Source) -> Any:
-    """Return a dataset without the columns that are not read: to decode an image or a sound,
-    `datasets` would open the path that its row names, which may be any file here."""
+    """Return a dataset with only the column that ropext reads.
+
+    To decode an image or a sound, `datasets` would open the path in its row, which may be any file
+    here.
+    """
     from datasets.features.features import require_decoding
 
     there = rows.column_names
@@ -383,14 +398,14 @@ def _with_text_alone(rows: Any, source: Source) -> Any:
 
 
 def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
-    """Open a split of a dataset repository, whose card may name its own files alone."""
+    """Open a split of a dataset repository; raise an error if its card names files outside it."""
     import datasets
 
     folder = Path(name)
     if folder.is_dir():
         check_links(folder)
         for word in _words_of_card(folder):
-            if "://" in word:  # `datasets` would ask that address before it returns
+            if "://" in word:  # `datasets` would open that address before it returns
                 raise source.error(f"{source.data}: its card names an address: {word[:80]}")
     builder = datasets.load_dataset_builder(name, config or None, revision=source.revision)
     for files in (builder.config.data_files or {}).values():
@@ -404,7 +419,7 @@ def _open_stream(name: str, config: str, split: str, source: Source) -> Any:
 
 
 def _words_of_card(folder: Path) -> Iterator[str]:
-    """Every text under `configs` in the two files from which `datasets` reads them."""
+    """Yield every text under `configs` in the two files from which `datasets` reads them."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -427,7 +442,7 @@ def _words_of_card(folder: Path) -> Iterator[str]:
 
 
 def _repository(source: Source) -> tuple[str, str]:
-    """Split `ID:CONFIG`, or `FOLDER:CONFIG` of a dataset repository on the disk."""
+    """Split `ID:CONFIG`, or `FOLDER:CONFIG` for a dataset repository on the disk."""
     name, colon, config = source.data.rpartition(":")
     return (name, config) if colon else (config, "")
 

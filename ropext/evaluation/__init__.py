@@ -1,1 +1,1 @@
-"""Perplexity in one pass, retrieval by teacher forcing: measured against the right baselines."""
+"""Measure perplexity in one pass and retrieval by teacher forcing, against the right baselines."""

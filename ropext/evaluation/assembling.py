@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, from what its models read and answered."""
+"""Compute the numbers of an evaluation from the losses and answers of its models."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,9 +22,12 @@ def assembled(
     overlaps: Mapping[str, Overlap],
     stores: Mapping[str, str],
 ) -> Measurement:
-    """Return the whole measurement: each model with where it came from and its numbers, which leave
-    out the answers of tasks that cannot be measured. They depend on the units' files alone.
-    `overlaps` and `stores`, the names of the stores (empty if nothing is kept), are by label."""
+    """Return the whole measurement: each model with its source and its numbers.
+
+    The numbers leave out the answers to tasks that cannot be measured, and depend only on the
+    units' files. `overlaps` and `stores` are by label; `stores` has the names of the stores (empty
+    if nothing is kept).
+    """
     models = dict[str, MeasuredModel]()
     items = dict[str, tuple[ItemScore, ...]]()
     for label, model in done.models.items():
@@ -50,7 +53,7 @@ def assembled(
 
 
 def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
-    """Name the tasks of RULER of which `ruler@C` is the mean; None where there are none."""
+    """Return the tasks of RULER over which `ruler@C` is the mean; None if there are none."""
     names = dict[str, None]()
     for model in models:
         for item in model.items:
@@ -63,7 +66,7 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
 
 def _source(reads: Reads, variant: Variant, store: str, has_documents: bool) -> ModelSource:
     info = dict(variant.info)
-    info.pop("target", None)  # stands by itself
+    info.pop("target", None)  # it has its own field
     passes = dict[str, int]()
     if has_documents:
         passes = variant.regimes(reads.frame)

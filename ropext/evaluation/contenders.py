@@ -1,5 +1,7 @@
-"""The models that compete on a user's own documents: one of each closed form that can be written,
-and those that no checkpoint holds."""
+"""Collect the models that compete on a user's own documents.
+
+They are one for each closed form that can be written, and the models that no checkpoint can hold.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,15 +19,18 @@ from ropext.results import BASE, EXTENDED
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
 
-# From the plainest stock form to the least: where a tie has to be broken.
+# From the plainest stock form to the least plain, to break a tie.
 PLAINEST = ("default", "linear", "yarn", "llama3", "longrope")
 
 
 def closed_forms(
     snapshot: Snapshot, recipe: Extend, name: str = "MODEL"
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plan of every method that competes, of the one that the recipe names with its knobs; and
-    why the others cannot be written as asked. Of a named one that is an error.
+    """Return the plan of every competing method and of the recipe's own method, which has the
+    recipe's knobs.
+
+    Also return the reasons why the other methods cannot be written. Raise if the recipe names a
+    method that cannot be written.
     """
     no_knobs: dict[str, Any] = dict.fromkeys(KNOBS)
     methods = []
@@ -44,8 +49,11 @@ def closed_forms(
 def plans_of(
     methods: Iterable[str], plan: Callable[[str], Plan], asked: str | None = None
 ) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The plan of every method that can be written here, and why the others cannot. Where that is
-    the method `asked` for, or all of them, it is an error: the first one."""
+    """Return the plan of every method that can be written here, and the reasons why the others
+    cannot.
+
+    Raise the error of `asked` if it cannot be written, or the first error if no method can.
+    """
     plans = dict[str, Plan]()
     left_out = dict[str, str]()
     first: RopextError | None = None
@@ -63,8 +71,11 @@ def plans_of(
 
 
 def preference(plans: Mapping[str, Plan]) -> list[str]:
-    """Which method to take of several that measure alike: one that keeps mRoPE where there is any,
-    the one that more loaders read exactly, then the plainer form."""
+    """Return methods that measure alike in the order of preference.
+
+    First come methods that keep the model's mRoPE, then methods that are exact in more loaders,
+    then plainer forms.
+    """
 
     def rank_of(label: str) -> tuple[bool, int, int]:
         made = plans[label]
@@ -76,8 +87,11 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
 
 
 def rivals(snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None) -> list[Variant]:
-    """The model as Self-Extend reads it in memory, where it can: measured, and never taken. What
-    was asked of its `folding` is refused where it cannot."""
+    """Return the model with Self-Extend in memory, which is measured but never recommended; nothing
+    if it has no such plan.
+
+    Raise the error instead if the user gave `folding`.
+    """
     options = folding or FoldOptions()
     wish: dict[str, Any] = dict.fromkeys(KNOBS) | {"method": self_extend.NAME}
     try:
@@ -90,7 +104,8 @@ def rivals(snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = Non
 
 
 def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
-    """Those that the code of the loaded model can be read by: not all attention can be folded."""
+    """Return the variants that the loaded model's code can compute: not all attention can be
+    folded."""
     able = list[Variant]()
     for variant in beside:
         with suppress(RopextError), computing(variant):
@@ -100,15 +115,15 @@ def readable(computing: Computing, beside: Sequence[Variant]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Contenders:
-    """The base, the model as each plan makes it, and what no checkpoint holds."""
+    """The base, the model under each plan, and variants that no checkpoint can hold."""
 
     snapshot: Snapshot
     plans: Mapping[str, Plan]
-    beside: Sequence[Variant] = ()  # read in memory, never taken
+    beside: Sequence[Variant] = ()  # measured in memory, never recommended
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """All that is read, the base first."""
+        """Return all variants to read, the base first."""
         variants = [Variant(BASE, BASE, self.snapshot)]
         for label, plan in self.plans.items():
             variants.append(Variant(label, EXTENDED, self.snapshot, plan.config))
@@ -117,9 +132,9 @@ class Contenders:
 
     @property
     def labels(self) -> list[str]:
-        """The names of those that compete; the base does not."""
+        """Return the labels of the variants that compete, all except the base."""
         return [variant.label for variant in self.variants[1:]]
 
     def readable(self, computing: Computing) -> "Contenders":
-        """Leave out what the code of the loaded model cannot be read by."""
+        """Return the contenders, except variants that the loaded model's code cannot compute."""
         return replace(self, beside=readable(computing, self.beside))

@@ -1,4 +1,4 @@
-"""What an evaluation takes, counted from configs before it starts: passes, tokens, bytes."""
+"""Count the passes, tokens and bytes of an evaluation from configs, before it starts."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passes:
-    """So many passes of so many tokens."""
+    """A number of passes of one kind, and the tokens of one pass."""
 
     what: str
     passes: int
@@ -32,13 +32,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class Costs:
-    """All of it together."""
+    """The costs of a whole evaluation."""
 
     work: tuple[Passes, ...]
     passes: int
     tokens: int
     weight_bytes: int
-    cache_bytes: int | None  # of one row of the longest length; None where that is not known
+    cache_bytes: int | None  # for one row of the longest length; None if unknown
     chunk: int | None
     slice_tokens: int
     columns: int | None
@@ -59,7 +59,8 @@ def empty_model(
 
 
 def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> None:
-    """Refuse what --kl and --kv cannot be measured of, as far as class and config tell."""
+    """Raise an error if --kl or --kv cannot be measured on a model, as far as class and config
+    show."""
     variants = lineup.variants
     if options.kl:
         for snapshot in {one.snapshot.directory: one.snapshot for one in variants}.values():
@@ -76,7 +77,7 @@ def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> 
 def count_evaluation(
     lineup: Lineup, options: Evaluate, reads: Reads, trust_remote_code: bool
 ) -> Costs:
-    """Count what an evaluation takes; no weight is read."""
+    """Count the costs of an evaluation, without reading a weight."""
     import torch
 
     snapshot = lineup.variants[-1].snapshot
@@ -105,8 +106,8 @@ def count_evaluation(
 
 
 def work_of(lineup: Lineup, reads: Reads) -> list[Passes]:
-    """Count passes by kind, from configs alone, those of questions last; every variant but the base
-    answers the same ones."""
+    """Count passes by kind, from configs alone, with questions last; every variant except the base
+    answers the same questions."""
     variants = lineup.variants
     parts = dict[Any, Passes]()
     readers = [variant.label for variant in variants if not variant.reads_short]

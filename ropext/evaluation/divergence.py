@@ -1,9 +1,9 @@
-"""How far a model's next token is from the base's: KL divergence and the same first choice, over
-the last tokens before each length.
+"""Compare a model's next token with the base's, over the last tokens before each length.
 
-The base is read first, through its short window, and leaves the states from which it predicts those
-tokens; a model that is read later makes both rows of logits, tile by tile. Of weights of its own
-the base's head is kept in memory meanwhile.
+It measures KL divergence, and whether both have the same first choice. The base is read first,
+through its short window, and leaves the states from which it predicts those tokens. A model that is
+read later computes both rows of logits, tile by tile. If its weights differ from the base's, the
+base's head is kept in memory meanwhile.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,8 @@ Positions = npt.NDArray[np.int64]
 
 
 def compared_positions(frame: Frame, lengths: Sequence[int]) -> Positions:
-    """The tokens at which a model is held against the base: those of the tails before lengths."""
+    """Return the positions of the tokens at which a model is compared with the base, in the tails
+    before lengths."""
     wanted = set[int]()
     for length in lengths:
         start, stop = frame.tail_span(length)[:2]
@@ -54,38 +55,38 @@ def compared_positions(frame: Frame, lengths: Sequence[int]) -> Positions:
 class Against:
     """The base's states, by document, and its head."""
 
-    store: Store  # of the base
+    store: Store  # the base's store
     head: Callable[[TokenScorer], Any]  # the base's, given the scorer of the model that is read
 
     def states(self, frame: Frame, document: str) -> npt.NDArray[Any]:
-        """The base's states of a document, a row for each compared token."""
+        """Return the base's states for a document, a row for each compared token."""
         states: npt.NDArray[Any] = self.store.get(array_name(states_folder(frame), document))
         return states
 
 
 def states_folder(frame: Frame) -> str:
-    """Name the folder of the base's states in its store."""
+    """Return the folder of the base's states in its store."""
     return f"states-{_tails(frame)}"
 
 
 def against_key(frame: Frame, base: str) -> str:
-    """Tell what a model is held against from anything else: the base's store, and the tokens."""
+    """Return a key for the comparison with the base, from its store and the compared tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
 def divergence_folders(frame: Frame, base: str, regime: str) -> tuple[str, str]:
-    """Name the folders of a model's divergence and agreement in a regime."""
+    """Return the folders of a model's divergence and agreement in a regime."""
     key = against_key(frame, base)
     return compared_regime(DIVERGENCE, key, regime), compared_regime(AGREEMENT, key, regime)
 
 
 def _tails(frame: Frame) -> str:
-    """Tell the compared tokens of a frame from those of another."""
+    """Return a key for the compared tokens of a frame."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
 def served_lengths(frame: Frame, regimes: Mapping[str, int], of_pass: int) -> tuple[int, ...]:
-    """The measured lengths that are read from a pass of so many tokens."""
+    """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
     passes = tuple(regimes.values())
     return tuple(length for length in frame.lengths if length_at_least(passes, length) == of_pass)
 
@@ -93,7 +94,7 @@ def served_lengths(frame: Frame, regimes: Mapping[str, int], of_pass: int) -> tu
 def read_base(
     scorer: TokenScorer, ids: Ids, frame: Frame, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
-    """Read the base's states at the compared tokens, and its losses through the short window."""
+    """Return the base's states at the compared tokens, and its losses through the short window."""
     scorer.head_of_tiles(OPTION)
     keeper = StateKeeper(compared_positions(frame, frame.lengths), frame.longest)
     nll = read_short(scorer, ids, frame.context, bos, keeper.window)
@@ -108,8 +109,10 @@ def read_against(
     frame: Frame,
     lengths: Sequence[int],
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
-    """Read divergence and agreement at the compared tokens of a pass, and all its losses; `states`
-    are the base's of this document."""
+    """Return divergence and agreement at the compared tokens of a pass, and all its losses.
+
+    `states` are the base's for this document.
+    """
     watch = DivergenceWatch(frame, lengths, scorer, against)
     watch.document(states, len(ids))
     nll = read_pass(scorer, ids, len(ids), watch)
@@ -126,7 +129,8 @@ class StateKeeper:
         self.kept: torch.Tensor | None = None
 
     def window(self, begin: int, first: int) -> Watch:
-        """Watch a window that begins at a position; it scores the tokens from `first` on."""
+        """Return a watch for a window that begins at a position; it scores the tokens from `first`
+        on."""
 
         def keep(position: int, states: "torch.Tensor") -> None:
             places = begin + position + np.arange(len(states))
@@ -140,7 +144,10 @@ class StateKeeper:
 
     @property
     def states(self) -> npt.NDArray[Any]:
-        """What was kept; numpy has no bfloat16, whose bits stand as integers."""
+        """Return the states that were kept.
+
+        numpy has no bfloat16, so its bits are returned as integers.
+        """
         import torch
 
         assert self.kept is not None, "no window was watched"
@@ -151,7 +158,7 @@ class StateKeeper:
 
 
 class DivergenceWatch:
-    """Holds each compared token of one pass against the base."""
+    """Compares each compared token of one pass with the base."""
 
     def __init__(
         self, frame: Frame, lengths: Sequence[int], scorer: TokenScorer, against: Against
@@ -172,7 +179,7 @@ class DivergenceWatch:
         self.is_wanted[wanted] = True
 
     def document(self, stored: npt.NDArray[Any], count: int) -> None:
-        """Begin a document of so many tokens; `stored` are the base's states of it."""
+        """Begin a document of `count` tokens; `stored` are the base's states for it."""
         import torch
 
         states = torch.from_numpy(stored)

@@ -1,5 +1,5 @@
-"""What an evaluation reads: which documents at which lengths, which questions over which haystack,
-and the warnings about them."""
+"""Choose the documents and their lengths, and build the questions and their haystack, with warnings
+about them."""
 
 import json
 from collections.abc import Sequence
@@ -40,10 +40,10 @@ from ropext.tasks.passages import KnownAnswer
 
 @dataclass(frozen=True)
 class DocumentWords:
-    """The words of the command that asks for documents, for errors about them."""
+    """The words of the command that reads documents, for errors about them."""
 
     data: str = "--data"  # the option that names them
-    shorter: str = "shorter --lengths"  # what to give where none is long enough
+    shorter: str = "shorter --lengths"  # the remedy if none is long enough
 
 
 AS_EVAL = DocumentWords()
@@ -57,8 +57,11 @@ def settle_documents(
     stops: bool,
     words: DocumentWords = AS_EVAL,
 ) -> tuple[Corpus | None, tuple[int, ...], list[str]]:
-    """The documents, the lengths at which they are read, and what must be said of either; `stops`
-    where too few documents reach the target of an extension: it is what one asks about."""
+    """Return the documents, the lengths at which they are read, and warnings about both.
+
+    With `stops`, raise InputError if too few documents reach the target of an extension, because
+    the user asks about that length.
+    """
     corpus = None
     warnings = list[str]()
     grid = options.lengths or doubling_grid(lineup.context, lineup.limit)
@@ -92,7 +95,8 @@ def settle_documents(
 
 
 def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
-    """Refuse to leave the target of an extension out without a word from the user."""
+    """Raise InputError if too few documents reach the target of an extension, so that it would be
+    left out."""
     target = lineup.limit
     extended = any(variant.kind == EXTENDED for variant in lineup.variants)
     if not extended or corpus.lengths[-1] >= target or target not in corpus.reaching:
@@ -112,7 +116,8 @@ def _check_target(lineup: Lineup, corpus: Corpus, grid: Sequence[int]) -> None:
 
 
 def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
-    """Where the documents come from: those of an evaluation, of a choice and of a server."""
+    """Return the source of the documents, for an evaluation, for a choice of methods or for a
+    server."""
     return Source(
         options.data or "",
         column=options.column,
@@ -127,7 +132,7 @@ def source_of(options: Measuring, words: DocumentWords = AS_EVAL) -> Source:
 def read_corpus(
     options: Measuring, encoder: DocumentEncoder, wanted: Wanted, words: DocumentWords = AS_EVAL
 ) -> Corpus:
-    """Read the documents that the options name; InputError where none is long enough."""
+    """Read the documents that the options name; raise InputError if none is long enough."""
     source = source_of(options, words)
     wanted = replace(wanted, streamed=source.is_streamed, shorter=words.shorter)
     longest = wanted.lengths[-1]
@@ -135,7 +140,7 @@ def read_corpus(
 
 
 def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> list[str]:
-    """Say what was left out, and what no interval can tell."""
+    """Return warnings about data that was left out, and about missing or weak intervals."""
     lines = []
     if corpus.num_read == 1:
         lines.append(
@@ -175,10 +180,10 @@ def _corpus_warnings(corpus: Corpus, grid: Sequence[int], split: str | None) -> 
 def build_questions(
     options: Evaluate, lengths: Sequence[int], encoder: DocumentEncoder, corpus: Corpus | None
 ) -> tuple[tuple[tuple[Item, ...], ...], list[str]]:
-    """The question groups, and which lengths are too short for a task.
+    """Return the groups of questions, and warnings about lengths that are too short for a task.
 
-    A length that the user asked for is never left out: an item that does not fit is an error, that
-    of the task which needs most.
+    A length that the user gave is never left out: if items do not fit, raise the error of the task
+    that needs most.
     """
     if not options.tasks:
         return (), []
@@ -214,7 +219,8 @@ def build_questions(
 
 
 def read_passages(path: str) -> tuple[KnownAnswer, ...]:
-    """Questions of a JSONL file: {"question": TEXT, "answers": [TEXT, ...], "passages": [...]}."""
+    """Read the questions of a JSONL file: {"question": TEXT, "answers": [TEXT, ...], "passages":
+    [...]}."""
     if not Path(path).is_file():
         raise InputError(f"--passages {path} is no file")
     known = []
@@ -234,7 +240,7 @@ def read_passages(path: str) -> tuple[KnownAnswer, ...]:
 
 
 def _known_answer(line: bytes) -> KnownAnswer | None:
-    """The question of one line; None where something is missing, empty or of another type."""
+    """Return the question of one line; None if something is missing, empty or of another type."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -262,6 +268,6 @@ def _haystack(name: str, encoder: DocumentEncoder, corpus: Corpus | None) -> Hay
         return repetition(encoder)
     if name == "noise":
         return noise(encoder)
-    assert corpus is not None  # where a haystack is of text, Evaluate asks for --data
+    assert corpus is not None  # if a haystack is text, Evaluate requires --data
     texts = [document.ids[int(document.has_bos) :] for document in corpus.documents]
     return running_text([int(token) for text in texts for token in text])

@@ -1,4 +1,5 @@
-"""One evaluation: read what the stores do not have, gather the numbers, write the report."""
+"""Run one evaluation: measure the units that the stores lack, gather the numbers, write the
+report."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COMPUTING = ("torch", "transformers", "peft", "accelerate", "ropext")
-PREPARING = ("tokenizers", "numpy")  # what makes numbers of a text before a model reads it
+PREPARING = ("tokenizers", "numpy")  # they encode a text before a model reads it
 LIBRARIES = COMPUTING + PREPARING
-# What decides the losses and answers of a variant, besides the document or the question.
+# The keys that decide the losses and answers of a variant, next to the document or the question.
 OF_EVERY_UNIT = (
     "schema",
     "masking",
@@ -66,7 +67,8 @@ LIVE_KEPT_NOTHING = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of which all is decided that needs no weights: models, documents, questions."""
+    """An evaluation in which everything that needs no weights is decided: models, documents,
+    questions."""
 
     options: Evaluate
     lineup: Lineup
@@ -76,32 +78,36 @@ class Evaluation:
     reads: Reads
     protocol: Protocol
     warnings: tuple[str, ...]
-    overlaps: Mapping[str, Overlap]  # of the variants that were trained, by label
+    overlaps: Mapping[str, Overlap]  # for the variants that were trained, by label
     gates: Sequence[Gate] = ()  # shown in the report
     losses: Path | None = None  # a parquet file for the loss of every token
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output that holds something else."""
+        """Raise an error if the output holds other work."""
         for variant in self.lineup.variants:
             if not variant.snapshot.weight_files:
-                return  # fetched first, and part of what says which run it is
+                return  # make() fetches the weights, and they decide which run it is
         self.workdir(output).check(call.force)
 
     def counts(self) -> Costs:
-        """Count passes, tokens and bytes; refuse models that cannot be read as asked."""
+        """Count passes, tokens and bytes; raise an error if the models cannot be read with these
+        options."""
         check_models(self.lineup, self.options, self.trust_remote_code)
         return count_evaluation(self.lineup, self.options, self.reads, self.trust_remote_code)
 
     def tell_warnings(self, say: Say) -> None:
-        """Say what the user needs to know before anything is read; one process does."""
+        """Print the warnings before anything is read, in the main process only."""
         if is_main():
             for warning in self.warnings:
                 say(f"warning: {warning}")
 
     def make(self, output: Path | None, call: Call) -> Measurement:
-        """Measure. With an output every finished piece is kept there, the same call resumes where
-        it stopped, and the report is written while nobody else may write into the folder. Without
-        one, no weight is hashed. Of a model in memory the output gets its results at the end."""
+        """Measure the models, and return the measurement.
+
+        With an output every finished piece is kept there, and the same call resumes from it. The
+        report is written while nobody else may write into the folder. Without an output no weight
+        is hashed. For a model in memory the output gets its results at the end.
+        """
         hooks = call.hooks
         rank, world = rank_and_count()
         if output is None and world > 1:
@@ -111,7 +117,7 @@ class Evaluation:
                 "several processes share their work through a directory, and a model in memory "
                 "writes none; ropext.save it and evaluate what that wrote"
             )
-        wait_for_everyone()  # so that one that is refused is noticed by the others
+        wait_for_everyone()  # so that all notice if one raises an error
         _check_stop(hooks)
         evaluation = replace(self, lineup=fetched(self.lineup))
         _check_stop(hooks)
@@ -129,8 +135,10 @@ class Evaluation:
         return done
 
     def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
-        """Where it is kept, and what exactly is run: what must be equal for it to go on there.
-        Weights that are not remembered are read for it, which is shown."""
+        """Return the folder of this run, with the settings that must be equal to resume there.
+
+        It reads weights whose digests are not remembered, and shows the progress.
+        """
         lineup = self.lineup
         options = self.options
         reads = self.reads
@@ -162,8 +170,11 @@ class Evaluation:
         return Workdir(output, "eval", decides, about)
 
     def stores(self, place: Workdir) -> dict[str, str]:
-        """Name the folder of each variant's readings, by its label: it holds what this very model
-        reads in this manner, whichever run read it. Documents and questions name the files."""
+        """Return the folder name of each variant's readings, by its label.
+
+        A folder holds the readings of this very model by these settings, whichever run made them.
+        Documents and questions name the files.
+        """
         rest = {key: value for key, value in place.decides.items() if key in OF_EVERY_UNIT}
         rest["dtype"] = self.options.dtype
         rest["attn_implementation"] = self.options.attn_implementation
@@ -177,7 +188,8 @@ class Evaluation:
         return names
 
     def _measure(self, place: Workdir | None, hooks: Hooks) -> Measurement:
-        """Read what the stores do not have, and gather the results; in a folder, keep them."""
+        """Measure the units that the stores lack, and gather the results; in a folder, keep
+        them."""
         variants = self.lineup.variants
         names = {variant.label: "" for variant in variants}
         if place is not None:
@@ -187,7 +199,7 @@ class Evaluation:
             reads = replace(reads, against=names[BASE])
         resumable = None if self.lineup.held else place
         with _stores(names, resumable, on_disk=self.options.kl) as stores:
-            wait_for_everyone()  # the first one has claimed the folder
+            wait_for_everyone()  # the first process has claimed the folder
             progress = self._progress(resumable, hooks)
             models = Models(partial(self._load, progress), self._adapters(place))
             done = Reader(models.computing, self.options).measure(variants, reads, stores, progress)
@@ -216,11 +228,11 @@ class Evaluation:
         if place is None:
             return measurable
         manifest = workdir.read(place.folder)
-        assert manifest is not None  # written by `write_results`
+        assert manifest is not None  # `write_results` wrote it
         return replace(measurable, manifest=manifest, path=place.folder)
 
     def _facts(self) -> EvaluationFacts:
-        """Return what is known of the numbers before they are gathered."""
+        """Return the facts about the numbers that are known before they are gathered."""
         return EvaluationFacts(
             protocol=self.protocol.name,
             protocol_text=self.protocol.text,
@@ -231,7 +243,7 @@ class Evaluation:
         )
 
     def _progress(self, place: Workdir | None, hooks: Hooks) -> Progress:
-        """Begin to count; `place` is the folder of a run that can be resumed."""
+        """Return a new progress; `place` is the folder of a run that can be resumed."""
         rank, world = rank_and_count()
         held = self.lineup.held
         device = str(held.live.device) if held else device_of(self.options)
@@ -252,12 +264,12 @@ class Evaluation:
             progress.hooks.say(f"loading {snapshot.name}")
             how = loading_of(self.options, self.trust_remote_code, self.lineup.masked)
             model = load_model(snapshot, how)
-        if progress.hooks.stop():  # the user asked for it meanwhile
+        if progress.hooks.stop():  # the user interrupted meanwhile
             raise progress.stopped()
         return model
 
     def _adapters(self, place: Workdir | None) -> dict[str, str]:
-        """Return the digests of the adapters, by which the folder of a run knows them."""
+        """Return the digests of the adapters, which the folder of a run stores."""
         digests = dict[str, str]()
         for variant in self.lineup.variants:
             if variant.adapter is None or self.lineup.held is not None:
@@ -270,7 +282,7 @@ class Evaluation:
         return digests
 
     def _write(self, done: Measurement) -> None:
-        """Write what goes with the results."""
+        """Write the losses and the report."""
         corpus = self.corpus
         if self.losses is not None and corpus is not None:
             texts = ((document.name, document.ids) for document in corpus.documents)
@@ -280,7 +292,7 @@ class Evaluation:
 
 
 def _check_stop(hooks: Hooks) -> None:
-    """End where that was asked for while documents were read or weights fetched."""
+    """Raise NothingKept if the user interrupted while documents were read or weights fetched."""
     if hooks.stop():
         raise NothingKept("interrupted before the first measurement")
 
@@ -289,12 +301,15 @@ def _check_stop(hooks: Hooks) -> None:
 def _stores(
     names: Mapping[str, str], place: Workdir | None, *, on_disk: bool
 ) -> Iterator[dict[str, Store]]:
-    """Yield the store of each variant, by its label: in the folder of a run that is resumed, else
-    in memory, or for a while `on_disk` (the base's states are large)."""
+    """Yield the store of each variant, by its label.
+
+    It is in the folder of a run that can resume, otherwise in memory, or temporarily `on_disk` (the
+    base's states are large).
+    """
     if place is not None:
         yield {label: rundir.store(place.folder, name) for label, name in names.items()}
     elif on_disk:
-        # Windows does not delete what a virus scanner still reads.
+        # Windows does not delete files that a virus scanner still reads.
         with tempfile.TemporaryDirectory(prefix="ropext-", ignore_cleanup_errors=True) as folder:
             yield {label: Store(Path(folder, label)) for label in names}
     else:

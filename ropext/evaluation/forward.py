@@ -1,15 +1,14 @@
-"""NLL of every token of one sequence, in memory that does not grow with the vocabulary.
+"""Compute the NLL of every token of one sequence, in memory that does not grow with the vocabulary.
 
 The body runs once over the whole sequence (or in chunks, with a cache), and the head on parts of
-it. A head that is a plain matrix is applied in tiles. Any other goes in slices through the model's
-own forward, its body replaced by the hidden states that are there already, so that softcapping,
-logit scaling and the like are the model's own. A self-check proves either before it is used; a
-model on which both fail is read whole, in chunks with a cache.
+it. A head that is a plain matrix is applied in tiles. Any other head runs in slices through the
+model's own forward, with the body replaced by its hidden states, so softcapping, logit scaling and
+the like are the model's own. A self-check verifies either way before it is used. A model on which
+both fail is read whole, in chunks with a cache.
 
-A tile of logits (so many tokens by so many entries of the vocabulary) is made in one buffer, which
-stays in the processor's cache, and taken into a running maximum and sum of exponents. No row of
-logits ever stands whole: memory does not grow with the vocabulary, and nothing is copied that is
-float32 already.
+A tile of logits (some tokens by some entries of the vocabulary) is computed in one buffer, which
+stays in the processor's cache, and added to a running maximum and sum of exponentials. No row of
+logits is ever whole in memory, and float32 logits are not copied.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import Cache
 
-# Fastest of 128 to 8192 on a CPU, where a float32 tile then has 4 MiB (benchmarks/eval_speed.py).
+# Fastest of 128 to 8192 on a CPU; a float32 tile then has 4 MiB (benchmarks/eval_speed.py).
 TILE_TOKENS = TILE_COLUMNS = 1024
-# Bytes of a tile entry: in the dtype of the weights, and in float32 where that is another one.
+# Bytes of a tile entry: in the dtype of the weights, and in float32 if that is another dtype.
 TILE_BYTES = 6
 LOG2_E = 1.4426950408889634
 
@@ -37,7 +36,8 @@ LOG2_E = 1.4426950408889634
 def tiled_nll(
     head: Any, hidden: "torch.Tensor", wanted: "torch.Tensor", columns: int
 ) -> "torch.Tensor":
-    """NLL of the token `wanted[i]` after `hidden[i]`, float32; at most TILE_TOKENS of them."""
+    """Return the NLL of the token `wanted[i]` after `hidden[i]`, float32; at most TILE_TOKENS of
+    them."""
     import torch
 
     weight = head.weight
@@ -72,7 +72,7 @@ def tiled_nll(
 
 @dataclass
 class _RunningSum:
-    """The log of a sum of exponents, and the largest of them, over tiles of a row of logits."""
+    """The log of a sum of exponentials, and the largest exponent, over tiles of a row of logits."""
 
     peak: "torch.Tensor"
     total: "torch.Tensor"
@@ -86,8 +86,8 @@ class _RunningSum:
         return _RunningSum(peak, torch.zeros_like(peak), torch.zeros_like(peak, dtype=torch.long))
 
     def add(self, tile: "torch.Tensor", start: int) -> tuple["torch.Tensor", "torch.Tensor"]:
-        """Take a tile in; return its exponents below the new peak, and what the sums before it are
-        to be multiplied by."""
+        """Add a tile. Return its exponentials relative to the new peak, and the factor for the sums
+        before it."""
         import torch
 
         largest, place = tile.max(-1)
@@ -107,13 +107,17 @@ class _RunningSum:
 def tiled_divergence(
     base_head: Any, base_rows: "torch.Tensor", head: Any, rows: "torch.Tensor", columns: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """KL(base || model) in nats of the next token after each row, and whether both have the same
-    first choice; no row of logits stands whole."""
+    """Return KL(base || model) in nats of the next token after each row, and whether both have the
+    same first choice.
+
+    No row of logits is ever whole in memory.
+    """
     import torch
 
     base = _RunningSum.over(rows)
     model = _RunningSum.over(rows)
-    # Of p_base * (logit of the base - logit of the model), times the base's sum of exponents.
+    # Sum of p_base * (logit of the base - logit of the model), times the base's sum of
+    # exponentials.
     weighed = torch.zeros_like(base.peak)
     for start in range(0, len(head.weight), columns):
         base_tile = _tile(base_head, base_rows, start, columns)
@@ -126,7 +130,7 @@ def tiled_divergence(
 
 
 def _tile(head: Any, rows: "torch.Tensor", start: int, columns: int) -> "torch.Tensor":
-    """Logits of some columns of the vocabulary, float32."""
+    """Return the logits of some columns of the vocabulary, float32."""
     import torch
 
     bias = None if head.bias is None else head.bias[start : start + columns]
@@ -134,12 +138,12 @@ def _tile(head: Any, rows: "torch.Tensor", start: int, columns: int) -> "torch.T
     return torch.nn.functional.linear(rows, part, bias).float()
 
 
-# Measured bytes per token and vocabulary entry of a slice: logits, their float32 copy, exponents.
+# Measured bytes per token and vocabulary entry of a slice: logits, float32 copy, exponentials.
 HEAD_BYTES = 9.5
 SHORTEST_SLICE = 16
 LONGEST_SLICE = 4096
-# Larger blocks go back to the system after every slice, and are cleared when they come again;
-# below so many tokens matrix products lose more than that.
+# The allocator returns larger blocks to the system after every slice, and clears them when it
+# gets them again; below this number of tokens matrix products lose more than that.
 KEPT_BYTES = 32 << 20
 KEPT_SLICE = 128
 PROBE_TOKENS = 48
@@ -149,14 +153,17 @@ HALF_TOLERANCE = 3e-2
 
 TokenNll = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int32]
-# Is shown the position of a token, and the states from which it and those after it are predicted.
+# Receives the position of a token, and the states that predict it and the tokens after it.
 Watch = Callable[[int, "torch.Tensor"], None]
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How sequences are read: body in one piece (`chunk` None) or in chunks; head in tiles of so
-    many columns, or (`columns` None) in slices of whole rows."""
+    """The way in which sequences are read.
+
+    The body runs in one piece (`chunk` None) or in chunks; the head in tiles of `columns` columns,
+    or (`columns` None) in slices of whole rows.
+    """
 
     chunk: int | None
     slice_tokens: int
@@ -165,18 +172,19 @@ class Manner:
 
 
 def slice_for(budget: int, vocabulary: int) -> int:
-    """Tokens of one head slice within a memory budget (bytes), a power of two."""
+    """Return the tokens of one head slice within a memory budget (bytes), a power of two."""
     fast = max(KEPT_SLICE, KEPT_BYTES // (4 * vocabulary))
     wanted = min(LONGEST_SLICE, fast, int(budget / (HEAD_BYTES * vocabulary)))
     return 1 << (max(SHORTEST_SLICE, wanted).bit_length() - 1)
 
 
 class NanInLogits(InputError):
-    """The model's logits are not numbers."""
+    """An error: the model's logits are not numbers."""
 
 
 def no_matrix(why: str) -> UnsupportedModel:
-    """The error of a model whose head has to be a matrix; `why` names the option that needs it."""
+    """Return the error for a model whose head has to be a matrix; `why` names the option that needs
+    it."""
     return UnsupportedModel(
         f"{why}: the head of this model is more than a matrix, or its body does not run apart from "
         "it; leave the option out"
@@ -184,11 +192,12 @@ def no_matrix(why: str) -> UnsupportedModel:
 
 
 class TokenScorer:
-    """A loaded model, as evaluation needs it. Use inside `torch.inference_mode()`."""
+    """A loaded model that returns the losses and logits of tokens; use it inside
+    `torch.inference_mode()`."""
 
     def __init__(self, model: Any, manner: Manner) -> None:
         get_base = getattr(model, "get_base_model", None)
-        # LoRA layers of peft live inside the base model, whose forward is the one to split.
+        # LoRA layers of peft are inside the base model, and its forward is split.
         self.model = get_base() if get_base is not None else model
         self.body = self.model.base_model
         self.device = self.model.get_input_embeddings().weight.device
@@ -198,12 +207,13 @@ class TokenScorer:
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
     def self_check(self) -> Manner:
-        """Prove that split reading equals the model's own forward; settle the manner by it."""
+        """Check that split reading equals the model's own forward; choose the manner by it."""
         import torch
 
         generator = torch.Generator().manual_seed(0)
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or -1
-        # A position table may have fewer rows, and two of RoBERTa's are in front of the first.
+        # A position table may have fewer rows, and RoBERTa's has two rows before the first
+        # position.
         tokens = min(PROBE_TOKENS, most - 2) if most > 2 else PROBE_TOKENS
         vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         ids = torch.randint(0, vocabulary, (tokens,), generator=generator)
@@ -241,7 +251,7 @@ class TokenScorer:
         return float((read.float() - truth.to(read.device)).abs().max())
 
     def _plain(self, ids: Ids, truth: "torch.Tensor", bound: float) -> bool:
-        """Whether the head is a matrix and nothing else, and tiles of it give the right NLL."""
+        """Return whether the head is only a matrix, and its tiles give the right NLL."""
         import torch
 
         row = self._row(ids)
@@ -255,7 +265,7 @@ class TokenScorer:
             wanted = row[0, 1:].to(hidden.device)
             tiled = tiled_nll(plain_head(self.model), hidden, wanted, TILE_COLUMNS)
         except (TypeError, ValueError, NotImplementedError, RuntimeError):
-            return False  # weights that are packed, or lie elsewhere
+            return False  # weights that are packed, or on another device
         rows = truth[:-1].to(tiled.device)
         expected = torch.nn.functional.cross_entropy(
             rows, row[0, 1:].to(tiled.device), reduction="none"
@@ -271,15 +281,19 @@ class TokenScorer:
         return torch.as_tensor(np.asarray(ids), dtype=torch.long, device=self.device)[None]
 
     def head_of_tiles(self, why: str) -> Any:
-        """The matrix that makes logits of states; where the head is more than one, `why` names who
-        needs it to be."""
+        """Return the matrix that makes logits from states.
+
+        Raise UnsupportedModel if the head is more than that; `why` names the option that needs it.
+        """
         if not self.manner.split or self.manner.columns is None:
             raise no_matrix(why)
         return plain_head(self.model)
 
     def token_nll(self, ids: Ids, watch: Watch | None = None) -> TokenNll:
-        """NLL of every token given all before it, float32; position 0 is not-a-number. `watch` is
-        shown the states, where the head is a plain matrix."""
+        """Return the NLL of every token given all tokens before it, float32; position 0 is NaN.
+
+        `watch` receives the states, if the head is a plain matrix.
+        """
         nll = np.full(len(ids), np.nan, np.float32)
         targets = self._row(ids)[0]
         losses_of = self._sliced(ids, targets)
@@ -295,7 +309,7 @@ class TokenScorer:
     def _tiled(
         self, ids: Ids, targets: "torch.Tensor", watch: Watch | None
     ) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """(position, NLL from there on), the head a plain matrix."""
+        """Yield (position, NLL from there on), with the head as a plain matrix."""
         head = plain_head(self.model)
         for begin, output in self._bodies(ids):
             hidden = output.last_hidden_state[0]
@@ -310,7 +324,7 @@ class TokenScorer:
                     yield first, tiled_nll(head, rows, wanted, self.manner.columns or TILE_COLUMNS)
 
     def _sliced(self, ids: Ids, targets: "torch.Tensor") -> Iterator[tuple[int, "torch.Tensor"]]:
-        """(position, NLL from there on), the head in slices of whole rows."""
+        """Yield (position, NLL from there on), with the head in slices of whole rows."""
         import torch
 
         for begin, logits in self._logits(ids):
@@ -323,7 +337,8 @@ class TokenScorer:
                 )
 
     def masked_nll(self, ids: Ids, places: range, mask: int) -> TokenNll:
-        """NLL of the tokens at `places`, each masked in one of MASK_STRIDE passes, float32."""
+        """Return the NLL of the tokens at `places`, each masked in one of MASK_STRIDE passes,
+        float32."""
         import torch
 
         nll = np.empty(len(places), np.float32)
@@ -339,14 +354,14 @@ class TokenScorer:
         return nll
 
     def last_logits(self, ids: Ids, count: int) -> "torch.Tensor":
-        """Logits at the last `count` positions, float32, (count, vocabulary)."""
+        """Return the logits at the last `count` positions, float32, (count, vocabulary)."""
         import torch
 
         pieces = [logits.float() for _, logits in self._logits(ids, first=len(ids) - count)]
         return torch.cat(pieces)[-count:]
 
     def _logits(self, ids: Ids, first: int = 0) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """(begin, logits) slice by slice; those wholly before `first` may be left out."""
+        """Yield (begin, logits) slice by slice; slices wholly before `first` may be left out."""
         if not self.manner.split:
             yield from self._whole_chunks(ids, first)
             return
@@ -376,19 +391,19 @@ class TokenScorer:
                 yield begin, output.logits[0]
 
     def new_cache(self) -> "Cache":
-        """An empty cache of the kind that this model's layers need."""
+        """Return an empty cache of the kind that this model's layers need."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)
 
     def extend_cache(self, cache: "Cache", ids: Ids) -> "torch.Tensor":
-        """Read tokens after those in the cache; logits at each of them, float32."""
+        """Read tokens after the cached ones; return the logits at each of them, float32."""
         output = self.model(input_ids=self._row(ids), past_key_values=cache, use_cache=True)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
     def fill_cache(self, ids: Ids) -> "Cache":
-        """A cache that holds the tokens; no logits are kept."""
+        """Return a cache that holds the tokens; no logits are kept."""
         cache = self.new_cache()
         size = self.manner.chunk or len(ids)
         read = self.body if self.manner.split else self.model

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on the model that is loaded already: short-context regressions."""
+"""Run lm-evaluation-harness on the model in memory, to find short-context regressions."""
 
 import importlib.util
 import math
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Before anything is read: the harness is there, and it knows the tasks."""
+    """Raise UsageError if the harness is not installed or does not know a task, before anything is
+    read."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
             "--lm-eval needs lm-evaluation-harness, which is not installed: "
@@ -40,8 +41,11 @@ def check(tasks: Sequence[str]) -> None:
 
 
 def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
-    """What else decides the harness's numbers: its version, that of the library that reads the
-    questions, and the files of the tasks, which are edited in their place."""
+    """Return the further facts that decide the harness's numbers.
+
+    They are its version, the version of the library that loads the questions, and the files of the
+    tasks, which users edit in place.
+    """
     from lm_eval.tasks import TaskManager
 
     named = [task for task in tasks if isinstance(task, str)]
@@ -54,7 +58,7 @@ def decided_by(tasks: Sequence[Json]) -> dict[str, Json]:
 
 
 def _folders(task: str, index: JsonObject) -> set[Path]:
-    """Where a task lies, or each of those that a tag stands for."""
+    """Return the folder of a task, or of each task with a tag."""
     if (path := _told(index.get(task), "yaml_path")) is not None:
         return {path.parent}
     tagged = [name for name, entry in index.items() if task in (_told(entry, "tags") or ())]
@@ -64,15 +68,16 @@ def _folders(task: str, index: JsonObject) -> set[Path]:
 
 
 def _told(entry: Json, name: str) -> Json:
-    """What the harness's list says of a task: in a dict up to 0.4.9, in an object later."""
+    """Return a field of a task in the harness's list: an entry is a dict up to 0.4.9, an object
+    later."""
     value = entry.get(name) if isinstance(entry, Mapping) else getattr(entry, name, None)
     if name != "yaml_path":
         return value
-    return Path(value) if isinstance(value, str | Path) else None  # -1 of a tag
+    return Path(value) if isinstance(value, str | Path) else None  # a tag has -1
 
 
 def _folder_digest(folder: Path) -> str:
-    """The digest of the files beside a task's own, which it includes and imports."""
+    """Return the digest of the files next to a task's own, which it includes and imports."""
     texts = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.suffix in ("", ".yaml", ".yml", ".py"):
@@ -88,10 +93,12 @@ def run_tasks(
     variants: Sequence["Variant"],
     stores: "Mapping[str, Store]",
 ) -> dict[str, Json]:
-    """Per variant and task the harness's own metrics; what its store has already is not run again.
+    """Return the harness's own metrics per variant and task; results in a store are not computed
+    again.
 
-    The context length is passed on, since the harness cuts longer prompts from the left with no
-    more than a warning; log-softmax is taken in float32, not in the dtype of the weights.
+    ropext passes on the context length, because the harness truncates longer prompts from the left
+    with only a warning. The harness computes log-softmax in float32, not in the dtype of the
+    weights.
     """
     results: dict[str, Json] = {}
     decided = decided_by(options.lm_eval)
@@ -127,11 +134,11 @@ def _run(
         chat_template_args=options.template_args,
     )
     try:
-        with redirect_stdout(sys.stderr):  # it prints while it works
+        with redirect_stdout(sys.stderr):  # the harness prints while it works
             results = lm_eval.simple_evaluate(
                 model=wrapped,
                 tasks=list(options.lm_eval),
-                # What tasks that are made to a length (RULER's) read of the model.
+                # Tasks that build prompts of a given length (RULER's) read these.
                 task_manager=TaskManager(
                     metadata={"max_seq_lengths": [length], "tokenizer": tokenizer.name_or_path}
                 ),
@@ -153,7 +160,7 @@ def _run(
 
 
 def _plain(data: Json) -> Json:
-    """JSON's own types alone; a number that is not finite becomes null."""
+    """Return only JSON's own types; a number that is not finite becomes null."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if data is None or isinstance(data, str | bool | int):

@@ -1,4 +1,4 @@
-"""What is measured of a model in memory: checked, and lined up as a directory is."""
+"""Check a model in memory before an evaluation, and line it up like a directory."""
 
 import copy
 import tempfile
@@ -31,13 +31,13 @@ from ropext.rope import CONFIG
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Options that say how weights get into memory, or lie in a directory.
+# Options that say how to load weights, or that name a directory.
 LOADING = ("dtype", "device", "device_map", "attn_implementation", "adapter")
-ADAPTER = "in memory"  # where the adapter of a variant lies
+ADAPTER = "in memory"  # the place of a variant's adapter
 
 
 def check_output(output: Path, force: bool | None) -> None:
-    """Refuse a folder that holds results: whether they are of the same model is not known."""
+    """Raise OutputExists if a folder holds results, because they may be of another model."""
     if not force and workdir.read(output) is not None and workdir.has_work(output):
         raise OutputExists(
             f"{output} holds results, and results of a model in memory are never resumed; give "
@@ -46,7 +46,7 @@ def check_output(output: Path, force: bool | None) -> None:
 
 
 def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> HeldModel:
-    """Check a model in memory, and how it is to be measured."""
+    """Check a model in memory and its options, and return it as a held model."""
     live = base_model(model)
     for name in LOADING:
         if getattr(options, name) != Evaluate.model_fields[name].default:
@@ -79,7 +79,7 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> Held
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
-    """Name the adapters whose deltas PEFT has added to the weights in place."""
+    """Return the names of the adapters whose deltas PEFT has added to the weights in place."""
     names = dict[str, None]()
     for module in model.modules():
         for name in getattr(module, "merged_adapters", ()):
@@ -88,7 +88,8 @@ def _merged_adapters(model: "PreTrainedModel") -> str:
 
 
 def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
-    """Copy the tokenizer that was given; without one load that of where the model came from."""
+    """Return a copy of the given tokenizer; without one load the tokenizer of the model's own
+    directory."""
     if given is not None:
         return copy.deepcopy(given)
     name = name_of(live)
@@ -99,7 +100,8 @@ def _tokenizer(live: "PreTrainedModel", given: object) -> Any:
 
 
 def _origin(live: "PreTrainedModel") -> Snapshot | None:
-    """Open the checkpoint that a model was loaded from, where transformers says which."""
+    """Open the checkpoint that a model was loaded from, if transformers keeps its name; else return
+    None."""
     name = name_of(live)
     commit = getattr(live.config, "_commit_hash", None)
     is_directory = name != "" and Path(name, CONFIG).is_file()
@@ -113,7 +115,7 @@ def _origin(live: "PreTrainedModel") -> Snapshot | None:
 
 @contextmanager
 def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
-    """Line up what is measured of a model in memory, with its small files in a folder meanwhile."""
+    """Yield the lineup of a model in memory, with its small files in a temporary folder."""
     live = held.live
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
@@ -132,7 +134,8 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
 
 
 def _with_its_adapter(held: HeldModel, variants: Sequence[Variant]) -> list[Variant]:
-    """Return the rows that a PEFT model reads with its adapter; without it are all others."""
+    """Return the variants that a PEFT model computes with its adapter; all other variants are
+    without it."""
     if held.model is held.live:
         return []
     long = [variant for variant in variants if variant.kind == EXTENDED]

@@ -1,4 +1,5 @@
-"""Which models are compared: the base through its short window, and what reads the long one."""
+"""Choose the models to compare: the base through its short window, and models that read the long
+one."""
 
 import itertools
 from collections.abc import Mapping
@@ -42,28 +43,29 @@ from ropext.results.overlap import Overlap, overlap
 from ropext.rope import Spectrum
 from ropext.scaling import self_extend
 
-LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> what the checkpoint is
+LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> kind of the checkpoint
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """All variants, with the trained context that they share and what must be said of them."""
+    """All variants, with the trained context that they share and the warnings about them."""
 
     variants: tuple[Variant, ...]
     context: int
-    limit: int  # the longest context that any of them was made for
-    most: int = 0  # tokens that one of them reads, as a position table has rows; 0 = any number
+    limit: int  # the longest context for which a variant was made
+    # most tokens that every variant can read (a position table's rows); 0 = any number
+    most: int = 0
     warnings: tuple[str, ...] = ()
-    masked: bool = False  # they fill in masked tokens, where others predict the next
+    masked: bool = False  # they predict masked tokens, while others predict the next
 
     @property
     def held(self) -> HeldModel | None:
-        """The model in memory that is measured; None if ropext loads the models itself."""
+        """Return the model in memory that is measured; None if ropext loads the models itself."""
         return held_by(self.variants[-1].snapshot)
 
     def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
-        """What tells each variant from others, by its label; a model is hashed once."""
+        """Return the identity of each variant, by its label; each model is hashed once."""
         models: dict[Path, dict[str, Json]] = {}
         contents = {}
         for variant in self.variants:
@@ -79,8 +81,11 @@ class Lineup:
 
 
 def line_up(model: str, revision: str | None, options: Evaluate, name: str = "") -> Lineup:
-    """The variants of a command; `name` is what the user calls the model, also where that is
-    another file, of which the directory `model` was made."""
+    """Return the lineup of a command.
+
+    `name` is the user's name for the model; it may be another file, from which ropext built the
+    directory `model`.
+    """
     snapshot = open_snapshot(model, revision=revision)
     if name not in ("", model):
         snapshot = replace(snapshot, name=name, hub_id=None)
@@ -88,7 +93,7 @@ def line_up(model: str, revision: str | None, options: Evaluate, name: str = "")
 
 
 def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
-    """The variants of one model."""
+    """Return the lineup of one model."""
     reach = reach_of(snapshot, options.context)
     if options.method:
         return _in_memory(snapshot, options, reach)
@@ -96,7 +101,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
     context = reach.context
     record = record_of_weights(snapshot)
     if reach.has_table and options.context is not None:
-        record = None  # all its rows were trained
+        record = None  # the user says that all its rows were trained
     if record is None and options.context is None:
         record = _by_config(snapshot, options)
     if record is not None and options.context is None:
@@ -107,7 +112,7 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
         other = base is not None and (base.config or base.snapshot is not snapshot)
         if base is not None and other and not reach.has_table:
             variants.append(replace(base, label=UNTOUCHED, kind=UNTOUCHED, info={}))
-        # What was done last, as the checkpoints of `ropext run` are called.
+        # The last step names the label, as for the checkpoints of `ropext run`.
         done = [word for key, word in LATER.items() if record and record.more.get(key)]
         label = done[-1] if done else EXTENDED
         variant = Variant(label, EXTENDED, snapshot, target=limit, info=_recorded(record))
@@ -122,8 +127,12 @@ def line_up_snapshot(snapshot: Snapshot, options: Evaluate) -> Lineup:
 def line_up_patched(
     snapshot: Snapshot, plan: ExtensionPlan, original: dict[str, Json], options: Evaluate
 ) -> Lineup:
-    """The variants of a model that was patched in memory: as it computes now, and its base, which
-    is the one that options name, or else the model by the config that it had before."""
+    """Return the lineup of a model that was patched in memory: the model as it computes now, and
+    its base.
+
+    The base is the model that the options name; without one it is the model by the config that it
+    had before.
+    """
     context = options.context or plan.context
     reach = reach_of(snapshot, None)
     base = base_variant(snapshot, original)
@@ -154,11 +163,11 @@ def line_up_checkpoints(
     contents: Mapping[str, str],
     control: Path | None = None,
 ) -> Lineup:
-    """A base, the base read beyond its window, where `contents` name it the control, whose adapter
-    lies in `control`, and checkpoints made from the base, by their labels.
+    """Return the lineup of a base and of checkpoints made from it, by their labels.
 
-    `contents` are digests of all bytes by label (`base` has that of the base): weights that were
-    trained again have the headers of those before.
+    It also has the base beyond its window, and the control if `contents` name one; the control's
+    adapter is in `control`. `contents` are digests of all bytes by label (`base` has the base's
+    digest), because weights that were trained again have the same headers as before.
     """
 
     def content(label: str) -> dict[str, Json]:
@@ -182,8 +191,11 @@ def line_up_checkpoints(
 def overlaps_of(
     lineup: Lineup, corpus: Corpus | None, questions: bool
 ) -> tuple[dict[str, Overlap], list[str]]:
-    """Find the documents that each variant was trained on, by its label, and the warnings about
-    them. `questions`: these are asked about the documents, too."""
+    """Return the documents that each variant was trained on, by its label, and the warnings about
+    them.
+
+    `questions`: the haystack of the questions is made of these documents, too.
+    """
     overlaps = dict[str, Overlap]()
     labels = dict[str, list[str]]()
     for variant in lineup.variants:
@@ -203,7 +215,8 @@ def overlaps_of(
 
 
 def fetched(lineup: Lineup) -> Lineup:
-    """The same lineup with every weight file there; those of hub models are fetched."""
+    """Return the same lineup with every weight file on the disk; files of hub models are
+    fetched."""
     # By directory: two revisions of one model have the same name.
     whole = {variant.snapshot.directory: variant.snapshot for variant in lineup.variants}
     whole = {directory: with_weights(snapshot) for directory, snapshot in whole.items()}
@@ -222,7 +235,7 @@ def _recorded(record: Record | None) -> dict[str, Json]:
 def _info(
     method: str, factor: float, target: int, spectra: list[Spectrum], scaled: list[Spectrum]
 ) -> dict[str, Json]:
-    """How a variant was extended, as results hold it."""
+    """Return the facts about a variant's extension, as results hold them."""
     return {
         "method": method,
         "factor": factor,
@@ -233,12 +246,12 @@ def _info(
 
 
 def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
-    """Return a variant, the same with the adapter that was asked for, and each of these once more
-    by every rounded cache that was asked for."""
+    """Return a variant in every way that the options name: without and with the adapter, each also
+    with every rounded cache."""
     read = list[Variant]()
     plain = [variant]
     if options.adapter is not None:
-        read_lora(options.adapter)  # refuses a damaged one before a model is loaded
+        read_lora(options.adapter)  # raises an error for damaged files before a model is loaded
         label = f"{variant.label}+adapter"
         plain.append(replace(variant, label=label, kind=EXTENDED, adapter=options.adapter))
     for one in plain:
@@ -250,7 +263,8 @@ def _each_way(variant: Variant, options: Evaluate) -> list[Variant]:
 
 
 def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Lineup:
-    """The table every paper prints: base, untouched, and a grid of methods and factors."""
+    """Return the lineup of a grid of methods and factors, with base and untouched, as papers print
+    it."""
     variants = [base_variant(snapshot)]
     if not reach.has_table:
         variants.append(Variant(UNTOUCHED, UNTOUCHED, snapshot))
@@ -261,7 +275,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
         fold = options.fold if method == self_extend.NAME else None
         plan = plan_config(snapshot.config, recipe, snapshot.name, fold)
         plans.append(plan)
-        named = method.replace(":", ".") if fold is None else fold.name  # it names a folder
+        named = method.replace(":", ".") if fold is None else fold.name  # the label names a folder
         factor = far or plan.factor
         wanted = [site.wanted for site in plan.sites]
         scaled = [site.wanted for site in plan.sites if site.scaled] or wanted
@@ -279,7 +293,7 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
         warnings += [f"{variant.label}: {text}" for text in plan.warnings]
     furthest = max(plans, key=lambda plan: plan.target)
     limit = max(reach.context, furthest.target)
-    if reach.has_table:  # the length that all of them read
+    if reach.has_table:  # the longest length that all of them read
         limit = min(plan.target for plan in plans)
     elif reach.stops:  # all but the base have the config of the longest extension
         for number, variant in enumerate(variants[1:], 1):
@@ -290,7 +304,10 @@ def _in_memory(snapshot: Snapshot, options: Evaluate, reach: ModelReach) -> Line
 
 
 def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
-    """The record of a scaling that the config alone names; one that it leaves open is asked for."""
+    """Return the record of a scaling that only the config names; None if there is none.
+
+    Raise UsageError if the config does not state the original length.
+    """
     try:
         model = families.read(snapshot.config)
     except UnsupportedModel:
@@ -307,7 +324,7 @@ def _by_config(snapshot: Snapshot, options: Evaluate) -> Record | None:
 def _base(
     snapshot: Snapshot, record: Record | None, options: Evaluate, reach: ModelReach
 ) -> tuple[Variant | None, int, str]:
-    """The base, its context, and a warning where there is none."""
+    """Return the base, its context, and a warning if there is no base."""
     context = reach.context
     if options.base is not None:
         named = open_snapshot(options.base)
@@ -337,8 +354,11 @@ def _base(
 
 
 def _untrained(snapshot: Snapshot, record: Record) -> Snapshot | None:
-    """The checkpoint whose weights are those of before the extension: itself where nothing was
-    trained (a fit changes no weight), else the one that a fine-tuning leaves beside its result."""
+    """Return the checkpoint with the weights from before the extension; None if there is none.
+
+    It is the snapshot itself if nothing was trained (a fit changes no weight), otherwise the copy
+    that a fine-tuning keeps in its result.
+    """
     if record.more.get(SAVED):
         return None
     if not record.more.get(FINETUNE):

@@ -1,5 +1,5 @@
-"""`ropext plan --measure`: the closed forms ranked on a user's own documents, by the readings of
-`ropext eval`."""
+"""Rank the closed forms on a user's own documents, for `ropext plan --measure`, with the
+measurements of `ropext eval`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,36 +24,36 @@ from ropext.results.overlap import Overlap
 from ropext.results.rules import Ranking
 from ropext.scaling.self_extend import FoldOptions
 
-# How `ropext plan --measure` names the documents and their length.
+# The words of `ropext plan --measure` for the documents and their length.
 AS_PLAN = DocumentWords(data="--measure", shorter="a smaller --factor")
 
 
 @dataclass(frozen=True)
 class RankingRequest:
-    """Which model is to be extended how far, and the documents that rank the methods."""
+    """The model to extend, its target, and the documents that rank the methods."""
 
     model: str
     data: str
     recipe: Extend
     revision: str | None = None
     reading: DocumentOptions = field(default_factory=DocumentOptions)
-    folding: FoldOptions | None = None  # of Self-Extend, where any was asked for
+    folding: FoldOptions | None = None  # for Self-Extend, if the user gave any
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What `ropext plan --measure` found."""
+    """The result of `ropext plan --measure`."""
 
     ranking: Ranking
     plans: Mapping[str, Plan]
     left_out: Mapping[str, str]
     corpus: Corpus
     tokens: int  # forward tokens spent
-    overlap: Overlap | None  # of the documents that the model was trained on
+    overlap: Overlap | None  # the documents that the model was trained on
 
     @property
     def taken(self) -> Plan:
-        """The plan of the method to take."""
+        """Return the plan of the recommended method."""
         return self.plans[self.ranking.taken]
 
     def to_json(self) -> JsonObject:
@@ -66,7 +66,7 @@ class Measured:
 
 
 def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
-    """Rank the closed forms on documents."""
+    """Rank the closed forms on documents, and return the ranking with its plans."""
     hooks = call.hooks
     trust = call.trust_remote_code
     model = request.model
@@ -100,13 +100,13 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
         loaded = load_model(contenders.snapshot, loading_of(evaluation.options, trust))
         ranking = rank(loaded, contenders, reads, hooks, evaluation.options)
     for variant in beside:
-        if variant.label not in ranking.beside:  # could not be read
+        if variant.label not in ranking.beside:  # its code could not compute it
             tokens -= reads.tokens(variant)
     return Measured(ranking, plans, left_out, corpus, tokens, overlap)
 
 
 def _announce(hooks: Hooks, evaluation: Evaluation, methods: list[str], tokens: int) -> None:
-    """What it takes, before it begins."""
+    """Print the costs of the measurement before it begins."""
     length = length_text(evaluation.reads.frame.longest)
     num = len(evaluation.reads.documents)
     if num < 8:

@@ -1,4 +1,4 @@
-"""Models of one loaded checkpoint, read on documents and ranked by the loss of the tail."""
+"""Rank the variants of one loaded checkpoint by the loss of the tail on documents."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,9 +24,10 @@ def rank(
     hooks: Hooks = SILENT,
     options: DocumentOptions | None = None,
 ) -> Ranking:
-    """Read the documents once with every plan, and through the base's short window.
+    """Read the documents once with every plan, and through the base's short window; return the
+    ranking.
 
-    Nothing is written, and the model is given back as it came.
+    Nothing is written, and the model is unchanged afterwards.
     """
     computing = partial(applied, model)
     contenders = contenders.readable(computing)

@@ -1,5 +1,8 @@
-"""The one measurement: variants read what their stores have not, shared out over processes,
-resumable and interruptible between any two units; what the stores have then is gathered."""
+"""Run the measurement: let the variants read the units that their stores lack, and gather the
+results.
+
+Processes share the units. A run can be interrupted and resumed between any two units.
+"""
 
 import copy
 import gc
@@ -39,16 +42,16 @@ from ropext.results.measurement import Measurement, Store
 
 @dataclass
 class Progress:
-    """How far a measurement has come, over all models that it reads."""
+    """The progress of a measurement, over all models that it reads."""
 
     total: int = 0  # forward tokens of this process
     hooks: Hooks = SILENT
     kept_in: Path | None = None
     nothing_kept: str = "interrupted; a measurement keeps nothing"
-    rank: int = 0  # of the processes that share the units
+    rank: int = 0  # among the processes that share the units
     world: int = 1
-    used: Callable[[str, float], None] = lambda what, seconds: None  # told of the first unit
-    # Surrounds each unit, by what it is.
+    used: Callable[[str, float], None] = lambda what, seconds: None  # called after the first unit
+    # A context for each unit, made from its text for messages.
     guard: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
     done: int = 0  # forward tokens
     finished: int = 0  # units
@@ -61,14 +64,15 @@ class Progress:
         self.hooks.show(self.done, self.total, what)
 
     def skip(self, unit: Unit, store: Store) -> None:
-        """Count a unit that is there. What another process finishes meanwhile was not found."""
+        """Count a unit whose files exist. A unit that another process finishes during this run does
+        not count as resumed."""
         self.resumed += store.is_older(unit.name, self.begun)
         self.total -= unit.tokens // self.world
 
     def begin(self, unit: Unit) -> None:
         if self.hooks.stop():
             raise self.stopped()
-        if not self.done:  # the clock of the time left begins
+        if not self.done:  # the estimate of the time left begins
             self.show(unit.what)
         self.last = time.monotonic()
 
@@ -80,7 +84,7 @@ class Progress:
         self.show(unit.what)
 
     def stopped(self) -> Interrupted:
-        """Return the error of an interrupt, with what was kept."""
+        """Return the error of an interrupt, with the number of units kept."""
         count = self.finished + self.resumed
         if self.kept_in is None or not count:
             return NothingKept(self.nothing_kept)
@@ -100,7 +104,7 @@ USABLE = 0.8
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model that costs depend on."""
+    """The sizes of a model that decide its costs."""
 
     layers: int
     hidden: int
@@ -113,11 +117,11 @@ class Shape:
     eager: bool = False
     plain_head: bool = True
     device: str = "cpu"  # its type
-    window: int | None = None  # where layers have one
-    masks: bool = True  # where a window is narrower than a row: flash attention needs none
+    window: int | None = None  # the attention window, if layers have one
+    masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
     def peak_bytes(self, num_tokens: int, manner: Manner) -> int:
-        """Above the weights, at the widest moment of one pass."""
+        """Return the bytes above the weights, at the widest moment of one pass."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
         widest = max(attention, 2 * self.hidden + 3 * self.feed_forward)
@@ -130,7 +134,7 @@ class Shape:
             cache = values * (self.layers + 1)
         windowed = self.masks and self.window is not None and self.window <= num_tokens
         if at_once < num_tokens or windowed:
-            # Booleans, and what SDPA adds to the logits in their place.
+            # Booleans, and the numbers that SDPA adds to the logits in their place.
             mask = at_once * num_tokens * (1 + self.dtype_bytes)
             # With a mask, SDPA repeats keys and values for every query head.
             cache += 2 * self.heads * self.head_dim * num_tokens * self.dtype_bytes
@@ -176,12 +180,15 @@ def shape_of(model: Any) -> Shape:
 def choose_manner(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
 ) -> Manner:
-    """Choose how to read: whole if that fits into the free memory, else in the longest chunks that
-    do, else in the way that takes least."""
+    """Choose the manner of reading: whole if that fits into the free memory, otherwise in the
+    longest chunks that fit.
+
+    If nothing fits, choose the manner that takes least memory.
+    """
     columns: int | None = None
     if shape.plain_head:
-        columns = TILE_COLUMNS  # what a processor's cache holds
-        if shape.device != "cpu":  # what the budget allows
+        columns = TILE_COLUMNS  # these fit in a processor's cache
+        if shape.device != "cpu":  # as many as the budget allows
             columns = max(columns, slice_bytes // (TILE_BYTES * TILE_TOKENS))
     whole = Manner(None, slice_for(slice_bytes, shape.vocabulary), columns=columns)
     if chunk is not None:
@@ -193,24 +200,24 @@ def choose_manner(
             ways.append(replace(whole, chunk=size))
         size //= 2
     fitting = [way for way in ways if shape.peak_bytes(longest, way) <= USABLE * free]
-    # A chunk's mask over all that came before can be larger than what it saves.
+    # A chunk's mask over all earlier tokens can be larger than the memory that it saves.
     return fitting[0] if fitting else min(ways, key=lambda way: shape.peak_bytes(longest, way))
 
 
 @dataclass
 class Models:
-    """The model in memory: loaded when a variant asks for it, and again for other weights or
-    another adapter."""
+    """The model in memory: loaded when a variant needs it, and again for other weights or another
+    adapter."""
 
     load: Callable[[Snapshot], Any]
-    adapters: Mapping[str, str] = field(default_factory=dict)  # the digests that they must have
+    adapters: Mapping[str, str] = field(default_factory=dict)  # their expected digests
     model: Any = None
     directory: Path | None = None
     adapter: str | None = None
 
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
-        """While this lasts, the model computes as the variant says."""
+        """Yield a model that computes as the variant says, inside the `with` block."""
         held = held_by(variant.snapshot)
         if held is not None:
             with applied(held.copied(), variant) as model:
@@ -220,7 +227,7 @@ class Models:
         adapter = variant.adapter
         if self.directory != directory or (adapter and self.adapter not in (None, adapter)):
             self.model = None
-            gc.collect()  # two of them may not fit
+            gc.collect()  # two models may not fit
             self.model = self.load(variant.snapshot)
             self.directory = directory
             self.adapter = None
@@ -235,7 +242,7 @@ class Models:
 
 @dataclass
 class Reader:
-    """Reads by models that compute as variants say, all in one manner."""
+    """Measures models that compute as variants say, all in one manner."""
 
     computing: Computing
     options: DocumentOptions = field(default_factory=DocumentOptions)
@@ -243,8 +250,10 @@ class Reader:
     against: Against | None = None
 
     def scorer(self, model: Any, reads: Reads) -> TokenScorer:
-        """Prove that a model can be read in slices, and in which way; the memory that is free
-        decides it for all models."""
+        """Return a scorer for a model, after a check that the model can be read in slices.
+
+        The free memory at the first call decides the manner for all models.
+        """
         import torch
 
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -267,8 +276,11 @@ class Reader:
         stores: Mapping[str, Store],
         progress: Progress,
     ) -> Measurement:
-        """Read what the stores, by label, have not; of several processes the first one gathers what
-        they have then. A model whose units are all there is not loaded."""
+        """Read the units that the stores, by label, lack, and return the measurement.
+
+        Among several processes the first one gathers all results. A model whose units are all in
+        its store is not loaded.
+        """
         variants = tuple(variants)
         units = {variant.label: list(reads.units(variant)) for variant in variants}
         tokens = sum(unit.tokens for own in units.values() for unit in own)
@@ -294,8 +306,11 @@ class Reader:
         units: Mapping[str, Sequence[Unit]],
         stores: Mapping[str, Store],
     ) -> Against:
-        """Return the base's states and head. The head is that of the model which is read, if the
-        base has the same weights; else the base is loaded once, and its head kept."""
+        """Return the base's states and head.
+
+        The head is the head of the model that is read, if the base has the same weights; otherwise
+        the base is loaded once, and its head kept.
+        """
         base = next(variant for variant in variants if variant.kind == BASE)
         kept: Any = None
         for variant in variants:
@@ -320,7 +335,7 @@ class Reader:
         stores: Mapping[str, Store],
         progress: Progress,
     ) -> None:
-        """Read one variant; no name here holds its model while the next one is loaded."""
+        """Read one variant. No name here may hold its model while the next model is loaded."""
         store = stores[variant.label]
         if all(unit.is_in(store) for unit in units):
             for unit in units:
@@ -342,7 +357,7 @@ class Reader:
                 read = partial(read_unit, reads=reads, scorer=scorer, against=self.against)
                 read_units(read, units, store, progress)
         if self.against is not None and variant.kind == BASE and progress.world > 1:
-            wait_for_everyone()  # its states are there now
+            wait_for_everyone()  # its states are in the store now
 
 
 def read_units(
@@ -351,7 +366,7 @@ def read_units(
     store: Store,
     progress: Progress,
 ) -> None:
-    """Do this process's share of the units that the store has not; `read` gives the content of each
+    """Do this process's share of the units that the store lacks; `read` returns the content of each
     file of a unit."""
     import torch
 

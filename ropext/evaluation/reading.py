@@ -1,10 +1,10 @@
 """Read documents and questions: windows, passes and answers.
 
-Windows are pure integers: what is read together, and which part of it is scored. Questions are
-scored by teacher forcing, a shared prefix read once: an answer is right when every one of its
-tokens is the model's first choice given the prompt and the right tokens before it. By induction
-that is what greedy decoding would produce, so nothing is generated. Where an answer need only be
-named (`Item.references`), teacher forcing gives the beginning, and greedy decoding what follows it.
+Windows are pure integers: the tokens of one pass, and which of them are scored. Questions are
+scored by teacher forcing, and a shared prefix is read once. An answer is right if every one of its
+tokens is the model's first choice, given the prompt and the right tokens before it. By induction
+that is the answer of greedy decoding, so nothing is generated. If an answer only has to contain
+given names (`Item.references`), teacher forcing gives its beginning, and greedy decoding the rest.
 """
 
 import hashlib
@@ -34,7 +34,8 @@ Decode = Callable[[Sequence[int]], str]
 def score_items(
     scorer: TokenScorer, items: Sequence[Item], bos: int | None, decode: Decode = str
 ) -> list[ItemScore]:
-    """The items of one (task, length, index), over their shared prefix where they have one."""
+    """Return the scores of the items of one (task, length, index), over their shared prefix if they
+    have one."""
     shared = min(item.shared for item in items)
     if len(items) < 2 or len({item.prompt[:shared] for item in items}) > 1:
         shared = 0
@@ -59,7 +60,7 @@ def score_items(
 
 
 class Prefix:
-    """Tokens that are read once, and the cache from which each question goes on."""
+    """Tokens that are read once, and the cache from which each question continues."""
 
     def __init__(self, scorer: TokenScorer, ids: Ids) -> None:
         self.scorer = scorer
@@ -68,28 +69,28 @@ class Prefix:
         self._added = 0  # tokens that the cache holds after the prefix
 
     def read(self, ids: Sequence[int]) -> "torch.Tensor":
-        """Read tokens right after the prefix; the logits of each."""
+        """Read tokens right after the prefix; return the logits of each."""
         self._go_back()
         return self.read_on(ids)
 
     def read_on(self, ids: Sequence[int]) -> "torch.Tensor":
-        """Read tokens after those that were read last."""
+        """Read tokens after the tokens of the last call; return the logits of each."""
         assert self._cache is not None, "the prefix is read first"
         self._added += len(ids)
         return self.scorer.extend_cache(self._cache, np.asarray(ids, np.int32))
 
     def _go_back(self) -> None:
-        """Leave the prefix alone in the cache; where the cache cannot go back, read it again."""
+        """Crop the cache to the prefix; if the cache cannot go back, read the prefix again."""
         if self._cache is None or not _crop(self._cache, self._added, len(self.ids)):
-            self._cache = None  # two of them may not fit
+            self._cache = None  # two caches may not fit
             self._cache = _filled(self.scorer, self.ids)
         self._added = 0
 
 
 def _filled(scorer: TokenScorer, prefix: Ids) -> "Cache":
-    """A cache of the prefix that can go back to it."""
+    """Return a cache of the prefix that can go back to it."""
     cache = scorer.fill_cache(prefix)
-    # Layers with a window forget on purpose; newer transformers can be asked to remember. Before
+    # Layers with a window forget on purpose; newer transformers can let them remember. Before
     # 5.18 a layer that remembers gives a second reading in a row more keys than its mask has.
     remember = getattr(cache, "activate_past_recording", None)
     if remember is not None and Version(metadata.version("transformers")) >= Version("5.18"):
@@ -100,16 +101,16 @@ def _filled(scorer: TokenScorer, prefix: Ids) -> "Cache":
 def _generated(
     prefix: Prefix, rest: Sequence[int], item: Item, forced: ItemScore, decode: Decode
 ) -> ItemScore:
-    """What greedy decoding says after the prefix and the `rest` of the prompt.
+    """Return the score of an item by greedy decoding after the prefix and the `rest` of the prompt.
 
-    The right answer was read as if it had been said: up to its first token that the model does not
-    choose, nothing else is said. From there on one token is read at a time, until the room or the
-    text ends, or all is named that was asked for.
+    Teacher forcing has read the right answer. Greedy decoding gives the same tokens up to the first
+    token that the model does not choose. After it the model reads one token at a time, until the
+    item's room or the text ends, or the answer contains all references.
     """
     agreed = common_prefix(forced.predicted, item.answer)
     said = list(forced.predicted[: agreed + 1])[: item.room]
     if len(said) < len(item.answer):
-        # Back to the prefix, not to what was said: layers with a window can go back but once.
+        # Back to the prefix, not to the last token: layers with a window can go back only once.
         prefix.read([*rest, *said[:-1]])
     while len(said) < item.room and said[-1] not in prefix.scorer.ends:
         if match(decode(said), item.references, item.part) == 1:
@@ -121,10 +122,10 @@ def _generated(
 
 
 def _crop(cache: "Cache", count: int, length: int) -> bool:
-    """Take the last `count` tokens off; False where this cache cannot."""
+    """Remove the last `count` tokens; return False if this cache cannot do that."""
     try:
         cache.crop(-count)
-    except (RuntimeError, NotImplementedError, ValueError):  # the last before transformers 5.18
+    except (RuntimeError, NotImplementedError, ValueError):  # ValueError: before transformers 5.18
         return False
     return int(cache.get_seq_length()) == length
 
@@ -134,7 +135,7 @@ def _ids(prompt: Sequence[int], bos: int | None) -> Ids:
 
 
 def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
-    """`logits` (answer tokens, vocabulary) are those from which the answer is read."""
+    """Return the score of an item; the `logits` (answer tokens, vocabulary) predict its answer."""
     import torch
 
     if not bool(torch.isfinite(logits).all()):
@@ -158,11 +159,11 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
     )
 
 
-HF_STRIDE = 512  # of the loop in the transformers documentation
+HF_STRIDE = 512  # in the loop of the transformers documentation
 
 
 def hf_stride(size: int) -> int:
-    """The documentation's stride, or half of a window that is shorter."""
+    """Return the documentation's stride, or half of a window that is shorter."""
     return min(HF_STRIDE, max(1, size // 2))
 
 
@@ -173,12 +174,12 @@ def read_short(
     bos: int | None = None,
     watch: Callable[[int, int], Watch] | None = None,
 ) -> TokenNll:
-    """NLL of every token through the short window, each scored by one window; a length-dependent
-    spectrum is that of the window's length.
+    """Return the NLL of every token through the short window, each scored by one window.
 
-    `bos` stands in the place of a window's first token, as in front of any text that a program
-    truncates. `watch` is told where a window begins and from which token on it scores, and is shown
-    its states. What changes here changes SHORT_WINDOW.
+    A length-dependent spectrum is the spectrum of the window's length. `bos` replaces a window's
+    first token, as in front of any text that a program truncates. `watch` receives a window's
+    beginning and its first scored token, and returns a function that receives its states. A change
+    here must change SHORT_WINDOW.
     """
     nll = np.full(len(ids), np.nan, np.float32)
     with pinned(scorer.model, context):
@@ -193,10 +194,10 @@ def read_short(
 
 
 def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float]:
-    """Weighted sum and weight of the loop in the transformers documentation.
+    """Return the weighted sum and the weight of the loop in the transformers documentation.
 
     The loop multiplies a window's mean NLL by one less than its number of scored labels, although
-    only the first window loses a label to the shift; it is kept as it is.
+    only the first window loses a label to the shift. ropext keeps that rule.
     """
     total = weight = 0.0
     with pinned(scorer.model, size):
@@ -211,7 +212,7 @@ def read_strided(scorer: TokenScorer, ids: Ids, size: int) -> tuple[float, float
 
 
 def read_pass(scorer: TokenScorer, ids: Ids, length: int, watch: Watch | None = None) -> TokenNll:
-    """Read the first `length` tokens in one pass."""
+    """Return the NLL of the first `length` tokens, read in one pass."""
     with pinned(scorer.model, length):
         return scorer.token_nll(ids[:length], watch)
 
@@ -227,7 +228,7 @@ def _is_dynamic(rope_type: object) -> bool:
 
 
 def _rope_types(module: Any) -> dict[str | None, str]:
-    """Layer type (None where the module has one rotation) to rope type."""
+    """Return a map from layer type (None if the module has one rotation) to rope type."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         return dict(kinds)
@@ -236,11 +237,12 @@ def _rope_types(module: Any) -> dict[str | None, str]:
 
 @contextmanager
 def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
-    """While this lasts, every rotation is the one of a single forward over `length` tokens.
+    """Make every rotation the same as in a single forward over `length` tokens, inside the `with`
+    block.
 
     transformers recomputes `dynamic` and chooses between the two sets of `longrope` from the
     largest position of every forward call. Read in chunks, the cache would hold keys of several
-    rotations, and chunked would differ from whole by tenths of a nat.
+    rotations, and chunked reading would differ from whole reading by tenths of a nat.
     """
     modules: list[Any] = [
         module
@@ -259,7 +261,7 @@ def pinned(model: "torch.nn.Module", length: int) -> Iterator[None]:
 
 
 def _settle(module: Any, length: int) -> None:
-    """Bring a module to the state after one forward of `length` tokens from its first state."""
+    """Bring a module to its state after one forward of `length` tokens from its first state."""
     import torch
 
     types = _rope_types(module)

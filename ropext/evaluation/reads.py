@@ -1,8 +1,8 @@
-"""What models read: how they predict tokens, documents and questions, and the units of work.
+"""Define the work of a model in units: how it predicts tokens, its documents and its questions.
 
-A unit is one document in one regime, or the questions about one haystack; its result is one file of
-a variant's store. `Reads.units` alone lists them: for the work, for its cost, and for what is read
-back. `read_unit` alone reads one.
+A unit is one document in one regime, or the questions about one haystack; its result is one file in
+a variant's store. Only `Reads.units` lists them: for the work, for its cost, and to load the
+results. Only `read_unit` reads one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,34 +46,37 @@ from ropext.results.values import Bootstrap
 from ropext.results.windows import short_windows, strided_windows
 from ropext.tasks import Item
 
-ANSWERS = "items/"  # of a store
+ANSWERS = "items/"  # folder in a store
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """Each token is predicted from those before it, all of a text in one pass."""
+    """The prediction of each token from the tokens before it, for all of a text in one pass."""
 
     scoring: ClassVar[Scoring] = ALL_TOKENS
-    protocol: ClassVar[str | None] = None  # the one that --protocol names
+    protocol: ClassVar[str | None] = None  # as --protocol names it
     sees_all: ClassVar[bool] = False
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
-        """The lengths at which documents are read, and what is scored there."""
+        """Return the lengths at which documents are read, and the tokens scored there."""
         return Frame(context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring)
 
     def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
-        """Read the first `length` tokens of a document in one pass."""
+        """Return the NLL of the first `length` tokens of a document, read in one pass."""
         return read_pass(scorer, ids, length)
 
     def key(self) -> JsonObject:
-        """What of it decides a loss, for the manifest of a run."""
+        """Return the settings that decide a loss, for the manifest of a run."""
         return {}
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Tokens are predicted where a mask stands in their place, from all others: only the last ones
-    of a text are, in several passes. A tokenizer puts special tokens before and after a text."""
+    """The prediction of tokens under a mask from all other tokens, in several passes.
+
+    Only the last tokens of a text are masked. The tokenizer's special tokens are put before and
+    after a text.
+    """
 
     scoring: ClassVar[Scoring] = MaskedTail(MASK_STRIDE)
     protocol: ClassVar[str | None] = "pseudo-perplexity"
@@ -84,20 +87,24 @@ class MaskedTokens:
     after: tuple[int, ...]
 
     def text_in(self, length: int) -> int:
-        """Tokens of text in a window of a length."""
+        """Return the number of tokens of text in a window of a length."""
         room = length - len(self.before) - len(self.after)
         if room < 1:
             raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
         return room
 
     def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
-        """Every length scores the same tokens, so that the shortest bounds the tail."""
+        """Return a frame in which every length scores the same tokens, so that the shortest bounds
+        the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
         return Frame(context, lengths, tail, Bootstrap(seed), self.scoring)
 
     def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
-        """Read the NLL of the last `frame.tail` tokens, each masked once, in the window of `length`
-        tokens at the end of `ids`; NaN before them."""
+        """Return the NLL of the last `frame.tail` tokens, each masked once, in the window of
+        `length` tokens at the end of `ids`.
+
+        It is NaN before them.
+        """
         text = ids[-self.text_in(length) :]
         row = np.concatenate([self.before, text, self.after]).astype(np.int32)
         end = len(row) - len(self.after)
@@ -107,7 +114,7 @@ class MaskedTokens:
         return nll
 
     def key(self) -> JsonObject:
-        """The mask and the special tokens."""
+        """Return the mask and the special tokens, for the manifest of a run."""
         return {"masking": asdict(self)}
 
 
@@ -116,7 +123,8 @@ NEXT_TOKEN = NextToken()
 
 
 def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -> MaskedTokens:
-    """How an evaluation reads a masked language model; options of causal ones are refused."""
+    """Return the prediction of a masked language model; raise UsageError for options of causal
+    models."""
     given = {
         "--tasks": bool(options.tasks),
         "--lm-eval": bool(options.lm_eval),
@@ -136,11 +144,14 @@ def checked_prediction(options: Evaluate, encoder: DocumentEncoder, name: str) -
 
 
 def masked_tokens(encoder: DocumentEncoder, name: str) -> MaskedTokens:
-    """What a masked language model is read with; documents are then text alone."""
+    """Return the prediction of a masked language model.
+
+    The encoder then adds no BOS to documents.
+    """
     token = encoder.tokenizer.mask_token_id
     if token is None:
         raise InputError(f"the tokenizer of {name} has no mask token")
-    encoder.bos = None  # every window has its own
+    encoder.bos = None  # every window has its own special tokens
     before, after = encoder.around()
     return MaskedTokens(int(token), before, after)
 
@@ -152,35 +163,36 @@ class Unit:
 
     name: str  # its file in the store of its variant
     what: str  # for messages
-    kind: str  # of work: of which regime, or questions of which task and length
+    kind: str  # kind of work: the regime, or the task and length of questions
     passes: int
-    size: int  # tokens of a pass, or of the longest one
-    tokens: int  # forward tokens of all
-    beside: tuple[str, ...] = ()  # further files, of what the same passes show
+    size: int  # tokens of a pass, or of the longest pass
+    tokens: int  # forward tokens of all passes
+    beside: tuple[str, ...] = ()  # further files from the same passes
     items: tuple[Item, ...] = ()  # the questions
     document: Document | None = None
-    digest: str = ""  # of the document's tokens
-    regime: str = ""  # of the document: short, pass-LENGTH or stride-LENGTH
+    digest: str = ""  # digest of the document's tokens
+    regime: str = ""  # the document's regime: short, pass-LENGTH or stride-LENGTH
     served: tuple[int, ...] = ()  # lengths at which a pass is compared with the base
 
     @property
     def asks(self) -> bool:
-        """Return whether it is questions, not a document."""
+        """Return whether the unit is questions, not a document."""
         return self.document is None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files, its own last: if that is in a store, all are."""
+        """Return all files, its own last: if that file is in a store, all are."""
         return (*self.beside, self.name)
 
     def is_in(self, store: Store) -> bool:
-        """Return whether a store has all that it makes."""
+        """Return whether a store has all files of the unit."""
         return all(store.has(name) for name in self.files)
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What every variant reads; one that reads through the short window answers no questions."""
+    """The documents and questions for every variant; a variant with the short window answers no
+    questions."""
 
     frame: Frame
     documents: tuple[Document, ...] = ()
@@ -188,16 +200,16 @@ class Reads:
     prediction: Prediction = NEXT_TOKEN
     bos: int | None = None
     decode: Decode = str
-    is_strided: bool = False  # read also as the loop in the transformers documentation does
-    # The base's store, where the next token of each model is held against the base's.
+    is_strided: bool = False  # also run the loop of the transformers documentation
+    # The base's store, if the next token of each model is compared with the base's.
     against: str | None = None
 
     def of(self, begin: int, end: int) -> "Reads":
-        """Return some of the documents alone."""
+        """Return the reads of only some documents, without questions."""
         return replace(self, documents=self.documents[begin:end], questions=())
 
     def units(self, variant: Variant) -> Iterator[Unit]:
-        """List all that a variant reads: its documents, then its questions."""
+        """Yield all units of a variant: its documents, then its questions."""
         regimes = variant.regimes(self.frame)
         for document, name in zip(self.documents, self.hashes, strict=True):
             for regime in regimes:
@@ -211,13 +223,13 @@ class Reads:
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
-        """The digest of the tokens that are read of each document."""
+        """Return the digest of the tokens to read from each document."""
         longest = self.frame.longest
         return tuple(document.prefix_hashes([longest])[longest] for document in self.documents)
 
     @cached_property
     def _groups(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
-        """Each group of questions with the file of its answers."""
+        """Return each group of questions with the file of its answers."""
         pairs = []
         for items in self.questions:
             content = digest([asdict(item) for item in items])[:8]
@@ -230,18 +242,18 @@ class Reads:
         return sum(unit.tokens for unit in self.units(variant))
 
     def reading(self, variant: Variant, store: Store) -> Reading:
-        """Return what the store has of the documents."""
+        """Return the losses of the documents from the store."""
         return store.reading(variant.label, variant.regimes(self.frame), self.hashes)
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
-        """Return what the store has of the questions, in a fixed order."""
+        """Return the scores of the questions from the store, in a fixed order."""
         groups = () if variant.reads_short else self._groups
         rows = [row for _, name in groups for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
     def measured(self, variants: Iterable[Variant], stores: Mapping[str, Store]) -> Measurement:
-        """Gather what the stores, by label, have of the variants."""
+        """Return the measurement of the variants from the stores, by label."""
         models = dict[str, MeasuredModel]()
         for variant in variants:
             store = stores[variant.label]
@@ -271,7 +283,7 @@ class Reads:
 
     @cached_property
     def described(self) -> Documents:
-        """The documents as results hold them."""
+        """Return the documents as results hold them."""
         return Documents(
             tuple(document.name for document in self.documents),
             tuple(document.prefix_hashes(self.frame.lengths) for document in self.documents),
@@ -286,7 +298,7 @@ class Reads:
         regime: str,
         regimes: Mapping[str, int],
     ) -> Unit:
-        """Return the reading of a document through the short window, or in one long pass."""
+        """Return the unit of a document through the short window, or in one long pass."""
         frame = self.frame
         length = regimes[regime]
         beside = tuple[str, ...]()
@@ -317,7 +329,7 @@ class Reads:
         )
 
     def _strided(self, document: Document, name: str, variant: Variant, window: int) -> Unit:
-        """Return the reading of a document by the loop in the transformers documentation."""
+        """Return the unit of a document by the loop in the transformers documentation."""
         regime = f"stride-{window}"
         windows = strided_windows(self.frame.longest, window, hf_stride(window))
         sizes = [part.end - part.begin for part in windows]
@@ -337,7 +349,7 @@ class Reads:
         return items[0].length + (self.bos is not None)
 
     def _of_questions(self, items: tuple[Item, ...], name: str, label: str) -> Unit:
-        """Return the questions about one haystack."""
+        """Return the unit of the questions about one haystack."""
         length = self._length_of(items)
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0
@@ -356,8 +368,10 @@ class Reads:
 def read_unit(
     unit: Unit, reads: Reads, scorer: TokenScorer, against: Against | None = None
 ) -> dict[str, Any]:
-    """Read one unit; return the content of each of its files. `against` is the base, if the next
-    tokens are compared with its."""
+    """Read one unit; return the content of each of its files.
+
+    `against` is the base, if the next tokens are compared with the base's.
+    """
     frame = reads.frame
     document = unit.document
     if document is None:

@@ -1,4 +1,4 @@
-"""What a command measures: all that needs no weights is decided here."""
+"""Decide everything about an evaluation that needs no weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,33 +40,36 @@ if TYPE_CHECKING:
 
 
 def named_or_held(model: object) -> "str | PreTrainedModel":
-    """Return the name of a model, or the model itself where it is in memory."""
+    """Return the name of a model, or the model itself if it is in memory."""
     if hasattr(model, "config") or inside_wrapper(model):
-        unwrapped = base_model(model, "evaluate")  # refuses a wrong type
+        unwrapped = base_model(model, "evaluate")  # raises an error for a wrong type
         if unwrapped.get_output_embeddings() is None:
             raise UsageError(
                 f"{type(model).__name__} has no head that predicts tokens; load the model by "
                 "AutoModelForCausalLM (or AutoModelForMaskedLM)"
             )
         return cast("PreTrainedModel", model)
-    return model_name(cast(str, model))  # which refuses what is neither
+    return model_name(cast(str, model))  # raises an error if it is no name either
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What is to be measured."""
+    """The model, options, gates and files of an evaluation, as the caller gave them."""
 
-    model: "str | PreTrainedModel"  # of PEFT around one too
+    model: "str | PreTrainedModel"  # or a PEFT model around one
     options: Evaluate
     revision: str | None = None
     gates: Sequence[Gate] = ()
     losses: Path | None = None  # a parquet file for the loss of every token
-    tokenizer: "PreTrainedTokenizerBase | None" = None  # of a model in memory
+    tokenizer: "PreTrainedTokenizerBase | None" = None  # for a model in memory
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator[Evaluation]:
-        """Open the model and read documents and questions; a GGUF is a directory of its weights
-        while this lasts. Refuse an output that would overwrite, contain or be inside an input."""
+        """Open the model, read documents and questions, and yield the evaluation.
+
+        A GGUF is converted to a directory of its weights inside the `with` block. Raise an error if
+        an output would overwrite, contain or be inside an input.
+        """
         options = self.options
         model = self.model
         runs = [split_spec(gate.run)[0] for gate in self.gates if gate.run]
@@ -98,7 +101,8 @@ class EvaluationRequest:
 
     @contextmanager
     def _opened(self, model: str, call: Call) -> Iterator[Evaluation]:
-        """Decide all of a directory, or of a GGUF before its weights are made."""
+        """Yield the decided evaluation of a directory, or of a GGUF, which is decided before its
+        weights are converted."""
         if self.tokenizer is not None:
             raise UsageError("tokenizer is for a model in memory; a directory has its own")
         options = self.options
@@ -117,7 +121,7 @@ class EvaluationRequest:
                 yield replace(without_weights[0], lineup=lineup)
 
     def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
-        """Decide all that needs no weights."""
+        """Return the evaluation, in which everything that needs no weights is decided."""
         trust = call.trust_remote_code
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
         if self.losses is not None and evaluation.corpus is None:
@@ -134,8 +138,11 @@ def prepare(
     needs_target: bool = False,
     words: DocumentWords = AS_EVAL,
 ) -> Evaluation:
-    """Choose lengths, documents and questions; gates about anything else are refused, and with
-    `needs_target` documents of which too few reach the target of an extension."""
+    """Choose lengths, documents and questions, and return the evaluation.
+
+    Raise an error if a gate is about anything else. With `needs_target`, raise an error if too few
+    documents reach the target of an extension.
+    """
     if options.lm_eval:
         harness.check(options.lm_eval)
     last = lineup.variants[-1].snapshot
@@ -154,7 +161,7 @@ def prepare(
     Metrics(options, labels, grid, prediction.scoring).check(gates)
     others = {gate.run for gate in gates if gate.run is not None and gate.run not in labels}
     for other in others:
-        read_run(split_spec(other)[0])  # one that is not there, or not whole, is refused
+        read_run(split_spec(other)[0])  # raises an error if the run is missing or incomplete
     if prediction.sees_all:
         options = options.model_copy(update={"chunk": grid[-1]})
     what = Reads(
@@ -182,7 +189,7 @@ def prepare(
 
 
 def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
-    """Return how documents and questions become tokens of a model."""
+    """Return the encoder of documents and questions for a model."""
     held = held_by(snapshot)
     with silenced():
         tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)

@@ -1,5 +1,7 @@
-"""One model that is read: which weights, which config, through which windows; in a directory or in
-memory; and how far it reads."""
+"""Describe one model that is read: its weights, its config, its windows, and its longest length.
+
+The model is in a directory or in memory.
+"""
 
 import copy
 import hashlib
@@ -33,52 +35,55 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Schemes that a config or a weight carries, and whose models predict tokens as `eval` asks.
+# Schemes that a config or a weight carries, and whose models predict tokens as `eval` needs.
 READ = ("learned", "mixed", "disentangled")
 
 
 @dataclass(frozen=True)
 class HeldModel:
-    """A model that its user holds."""
+    """A model in memory that its user holds."""
 
-    model: "torch.nn.Module"  # of transformers, or of PEFT around one
+    model: "torch.nn.Module"  # from transformers, or from PEFT around one
     live: "PreTrainedModel"  # the transformers model itself
     tokenizer: "PreTrainedTokenizerBase"
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def copied(self) -> "torch.nn.Module":
-        """Copy everything but the numbers of the weights, which both read from the same memory."""
+        """Return a copy of the model that shares the memory of the weights' numbers."""
         try:
             copied = copy.deepcopy(self.model, _shared(self.model)).eval()
-        except Exception as error:  # whatever an attribute of the model's raises
+        except Exception as error:  # any error of an attribute of the model
             raise UsageError(
                 f"{type(self.live).__name__} cannot be copied, and evaluate changes nothing of the "
                 f"model itself: {first_line(error)}"
             ) from error
         plan = plan_in(base_model(copied))
         if plan is not None and plan.fold is not None:
-            apply_plan(copied, plan)  # the copied hooks still speak to the model itself
+            apply_plan(copied, plan)  # the copied hooks still refer to the original model
         return copied
 
     def identity(self) -> dict[str, Json]:
-        """Return what `provenance.identity` does for a directory. No digest tells all that computes
-        (patched functions, hooks, autocast), so that no two calls have the same."""
+        """Return a model's identity, like `provenance.identity` for a directory.
+
+        No digest covers everything that computes (patched functions, hooks, autocast), so no two
+        calls share an identity.
+        """
         return {"in_memory": True, "weights_sha256": f"in memory, {self.token}"}
 
 
 def _shared(model: "torch.nn.Module") -> dict[int, object]:
-    """Map each weight to one of the same numbers for a copy of the model."""
+    """Return, for each weight, a tensor with the same numbers for a copy of the model."""
     import torch
 
     shared = dict[int, object]()
     for module in model.modules():
-        # Of 8 bits bitsandbytes keeps the weights in a state once the model has read something.
+        # bitsandbytes keeps 8-bit weights in a state after the model's first forward.
         for value in getattr(getattr(module, "state", None), "__dict__", {}).values():
             if isinstance(value, torch.Tensor):
                 shared[id(value)] = value
     for parameter in model.parameters():
-        # PEFT switches the gradients of adapters on and off. A packed weight has attributes, which
-        # bitsandbytes moves into the module that first reads with it.
+        # PEFT switches the gradients of adapters on and off. A packed weight has attributes, and
+        # bitsandbytes moves them into the module that first computes with it.
         own = torch.Tensor._make_subclass(type(parameter), parameter.data)
         vars(own).update(vars(parameter))
         shared[id(parameter)] = own
@@ -87,60 +92,64 @@ def _shared(model: "torch.nn.Module") -> dict[int, object]:
 
 @dataclass(frozen=True)
 class HeldSnapshot(Snapshot):
-    """The small files of a model in memory, in a folder that lasts as long as its evaluation."""
+    """The small files of a model in memory, in a folder that exists only during its evaluation."""
 
     held: HeldModel | None = None
-    origin: Snapshot | None = None  # the checkpoint that its weights were loaded from
+    origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
-        """They are in memory."""
+        """Do nothing: the weights are in memory."""
 
 
 def held_by(snapshot: Snapshot) -> HeldModel | None:
-    """Return the model in memory that a snapshot stands for."""
+    """Return the model in memory to which a snapshot belongs; None for a directory."""
     return snapshot.held if isinstance(snapshot, HeldSnapshot) else None
 
 
 def origin_of(snapshot: Snapshot) -> Snapshot:
-    """Return the checkpoint that a model's weights were loaded from: of a directory itself."""
+    """Return the checkpoint that a model's weights were loaded from; for a directory, itself."""
     if isinstance(snapshot, HeldSnapshot) and snapshot.origin is not None:
         return snapshot.origin
     return snapshot
 
 
 def record_of_weights(snapshot: Snapshot) -> Record | None:
-    """Read what was done to a model's weights, as it lies where they were loaded from."""
+    """Return the record of a model's extension, from the place that its weights were loaded
+    from."""
     return read_record(origin_of(snapshot).directory)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One model that is read: the base through the short window, and so is the control, which is
-    the base trained on the same text."""
+    """One model that is read.
+
+    The base and the control, which is the base trained on the same text, read through the short
+    window.
+    """
 
     label: str
     kind: str  # "base", "control", "untouched", "extended"
     snapshot: Snapshot
     config: JsonObject | None = None  # applied in memory
-    beside: InMemory = CONFIG_ALONE  # and what no config says
+    beside: InMemory = CONFIG_ALONE  # changes that no config describes
     adapter: str | None = None
     cache: StoredCache | None = None  # keys and values are rounded as it stores them
-    unrounded: str = ""  # the label of the same variant without that
+    unrounded: str = ""  # the label of the same variant without rounding
     target: int | None = None
     info: JsonObject = field(default_factory=dict)
 
     @property
     def reads_short(self) -> bool:
-        """Whether it reads through the short window, and answers no questions."""
+        """Return whether the variant reads through the short window, and answers no questions."""
         return self.kind in SHORT
 
     @property
     def adapter_sha256(self) -> str | None:
-        """Hash the adapter's files; None if it reads without one."""
+        """Return the hash of the adapter's files; None if there is no adapter."""
         return None if self.adapter is None else adapter_digest(self.adapter)
 
     def content(self, model: JsonObject) -> dict[str, Json]:
-        """What tells it from other variants: its kind, its model's identity, its spectrum."""
+        """Return the variant's identity: its kind, its model's identity, its spectrum."""
         content = {"kind": self.kind, "model": model, "adapter_sha256": self.adapter_sha256}
         content |= self.info
         if self.cache is not None:
@@ -152,11 +161,11 @@ class Variant:
         """Return the pass length of each folder of readings in its store.
 
         The passes serve all lengths of a frame: one for each run of lengths that share a spectrum,
-        by the spectra that the config names. A static spectrum needs one pass, at the longest;
-        longrope with two different sets needs two; dynamic needs one for every length beyond the
-        context. Weights of 8 bits, which the tokens of a pass compute with together, need one more
-        for the context. A masked language model reads every length, and a base no longer one than
-        its own.
+        by the spectra in the config. A static spectrum needs one pass, at the longest length.
+        longrope with two different sets needs two. dynamic needs one for every length beyond the
+        context. With 8-bit weights the tokens of a pass affect one another, so the context needs
+        one more pass. A masked language model reads every length, but a base only lengths up to its
+        own context.
         """
         if self.reads_short and frame.scoring.scores_all:
             return {"short": frame.longest}
@@ -177,7 +186,8 @@ class Variant:
 
 
 def follows_length(config: dict[str, Json], longest: int) -> bool:
-    """Whether stock rotates a text of the longest length by another spectrum than a short one."""
+    """Return whether stock uses another spectrum for a text of the longest length than for a short
+    one."""
     sites = _sites(config)
     if sites is None:
         return _names_length(config)
@@ -185,7 +195,8 @@ def follows_length(config: dict[str, Json], longest: int) -> bool:
 
 
 def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
-    """Read the rotary embeddings of a config; None if it has none, or is of an unknown family."""
+    """Return the rotary embeddings of a config; None if it has none, or if its family is
+    unknown."""
     try:
         return tuple(families.read(config).sites)
     except UnsupportedModel:
@@ -193,8 +204,11 @@ def _sites(config: dict[str, Json]) -> tuple[RopeSite, ...] | None:
 
 
 def _mixes_tokens(config: JsonObject) -> bool:
-    """Whether the loss of a token depends on those after it: LLM.int8 (Dettmers et al. 2022) keeps
-    a column of activations in 16 bits if any token of the pass has an outlier there."""
+    """Return whether the loss of a token depends on the tokens after it.
+
+    LLM.int8 (Dettmers et al. 2022) keeps a column of activations in 16 bits if any token of the
+    pass has an outlier there.
+    """
     quantised = config.get("quantization_config")
     if not isinstance(quantised, dict) or not quantised.get("load_in_8bit"):
         return False
@@ -202,14 +216,15 @@ def _mixes_tokens(config: JsonObject) -> bool:
 
 
 def _names_length(config: dict[str, Json]) -> bool:
-    """Whether the config of an unknown family names a spectrum that follows the length."""
+    """Return whether the config of an unknown family names a spectrum that depends on the
+    length."""
     named = set(_texts(config.get("rope_scaling")))
     named |= set(_texts(config.get("rope_parameters")))
     return not named.isdisjoint(LENGTH_DEPENDENT)
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Every text in a piece of JSON, keys left out."""
+    """Yield every text in a piece of JSON, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -221,7 +236,7 @@ def _texts(value: Json) -> Iterator[str]:
 
 
 def _regime(site: RopeSite, length: int) -> Any:
-    """What tells the spectrum that stock uses at a length from that at another one."""
+    """Return a value that is equal for two lengths if stock uses the same spectrum at both."""
     spectrum = site.rope.spectrum
     if site.params["rope_type"] == "dynamic":
         return max(length, site.rope.original_context)
@@ -230,7 +245,7 @@ def _regime(site: RopeSite, length: int) -> Any:
 
 
 def adapter_digest(adapter: str) -> str:
-    """Hash the files of an adapter, each by its name."""
+    """Hash the files of an adapter, each with its name."""
     digest = hashlib.sha256()
     for name in sorted(os.listdir(adapter)) if os.path.isdir(adapter) else ():
         if name.endswith((".safetensors", ".json")):
@@ -240,11 +255,12 @@ def adapter_digest(adapter: str) -> str:
 
 
 def trained_on(variant: Variant) -> Trained | None:
-    """What is known of the documents that a variant was trained or fitted on."""
+    """Return the record of the documents that a variant was trained or fitted on; None if there is
+    none."""
     record = record_of_weights(variant.snapshot)
     before_it = variant.config is not None and variant.kind != EXTENDED
     if before_it and record is not None and record.more.get(FIT):
-        record = None  # the spectrum of before the fit
+        record = None  # the spectrum from before the fit
     before = trained_in(record)
     if before is not None and variant.kind != EXTENDED:  # nobody chose the base
         before = replace(before, chose=None) if before.count or before.not_recorded else None
@@ -262,8 +278,10 @@ def base_variant(
     beside: InMemory = CONFIG_ALONE,
     info: JsonObject | None = None,
 ) -> Variant:
-    """Return the base: a model that reads through the short window. The pictures show the
-    frequencies of its first scaled rotary embedding."""
+    """Return the base: a model that reads through the short window.
+
+    The pictures show the frequencies of its first scaled rotary embedding.
+    """
     known = dict(info or {})
     sites = _sites(snapshot.config if config is None else dict(config))
     if sites is not None:
@@ -272,13 +290,13 @@ def base_variant(
     return Variant(BASE, BASE, snapshot, config, beside, info=known)
 
 
-# While it lasts, the model that it yields computes as the variant says.
+# A context that yields a model; inside it the model computes as the variant says.
 Computing = Callable[[Variant], AbstractContextManager[Any]]
 
 
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[Any]:
-    """While this lasts, a loaded model computes as the variant says."""
+    """Make a loaded model compute as the variant says, inside the `with` block."""
     from ropext.patching import apply_config, unpatch
     from ropext.patching.rounding import cache_rounded
 
@@ -296,19 +314,22 @@ def applied(model: Any, variant: Variant) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ModelReach:
-    """How far a model reads; without a mark it reads texts of any length, well or badly."""
+    """The lengths that a model reads; unless `stops` is set it reads texts of any length, well or
+    badly."""
 
     context: int  # tokens that it was trained on
-    limit: int  # the longest length that its config is made for
-    masked: bool = False  # it fills in masked tokens, where others predict the next
-    # Stock transformers reads no more than the length in its config, as of an MPT, or than its
-    # table has rows.
+    limit: int  # the longest length in its config
+    masked: bool = False  # it predicts masked tokens, while others predict the next
+    # Stock transformers reads no more than the length in its config (as for an MPT) or the rows
+    # of its table.
     stops: bool = False
     has_table: bool = False  # each position is a row of a table
 
     def base_of(self, extended: Snapshot, record: Record) -> Variant | None:
-        """Return the model before its recorded extension, of weights that nothing trained since,
-        with the old rows of its table; None if not all of these were kept."""
+        """Return the model before its recorded extension, with weights that nothing trained since.
+
+        Its table has the old rows; return None if not all of them were kept.
+        """
         if not self.has_table:
             return base_variant(extended, record.base["config"])
         from ropext.schemes.plan import growth_of  # late: no rotary model needs it
@@ -320,12 +341,12 @@ class ModelReach:
 
 
 def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
-    """Read how far a model reads from its config; `stated` is the trained context as the user says
-    it."""
+    """Return the lengths that a model reads, from its config; `stated` is the user's value of the
+    trained context."""
     try:
         model = families.read(snapshot.config, context=stated)
     except UnsupportedModel:
-        # A model without rotary embeddings can be read all the same.
+        # A model without rotary embeddings can still be read.
         scheme = read_positions(snapshot.config)
         if scheme is not None and scheme.carried and scheme.kind not in READ:
             raise
@@ -344,7 +365,7 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
 
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:
-    """Read a scheme that a config or a table carries."""
+    """Return the reach of a scheme that a config or a table carries."""
     has_table = bool(scheme.tensors)
     if has_table and stated is not None and stated > scheme.context:
         raise UsageError(
@@ -357,7 +378,8 @@ def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> Model
 
 
 def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
-    """Read the length in the config of a model that nothing rotates; None where there is none."""
+    """Return the length in the config of a model without rotary embeddings; None if there is
+    none."""
     if scheme is not None and scheme.context:
         return scheme.context
     for key in LENGTH_KEYS:
@@ -368,7 +390,7 @@ def _stored_length(snapshot: Snapshot, scheme: Positions | None) -> int | None:
 
 
 def _uncarried(snapshot: Snapshot, scheme: Positions | None, stated: int | None) -> ModelReach:
-    """Read a scheme that no config extends, as slopes are."""
+    """Return the reach of a scheme that no config extends, such as slopes."""
     stored = _stored_length(snapshot, scheme)
     context = stated or int(stored or 0)
     limit = int(stored or context)
