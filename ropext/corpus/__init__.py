@@ -1,8 +1,7 @@
 """Read documents, encode them as token arrays, and choose which of them to use.
 
 The result is deterministic: the same data, tokenizer and seed give the same documents in the same
-order, whatever the files' names. ropext never silently cuts a document into several, and never
-silently joins it to another.
+order, whatever the files' names. Documents are never silently cut into several or joined.
 """
 
 from ropext.corpus.encoding import Document, DocumentEncoder, content_hash

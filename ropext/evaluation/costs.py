@@ -91,7 +91,7 @@ def count_evaluation(
     manner = choose_manner(shape, longest, free, options.chunk, slice_bytes)
     work = work_of(lineup, reads)
     cache = None
-    with suppress(RopextError):  # nothing rotates
+    with suppress(RopextError):  # the model has no rotary embeddings
         cache = families.as_read(snapshot.config).kv_bytes(longest, shape.dtype_bytes)
     return Costs(
         work=tuple(work),

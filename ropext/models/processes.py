@@ -34,7 +34,7 @@ def wait_for_everyone() -> None:
     try:
         PartialState(timeout=timedelta(seconds=WAITING))
         distributed.barrier()  # accelerate's barrier does not wait on CPUs
-    except RuntimeError as error:  # its connection is closed
+    except RuntimeError as error:  # the other process closed its connection
         raise Stopped("another process of this command has stopped") from error
 
 

@@ -290,10 +290,10 @@ def patch(
 ) -> Model:
     """Extend a loaded model in place, and return it.
 
-    Its logits then equal those of the checkpoint that `ropext extend` writes with these options. No
-    checkpoint can describe the method `self-extend`. It takes `window`, `group` and `literal` (the
-    paper's rule, by which queries inside the trained context see groups too). A second call
-    replaces the first; `ropext.patching.unpatch` undoes it.
+    Its logits then equal the logits of the checkpoint that `ropext extend` writes with these
+    options. No checkpoint can describe the method `self-extend`. It takes `window`, `group` and
+    `literal` (the paper's rule, by which queries inside the trained context see groups too). A
+    second call replaces the first; `ropext.patching.unpatch` undoes it.
     """
     from ropext.patching.intact import keep_exact, sums_of
 

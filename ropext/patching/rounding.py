@@ -1,16 +1,16 @@
 """Round keys and values in memory as an engine stores them in a KV cache of few bits.
 
 Keys are rounded after their rotation, as a cache holds them. Every pass attends to the rounded
-numbers, with or without a cache. Queries, scores and sums are those that the model computes; the
-further errors of an engine kernel are not included.
+numbers, with or without a cache. Queries, scores and sums are not rounded; the further errors of an
+engine's kernel are not included.
 
-q8_0 and q4_0 are ggml's: blocks of 32 channels of one head share a scale of 16 bits. Before it
-rounds, llama.cpp multiplies each head by an orthonormal Hadamard matrix if the head's width is a
-multiple of 64 (its PR 21038, April 2026). For keys it takes the largest matrix that divides the
-width, for values the matrix of size 64. The converter of llama.cpp reorders the channels of some
-architectures (`llama` among them) so that the two channels of a rotary pair are neighbours; keys of
-such a model are rounded in that order. fp8 is e4m3 with a scale of 1, as in vLLM if a checkpoint
-brings no scale.
+The types q8_0 and q4_0 are ggml's: blocks of 32 channels of one head share a scale of 16 bits.
+Before it rounds, llama.cpp multiplies each head by an orthonormal Hadamard matrix if the head's
+width is a multiple of 64 (its PR 21038, April 2026). For keys it takes the largest matrix that
+divides the width, for values the matrix of size 64. The converter of llama.cpp reorders the
+channels of some architectures (`llama` among them) so that the two channels of a rotary pair are
+neighbours. Keys of such a model are rounded in that order. The type fp8 is e4m3 with a scale of 1,
+as in vLLM if a checkpoint brings no scale.
 """
 
 import math
