@@ -122,7 +122,7 @@ def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
 
 def _outcomes(run: Measurement) -> Table:
     """How many questions became what."""
-    outcomes = _numbers_of(run, PORT).outcomes
+    outcomes = _numbers_of(run, PORT).outcomes or ()
     has_usage = any(row["used"] is not None for row in outcomes)
     header = ["length", "tokens counted"]
     note = f"prompts are counted by {endpoint_of(run)['counted_by']}; "
@@ -153,8 +153,8 @@ def port_lines(run: Measurement) -> list[str]:
     endpoint = endpoint_of(run)
     lines = list[str]()
     for label, name in row_names(run).items():
-        lines.append(_reach_line(name, _numbers_of(run, label).reached))
-    for row in _numbers_of(run, PORT).outcomes:
+        lines.append(_reach_line(name, _numbers_of(run, label).reached or {}))
+    for row in _numbers_of(run, PORT).outcomes or ():
         for outcome, reason in row["reasons"].items():
             count = row["counts"][outcome]
             length = length_text(row["length"])

@@ -78,6 +78,6 @@ class ModelNumbers:
     positions: tuple[OctaveLoss, ...] = ()
     retrieval: Mapping[str, tuple[HeatCell, ...]] = field(default_factory=dict)  # by task
     # What became of a server's questions at each length, and how far it reads.
-    outcomes: Sequence[JsonObject] = field(default=(), metadata=IF_ANY)
-    reached: JsonObject = field(default_factory=dict, metadata=IF_ANY)
+    outcomes: Sequence[JsonObject] | None = None
+    reached: JsonObject | None = None
     verdicts: tuple[str, ...] = ()

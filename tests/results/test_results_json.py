@@ -49,6 +49,13 @@ def test_a_key_that_few_runs_have_is_kept(tmp_path, key):
     assert _measurement(tmp_path, {}, written).results == written
 
 
+def test_a_row_of_a_server_without_questions_keeps_its_empty_outcomes(tmp_path):
+    """The row of a plain server, which read texts alone."""
+    recorded = json.loads((RECORDED / "endpoint.json").read_text("utf-8"))
+    recorded["variants"]["port"]["outcomes"] = []
+    assert _measurement(tmp_path, {}, recorded).results == recorded
+
+
 @pytest.mark.parametrize("key", ["lengths", "protocol", "variants"])
 def test_a_missing_key_is_named_with_its_file(tmp_path, key):
     recorded = json.loads((RECORDED / "eval.json").read_text("utf-8"))
