@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from ropext.jsontext import JsonObject
 from ropext.ports.counting import Counting
 from ropext.ports.port import Port, Reply
 from ropext.ports.questions import Question
@@ -55,11 +54,6 @@ class Answer:
         if share > MOST_ERROR:
             return None
         return share
-
-    @staticmethod
-    def from_json(data: JsonObject) -> "Answer":
-        """Read what was kept."""
-        return Answer(**data)
 
 
 def answered(port: Port, question: Question) -> Answer:

@@ -1,7 +1,6 @@
 """One evaluation of a running server from beginning to end: what is asked, what is kept, what is
 written. A run that was stopped goes on question by question."""
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ropext import workdir
-from ropext.atomic import write_text
 from ropext.errors import Interrupted, NothingKept, OutputExists, UsageError
-from ropext.jsontext import digest, values_json, write_json
+from ropext.jsontext import digest, read_values
 from ropext.lengths import length_text, tail_tokens
 from ropext.narration import NOBODY, Call, Hooks
 from ropext.ports.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored
@@ -22,12 +20,13 @@ from ropext.ports.counting import Count
 from ropext.ports.plan import CUT, PORT, PortPlan
 from ropext.ports.port import Port
 from ropext.ports.questions import Question, build, counts_of, cut, cut_alike
-from ropext.ports.shares import Scores, port_results
-from ropext.results import BASE, EXTENDED, SCHEMA, rundir
-from ropext.results.measurement import Measurement, Store
-from ropext.results.perplexity import TokenNll
+from ropext.ports.shares import Scores, port_numbers
+from ropext.results import BASE, EXTENDED, rundir
+from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.results.numbers import EvaluationFacts, ModelSource
+from ropext.results.perplexity import Frame, TokenNll
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
-from ropext.results.values import RESAMPLES
+from ropext.results.values import Bootstrap
 from ropext.tasks.item import NOUNS, derived_rng
 from ropext.workdir import STORES, Workdir
 
@@ -185,7 +184,9 @@ class PortRow:
 
     def _answer(self, question: Question, put: Question) -> Answer:
         """Read the kept answer to a question."""
-        return Answer.from_json(self.store_of(question, put).get(f"{question.name}.json"))
+        store = self.store_of(question, put)
+        name = f"{question.name}.json"
+        return read_values(Answer, store.get(name), store.file(name))
 
     def kept(self) -> list[tuple[Question, Answer]]:
         """Every question that was answered before, as it was put, with its answer."""
@@ -443,64 +444,67 @@ def _write(
     items: Mapping[str, Scores],
     remarks: Sequence[str],
 ) -> None:
-    """Write items.jsonl and results.json, as every evaluation does."""
-    lines = [
-        json.dumps({"variant": label} | values_json(item))
-        for label, scores in items.items()
-        for item, _ in scores
-    ]
-    if lines:
-        write_text(kept.folder / "items.jsonl", "\n".join(lines) + "\n")
-    window = plan.window and plan.window[0]
-    context = plan.context
-    results: dict[str, Any] = {
-        "schema": SCHEMA,
-        "protocol": "questions",
-        "protocol_text": "questions in words, answered greedily",
-        "headline": "found",
-        "context": context,
-        "lengths": list(plan.wish.lengths),
-        "tail_tokens": tail_tokens(context),
-        "seed": plan.options.seed,
-        "resamples": RESAMPLES,
-        "documents": None if plan.reads is None else plan.reads.texts.counts,
-        "warnings": list(remarks),
-        "endpoint": {
-            "url": plan.port.server.root,
-            "model": plan.port.model,
-            "limit": plan.port.limit,
-            "api": plan.port.api,
-            "counted_by": plan.counting.how,
-            "window": window,
-            "window_from": plan.window and plan.window[1],
-            "plain": plan.plain and {"url": plan.plain.server.root, "model": plan.plain.model},
-            "remarks": list(plan.remarks),
-        },
-    }
-    stores = {label: kept.store_name(label, plan) for label in rows}
+    """Write documents, answers and results, as every evaluation does."""
     kinds = {PORT: EXTENDED, CUT: CUT}
-    results["variants"] = {
-        label: {"kind": kinds[label], "model": row.port.model, "target": row.port.limit}
-        | {"adapter": None, "store": stores[label], "passes": {}}
-        | port_results(items[label], plan.options.seed)
-        for label, row in rows.items()
+    models = dict[str, MeasuredModel]()
+    for label, row in rows.items():
+        models[label] = MeasuredModel(
+            kind=kinds[label],
+            items=tuple(item for item, _ in items[label]),
+            source=_source(row.port, kept.store_name(label, plan)),
+            numbers=port_numbers(items[label]),
+        )
+    _add_texts(plan, kept, models)
+    window = plan.window and plan.window[0]
+    endpoint = {
+        "url": plan.port.server.root,
+        "model": plan.port.model,
+        "limit": plan.port.limit,
+        "api": plan.port.api,
+        "counted_by": plan.counting.how,
+        "window": window,
+        "window_from": plan.window and plan.window[1],
+        "plain": plan.plain and {"url": plan.plain.server.root, "model": plan.plain.model},
+        "remarks": list(plan.remarks),
     }
-    _add_texts(plan, kept, results)
-    write_json(kept.folder / "results.json", results)
+    facts = EvaluationFacts(
+        protocol="questions",
+        protocol_text="questions in words, answered greedily",
+        headline="found",
+        documents=None if plan.reads is None else plan.reads.texts.counts,
+        warnings=tuple(remarks),
+        endpoint=endpoint,
+    )
+    bootstrap = Bootstrap(plan.options.seed)
+    frame = Frame(plan.context, tuple(plan.wish.lengths), tail_tokens(plan.context), bootstrap)
+    documents = None if plan.reads is None else plan.reads.texts.documents
+    rundir.save_run(kept.folder, Measurement(frame, models, documents, facts))
 
 
-def _add_texts(plan: PortPlan, kept: Kept, results: dict[str, Any]) -> None:
-    """Write the documents, and add the numbers of the texts to the rows that they are of."""
+def _source(port: Port, store: str) -> ModelSource:
+    """Return which server a row was read by, and where its answers are kept."""
+    return ModelSource(model=port.model, target=port.limit, store=store)
+
+
+def _add_texts(plan: PortPlan, kept: Kept, models: dict[str, MeasuredModel]) -> None:
+    """Add the numbers of the texts to the rows that they are of."""
     if plan.reads is None:
         return
-    rundir.write_documents(kept.folder, plan.reads.texts.documents, plan.reads.frame.longest)
     stores = {label: kept.store(label, plan) for label in plan.text_labels}
-    for label, row in plan.reads.results(stores).items():
-        variant = results["variants"].get(label)
-        if variant is None:  # the plain server's reading
+    for label, read in plan.reads.numbers(stores).items():
+        model = models.get(label)
+        if model is None:  # the plain server's reading
             assert plan.plain is not None
-            variant = {"kind": BASE, "model": plan.plain.model, "target": plan.plain.limit}
-            variant |= {"adapter": None, "store": kept.store_name(label, plan)}
-            variant |= port_results((), plan.options.seed)
-        metrics = variant["metrics"] | row["metrics"]
-        results["variants"][label] = variant | row | {"metrics": metrics}
+            source = _source(plan.plain, kept.store_name(label, plan))
+            model = MeasuredModel(kind=BASE, source=source, numbers=port_numbers(()))
+        assert model.numbers is not None  # every row has those of its answers
+        models[label] = replace(
+            model,
+            source=replace(model.source, passes=plan.reads.regimes(label)),
+            numbers=replace(
+                model.numbers,
+                metrics={**model.numbers.metrics, **read.metrics},
+                positions=read.positions,
+                verdicts=read.verdicts,
+            ),
+        )

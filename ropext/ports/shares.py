@@ -3,8 +3,9 @@ what, and how far the text is read."""
 
 from collections.abc import Mapping, Sequence
 
-from ropext.jsontext import Json, values_json
+from ropext.jsontext import Json
 from ropext.ports.answers import Answer
+from ropext.results.numbers import ModelNumbers
 from ropext.results.retrieval import (
     FOUND,
     OUTCOMES,
@@ -23,19 +24,16 @@ ENOUGH = 0.9  # of the answers are found where a length counts as read
 Scores = Sequence[tuple[ItemScore, Answer]]
 
 
-def port_results(scores: Scores, seed: int) -> dict[str, Json]:
-    """All numbers of one row, as results.json has them."""
+def port_numbers(scores: Scores) -> ModelNumbers:
+    """Return all numbers of the answers of one row."""
     items = [item for item, _ in scores]
     values = port_values(items)
-    return {
-        "metrics": values_json(values),
-        "positions": [],
-        "retrieval": values_json(heat_map([item for item in items if item.is_read])),
-        "overlap": None,
-        "outcomes": _outcomes(scores),
-        "reached": reached(items, values),
-        "verdicts": [],
-    }
+    return ModelNumbers(
+        metrics=values,
+        retrieval=heat_map([item for item in items if item.is_read]),
+        outcomes=_outcomes(scores),
+        reached=reached(items, values),
+    )
 
 
 def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:

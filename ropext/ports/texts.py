@@ -4,11 +4,12 @@ short window, kept document by document."""
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ropext.jsontext import Json, JsonObject, values_json
+from ropext.jsontext import JsonObject
 from ropext.ports.losses import Ids, TokenLosses
 from ropext.results import BASE
 from ropext.results.measurement import Store, array_name
 from ropext.results.metrics import ReadText, text_values
+from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import (
     SHORT_WINDOW,
     Documents,
@@ -71,12 +72,12 @@ class TextPlan:
             return lambda: base.read_short(ids, self.frame.context, self.texts.bos)
         return lambda: self.losses.read(ids)
 
-    def results(self, stores: Mapping[str, Store]) -> dict[str, dict[str, Json]]:
-        """The numbers of each row, as results.json has them."""
+    def numbers(self, stores: Mapping[str, Store]) -> dict[str, ModelNumbers]:
+        """Return the numbers of each row's reading."""
         readings = dict[str, Reading]()
         for label, store in stores.items():
             readings[label] = store.reading(label, self.regimes(label), self.hashes)
-        rows = dict[str, dict[str, Json]]()
+        numbers = dict[str, ModelNumbers]()
         for label, reading in readings.items():
             base: Reading | None = None
             if label != BASE:
@@ -86,10 +87,6 @@ class TextPlan:
             says = list[str]()
             if base is not None:
                 says = verdicts(self.frame, values, self.losses.port.model)
-            rows[label] = {
-                "passes": self.regimes(label),
-                "metrics": values_json(values),
-                "positions": values_json(by_position(self.frame, reading, base)),
-                "verdicts": says,
-            }
-        return rows
+            positions = tuple(by_position(self.frame, reading, base))
+            numbers[label] = ModelNumbers(values, positions, verdicts=tuple(says))
+        return numbers

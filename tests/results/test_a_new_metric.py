@@ -1,0 +1,54 @@
+"""A metric is added in one place, a column of the printed table in one: all else follows."""
+
+import numpy as np
+
+from ropext.options.evaluate import Measuring
+from ropext.report import tables
+from ropext.report.cells import shown
+from ropext.results import metrics, rundir
+from ropext.results.gates import Metrics, parse_gate
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.numbers import ModelNumbers
+from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.values import Bootstrap
+
+FRAME = Frame(64, (64,), 16, Bootstrap(3))
+FIRST = metrics.Metric(
+    "first",
+    lambda text, length: text.frame.nll(text.reading, (1, 2)),
+    lambda pair, length: pair.frame.difference(pair.first, pair.second, (1, 2)),
+    judged=metrics.Judged("{model} loses {value:.3g} nats on its first token"),
+)
+
+
+def model(label, loss):
+    """A model that loses so many nats on every token of ten documents."""
+    rows = [np.full(64, loss + k / 10, np.float32) for k in range(10)]
+    reading = Reading(label, {64: rows})
+    values = metrics.text_values(metrics.ReadText(FRAME, reading))
+    return MeasuredModel(reading=reading, numbers=ModelNumbers(values))
+
+
+def test_a_metric_needs_one_entry_and_a_column_another(monkeypatch):
+    monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, FIRST))
+    hashes = tuple({64: str(k)} for k in range(10))
+    documents = Documents(tuple(map(str, range(10))), hashes, (np.ones(64, np.int64),) * 10)
+    models = {"a": model("a", 2.0), "b": model("b", 3.0)}
+    run = Measurement(FRAME, models, documents)
+    assert run.values("a")["first@64"].value == np.float32(2.45)
+    assert run.results["variants"]["b"]["metrics"]["first@64"]["n"] == 10
+    assert run.difference("b", run.only("a"))["first@64"].value == 1.0
+    gate = parse_gate("a:first@64 > 1")
+    Metrics(Measuring(data="texts", max_docs=10), ["a", "b"], [64]).check([gate])
+    (outcome,) = rundir.judge(run, [gate])
+    assert not outcome.passed
+    assert metrics.judged("first@64") is FIRST.judged
+    (every,) = tables.every_number(run)
+    assert [row[0] for row in every.rows].count("first") == 2
+    column = tables.MAIN_COLUMNS[0]
+    assert "first token" not in tables.main_tables(run)[0].header
+    added = type(column)("first token", lambda run, length: f"first@{length}", shown, "nats")
+    monkeypatch.setattr(tables, "MAIN_COLUMNS", (*tables.MAIN_COLUMNS, added))
+    (table,) = tables.main_tables(run)
+    assert "first token" in table.header
+    assert "first token: nats" in table.note
