@@ -1,6 +1,5 @@
-"""adapter_config.json, read strictly before PEFT sees it: a plain LoRA, each key within bounds.
-PEFT imports modules that such a file names, opens paths, and compiles its texts as patterns.
-"""
+"""Read adapter_config.json strictly before PEFT sees it: a plain LoRA, each value within bounds.
+PEFT imports modules that such a file names, opens paths, and compiles its texts as patterns."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +14,7 @@ from ropext.jsontext import Json, read_object
 WEIGHTS = "adapter_model.safetensors"
 MOST = 20_000  # names in a list, layers of a model
 
-# Letters, digits and dots, with an anchor at most: as a regular expression it cannot backtrack.
+# Letters, digits, dots and anchors only: such a regular expression cannot backtrack.
 Name = Annotated[str, Field(pattern=r"^\^?(?:[\w-]|\\?\.)+\$?$", max_length=500)]
 # PEFT writes these itself for experts that transformers 5 fused: ".*\.gate_up_proj".
 Pattern = Annotated[str, Field(pattern=r"^(?:\.\*\\\.)?\^?(?:[\w-]|\\?\.)+\$?$", max_length=500)]
@@ -23,7 +22,7 @@ Names = Annotated[list[Name], Field(max_length=MOST)]
 Rank = Annotated[int, Field(ge=1, le=16_384)]
 Alpha = Annotated[float, Field(gt=0, le=10**6)]
 Layer = Annotated[int, Field(ge=0, le=MOST)]
-# Keys of every file that are not passed on: without the keys that are refused they change nothing.
+# Keys that ropext does not pass to PEFT: without the refused keys they change nothing.
 UNREAD = {
     "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode",
     "megatron_core", "qalora_group_size", "runtime_config",
@@ -31,7 +30,7 @@ UNREAD = {
 
 
 class Lora(BaseModel):
-    """The keys that PEFT is given."""
+    """The keys of adapter_config.json that ropext passes to PEFT."""
 
     model_config = ConfigDict(strict=True)
 
@@ -58,7 +57,8 @@ class Lora(BaseModel):
 
 
 def read_lora(adapter: str | Path) -> dict[str, Json]:
-    """The arguments of peft.LoraConfig for the adapter in a directory."""
+    """Return the arguments of peft.LoraConfig for the adapter in a directory. Raise InputError if
+    it is not a plain LoRA in safetensors."""
     directory = Path(adapter)
     check_links(directory)
     if not (directory / WEIGHTS).is_file():

@@ -1,7 +1,6 @@
-"""What a stranger's config may ask of stock transformers beside sizes: code, other files, another
-library. All of it is walked, for stock builds every part of a composite, also those that nothing
-here reads.
-"""
+"""Refuse an untrusted config that makes stock transformers load code, other files or another
+library. Every part of a composite config is checked, because stock builds parts that ropext ignores
+too."""
 
 import re
 
@@ -11,23 +10,23 @@ from ropext.jsontext import Json, JsonObject
 from ropext.options.fields import TRUSTED_KERNEL
 
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
-# Stock's own names; those of experts are of transformers 5.
+# Stock's own names; transformers 5 added the implementations of experts.
 STOCK_NAMES = re.compile(
     r"(paged\|)?(eager|sdpa|flash_attention_[2-9]|flex_attention)"
     r"|(eager|sdpa)_paged|grouped_mm|batched_mm|deepgemm|sonicmoe"
 )
 WEIGHTS_KEY = "transformers_weights"  # stock loads this file in place of model.safetensors
-# What stock hands on to timm, which opens the files that they name (a pickle, before timm 1.0.26)
-# or fetches weights.
+# Keys that stock passes to timm, which opens the named files (a pickle, before timm 1.0.26) or
+# fetches weights.
 HANDED_ON = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "backbone_kwargs")
 FETCHES = ("use_pretrained_backbone",)
-# The same, and PerceptionLM needs it: shapes are taken, names are not.
+# Stock passes this to timm too. PerceptionLM needs it, so shapes are allowed and names refused.
 SHAPES = "model_args"
-ARCHITECTURE = "architecture"  # timm reads a folder or a repository that is named with a colon
+ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name has a colon
 
 
 def check_asked(config: JsonObject, where: str) -> None:
-    """Raise where a config asks for code or files that are not the checkpoint's own."""
+    """Raise InputError if a config loads code or files that do not belong to the checkpoint."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
             if IMPLEMENTATION.fullmatch(key):
@@ -45,7 +44,7 @@ def check_asked(config: JsonObject, where: str) -> None:
 
 
 def _check_implementation(value: Json, key: str) -> None:
-    """Raise where a name, or one of those by part, is none of stock's own."""
+    """Raise InputError if a name, or one of a dict of names by part, is not among stock's own."""
     names = value.values() if isinstance(value, dict) else [value]
     for name in names:
         if not isinstance(name, str) or STOCK_NAMES.fullmatch(name) or TRUSTED_KERNEL.match(name):
@@ -73,7 +72,7 @@ def _hands_on(key: str, value: Json) -> bool:
 
 
 def _is_shape(arguments: Json) -> bool:
-    """Whether arguments are numbers, true or false, or empty, so that they name nothing."""
+    """Return True if arguments are only numbers, booleans or empty values, and so name no file."""
     if arguments is None:
         return True
     if not isinstance(arguments, dict):

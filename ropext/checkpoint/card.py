@@ -1,7 +1,7 @@
 """The model card: the base's README.md with a section about the extension in front.
 
-What a push adds to its head (license, parent, numbers) is in push.py. Everything that comes from a
-model or a user is escaped: it can bring neither HTML nor Markdown.
+`push` adds license, parent and numbers to the card's front matter. Every text that comes from a
+model or a user is escaped, so it can add neither HTML nor Markdown.
 """
 
 import re
@@ -33,8 +33,8 @@ CLOSING = (
 )
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
-# Keys of the base's front matter that stay true of the extended model. Others do not go on: results
-# that were measured on the base, examples and gates of its page, and what a stranger wrote there.
+# Keys of the base's front matter that stay true of the extended model. All others are dropped:
+# results measured on the base, the widgets and gates of its page, and any untrusted text.
 KNOWN_KEYS = (
     "language",
     "license",
@@ -53,15 +53,16 @@ TAGS = ("ropext", "context-extension")
 class Figure:
     """One measured number, as the hub's model-index lists it."""
 
-    dataset: str  # as it is shown
+    dataset: str  # the name that the hub shows
     metric: str  # "perplexity" or "accuracy"
-    name: str  # what exactly was measured
+    name: str  # the exact name of the metric
     value: float
     details: JsonObject = field(default_factory=dict)  # n, ci95
     dataset_id: str | None = None  # on the hub
 
     def result(self) -> "EvalResult":
-        """As huggingface_hub writes it; a dataset that is not on the hub gets an identifier too."""
+        """Return the number as huggingface_hub's EvalResult. A dataset that is not on the hub gets
+        an identifier made of its name."""
         from huggingface_hub import EvalResult
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.dataset.lower()).strip("-") or "text"
@@ -78,12 +79,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Card:
-    """What the section says, as plain strings; nothing in it needs to be escaped beforehand."""
+    """The content of the card's section as plain strings; the caller need not escape them."""
 
-    title: str  # of the extended model, used where the base has no card
+    title: str  # the heading, used if the base has no card
     base: str  # a hub id or a folder's name, never a path
     base_is_hub_id: bool
-    task: str = field(default="", kw_only=True)  # as the hub names it, "" where that is not known
+    task: str = field(default="", kw_only=True)  # the hub's name for it, "" if not known
     summary: tuple[str, ...]  # one sentence each
     facts: Table | None = None  # method, knobs, context, target ...
     readings: Table | None = None  # loader, versions, verdict, why, flag
@@ -93,8 +94,8 @@ class Card:
 
 
 def code_block(text: str, language: str = "") -> str:
-    """A fenced block whose fence is longer than any run of backticks inside."""
-    # A comment mark could end the section early for who replaces it.
+    """Return a fenced code block whose fence is longer than any run of backticks inside."""
+    # A comment mark could end the section early when a later run replaces it.
     text = visible(text).strip("\n").replace("<!--", "<! --")
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -102,7 +103,7 @@ def code_block(text: str, language: str = "") -> str:
 
 
 def _numbered(tables: Iterable[Table]) -> list[str]:
-    """Each table under its title and its note."""
+    """Return each table under its title and its note, as Markdown."""
     parts = []
     for table in tables:
         caption = f"{table.title}. {table.note}." if table.note else table.title
@@ -111,7 +112,7 @@ def _numbered(tables: Iterable[Table]) -> list[str]:
 
 
 def section(card: Card) -> str:
-    """The section between its two marks."""
+    """Return the Markdown of the card's section, between its begin and end marks."""
     parts = [BEGIN, "## Context extension", " ".join(map(escape, card.summary))]
     if card.facts:
         parts.append(grid(card.facts))
@@ -125,7 +126,7 @@ def section(card: Card) -> str:
 
 
 def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """The commands that run it, a block for each loader."""
+    """Return the commands that serve the model, one code block for each engine."""
     parts = list[str]()
     for name, line in lines:
         parts += [f"{escape(name)}:", code_block(line, "sh")]
@@ -135,14 +136,15 @@ def _serving(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def with_serving(text: str, lines: Iterable[tuple[str, str]]) -> str:
-    """A card of ours with other commands in place of its own."""
+    """Return a card of ropext's in which these serving commands replace the old ones."""
     pattern = re.compile(f"^{SERVING}$.*?^(?=###? |{re.escape(CLOSING)})", re.DOTALL | re.MULTILINE)
     new = "\n\n".join(_serving(lines))
     return pattern.sub(lambda _: f"{new}\n\n", text, count=1) if new else text
 
 
 def render(card: Card, base: str | None = None) -> str:
-    """The whole card. A section that the base already has (it was extended before) is replaced."""
+    """Return the whole card. If the base was itself extended, the new section replaces its old
+    one."""
     front, body = split(base) if base is not None else ("", "")
     body = _without_sections(body).strip("\n")
     if not body:
@@ -156,8 +158,8 @@ def render(card: Card, base: str | None = None) -> str:
 
 
 def _without_sections(body: str) -> str:
-    """A card without the sections that ropext wrote, and the empty lines after each. Each mark is
-    looked for once, however often a stranger repeats it."""
+    """Return a card without the sections that ropext wrote, nor the empty lines after each. Each
+    search begins after the last mark, so repeated marks of an untrusted card cost linear time."""
     kept = []
     at = 0
     while (begin := body.find(BEGIN, at)) >= 0:
@@ -173,7 +175,8 @@ def _without_sections(body: str) -> str:
 
 
 def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table]) -> str:
-    """A card of ours with what was measured of the model, at the end of its section."""
+    """Return a card of ropext's with measured results at the end of its section. Raise InputError
+    if the card has no such section."""
     parts = ["### What was measured"]
     parts += [escape(sentence) for sentence in sentences]
     parts += _numbered(numbers)
@@ -184,7 +187,8 @@ def with_evidence(text: str, sentences: Iterable[str], numbers: Iterable[Table])
 
 
 def split(text: str) -> tuple[str, str]:
-    """(front matter without its fences, body); front matter that is none stays in the body."""
+    """Return (front matter without its fences, body). Invalid or too long front matter stays in the
+    body."""
     text = text.replace("\r\n", "\n")
     fenced = _FRONT.match(text)
     if not fenced or len(fenced[1]) > FRONT_LIMIT:
@@ -193,7 +197,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _front(card: Card, front: str) -> str:
-    """The head: the known keys of the base's, written anew, and what is true of this model."""
+    """Return the new front matter: the base's known keys, and the keys that describe this model."""
     import yaml  # late: a command that writes no card needs none
 
     old = _values(front)
@@ -214,8 +218,8 @@ def _front(card: Card, front: str) -> str:
 
 
 def _values(front: str) -> dict[str, str | list[str]]:
-    """The texts and lists of texts in front matter, in any of YAML's spellings, each on one line;
-    nothing where it is not YAML."""
+    """Return the texts and lists of texts in front matter, each text on one line. If it is not
+    valid YAML, return nothing."""
     import yaml
 
     try:
@@ -232,12 +236,12 @@ def _values(front: str) -> dict[str, str | list[str]]:
 
 
 def _line(text: str) -> str:
-    """A text of a stranger's on one line, without what is not seen."""
+    """Return an untrusted text on one line, without invisible characters."""
     return visible(text).replace("\n", " ")
 
 
 def read_readme(path: Path) -> tuple[str | None, str | None]:
-    """(the base's card or None, a note where it had to be left out)."""
+    """Return (the base's card or None, a note if ropext has to leave the card out)."""
     if not path.exists():
         return None, None
     try:
@@ -249,12 +253,12 @@ def read_readme(path: Path) -> tuple[str | None, str | None]:
 
 
 def facts(rows: Iterable[tuple[str, object]]) -> Table:
-    """A two-column table of names and values."""
+    """Return a two-column table of names and values."""
     return Table("", "", ("", ""), tuple((name, str(value)) for name, value in rows))
 
 
 def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
-    """Lay out the verdict of each engine."""
+    """Return a table of each engine's verdict, or None if there is no verdict."""
     rows = tuple((r.loader, r.versions, r.verdict, r.flag or r.why) for r in readings)
     if not rows:
         return None
@@ -262,12 +266,12 @@ def loader_table(readings: Iterable[LoaderReading]) -> Table | None:
 
 
 def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
-    """The commands that run it, by loader."""
+    """Return (engine, command) for each engine that has a command."""
     return tuple((line.loader, line.command) for line in serving if line.command)
 
 
 def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObject | None) -> Card:
-    """The model card's section, as plain strings."""
+    """Return the model card's section for a plan, as plain strings."""
     base = snapshot.short_name
     entries: list[tuple[str, object]] = [("method", plan.method)]
     for name, value in plan.knobs.items():

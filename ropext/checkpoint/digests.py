@@ -1,7 +1,7 @@
-"""SHA-256 of whole files. ropext remembers those of large files in the user's cache, so that it
-reads weights once. It knows a file by device, inode, size and times, never by its name, and only if
-a write changes the times for certain (`guard.is_settled`). It hashes any other file each time.
-"""
+"""SHA-256 of whole files. ropext remembers the digests of large files in the user's cache, so that
+it reads weights once. It identifies a file by device, inode, size and times, never by its name. It
+trusts the cache only if a write is certain to change the times (`guard.is_settled`). It hashes any
+other file each time."""
 
 import json
 import os
@@ -20,14 +20,14 @@ LARGE = 16 << 20  # bytes of a file that is remembered; smaller ones take millis
 MOST = 10_000  # files remembered, the newest ones
 SHA256 = re.compile("[0-9a-f]{64}")
 
-# Of each file, by "device:inode": size, time of modification, time of change, SHA-256. The time of
-# change is set by the system alone (`cp -p`, `touch` and archives set the other one); Windows has
-# the time of creation in its place.
+# "device:inode" -> size, time of modification, time of change, SHA-256. Only the system sets the
+# time of change (`cp -p`, `touch` and archives set the other one); Windows has the time of
+# creation in its place.
 Known = dict[str, list[int | str]]
 
 
 class Digests:
-    """The digests of files; `place` is the file that remembers them."""
+    """The digests of files; `place` is the cache file."""
 
     def __init__(self, show: Show = unseen, place: Path | None = None) -> None:
         self.show = show
@@ -36,7 +36,8 @@ class Digests:
         self.known = self._read()
 
     def of(self, file: Path) -> str:
-        """Hash one file's content; one that changes meanwhile is refused."""
+        """Return the SHA-256 of one file's content. Raise InputError if the file changes
+        meanwhile."""
         status = os.stat(file)
         key = f"{status.st_dev}:{status.st_ino}"
         entry = self.known.get(key)
@@ -54,7 +55,7 @@ class Digests:
         return digest
 
     def _read(self) -> Known:
-        """What is remembered; nothing where that was damaged."""
+        """Return the cached entries, or none if the cache file is damaged."""
         try:
             content = json.loads(self.place.read_text("utf-8")) if self.place else {}
             entries = content.items()
@@ -63,13 +64,13 @@ class Digests:
             return {}
 
     def _keep(self, key: str, entry: list[int | str]) -> None:
-        """Remember one more, beside what other commands have kept since."""
+        """Add one entry to the cache file, and keep the entries that other commands wrote since."""
         known = self._read()
         known.pop(key, None)
         known[key] = entry
         self.known = dict(list(known.items())[-MOST:])
         if self.place is not None:
-            with suppress(InputError):  # a home that cannot be written: hashed again the next time
+            with suppress(InputError):  # the home cannot be written: hash the file again next time
                 write_json(self.place, self.known)
 
 
@@ -78,5 +79,6 @@ def _state(status: os.stat_result) -> list[int | str]:
 
 
 def _written_state(status: os.stat_result) -> list[int]:
-    """What a write or a replacement changes, and another name or other rights do not."""
+    """Return the state that a write or a replacement changes, and a new name or new rights do
+    not."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

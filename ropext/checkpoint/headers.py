@@ -19,7 +19,8 @@ from ropext.jsontext import parse_object
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
 
-# Bits per element; a type that is missing here is newer than this table and its size not checked.
+# Bits per element; a type that is missing here is newer than this table, and its size is not
+# checked.
 BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
     "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8,
@@ -29,7 +30,7 @@ BITS = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of the table; offsets count from the end of the header."""
+    """One entry of the header; offsets count from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +39,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says about itself. Equal headers and sizes: same names, shapes,
+    """The header of a safetensors file. If headers and sizes are equal, so are names, shapes,
     dtypes and places."""
 
     path: Path
@@ -52,7 +53,8 @@ class Header:
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Name -> dtype, shape, offsets, checked against one another and against the file."""
+        """Name -> dtype, shape, offsets. Raise InputError if they contradict one another or the
+        file's size."""
         where = f"the header of {self.path}"
         tensors = dict[str, Tensor]()
         for name, entry in parse_object(self.raw, where, containers=3 * TENSOR_LIMIT).items():
@@ -80,19 +82,19 @@ class Header:
         return tensors
 
     def part(self, name: str) -> tuple[int, int]:
-        """Where the bytes of a tensor begin and end in the file."""
+        """Return the first byte of a tensor in the file, and the byte after its last."""
         begin, end = self.tensors[name].offsets
         return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Return the text that the writer put beside the table ({"format": "pt"} as a rule)."""
+        """Return the metadata that the writer of the file added ({"format": "pt"} as a rule)."""
         text = json.loads(self.raw).get("__metadata__", {})
         return text if isinstance(text, dict) else {}
 
 
 def read_header(path: Path) -> Header:
-    """Read the header alone: a few kilobytes, whatever the size of the file."""
+    """Read only the header: a few kilobytes, whatever the size of the file."""
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")

@@ -1,6 +1,7 @@
-"""Hub ids: through huggingface_hub, which honours HF_HOME, HF_ENDPOINT, tokens and offline mode.
+"""Access to the hub through huggingface_hub, which honours HF_HOME, HF_ENDPOINT, tokens and offline
+mode.
 
-The only module here that imports it, and only when a hub id is used.
+Functions here import huggingface_hub late, so only commands with a hub id load it.
 """
 
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ropext.errors import InputError, RopextError
 
-# What the hub allows in a name; anything else is taken for a path.
+# The names that the hub allows; ropext takes any other for a path.
 ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 
 NETWORK = {"RequestException", "TransportError", "ConnectionError", "TimeoutError"}
@@ -32,14 +33,14 @@ READING = {
 
 
 def is_id(model: str) -> bool:
-    """Whether a name can be a hub id: `name` or `organisation/name`."""
+    """Return True if a name can be a hub id: `name` or `organisation/name`."""
     return bool(ID.fullmatch(model)) and len(model) <= 96 and ".." not in model
 
 
 def fetch(
     repo: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]
 ) -> tuple[Path, str | None]:
-    """(directory in the hub's cache, commit) with the files of these patterns."""
+    """Fetch the files that match these patterns. Return (directory in the hub's cache, commit)."""
     from huggingface_hub import snapshot_download
 
     with _sentences(repo, revision):
@@ -51,7 +52,7 @@ def fetch(
 
 
 def names(repo: str, revision: str | None) -> list[str]:
-    """What a repository holds, listed and not fetched."""
+    """List the files of a repository without fetching them."""
     from huggingface_hub import HfApi
 
     with _sentences(repo, revision):
@@ -59,11 +60,12 @@ def names(repo: str, revision: str | None) -> list[str]:
 
 
 def is_out_of_reach(dataset: str, revision: str | None) -> bool:
-    """Whether the hub cannot be asked for a dataset: by one request, where `datasets` retries."""
+    """Return True if the hub cannot be reached. This makes one request for the dataset, whereas
+    `datasets` would retry."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
-        return False  # `datasets` asks its cache at once
+        return False  # `datasets` looks in its cache at once
     try:
         HfApi().dataset_info(dataset, revision=revision, timeout=10)
     except Exception as error:
@@ -81,7 +83,7 @@ def _sentences(repo: str, revision: str | None) -> AbstractContextManager[None]:
 def hub_errors(
     sentences: Mapping[str, tuple[type[RopextError], str]], **names: object
 ) -> Iterator[None]:
-    """Turn what huggingface_hub raises into one of these sentences, by what went wrong. Its own
+    """Turn an error of huggingface_hub into one of these sentences, chosen by its kind. Its own
     texts can quote request headers and addresses with tokens in them, so none is passed on."""
     try:
         yield
@@ -96,10 +98,11 @@ def hub_errors(
 
 
 def _kinds_of(error: Exception) -> Iterator[tuple[str, dict[str, object]]]:
-    """What an error of the hub is, the most exact first, each with what a sentence may say of it.
+    """Yield the kinds of an error of the hub, the most exact first, each with the values that its
+    sentence needs.
 
-    The HTTP client behind huggingface_hub (requests in 0.x, httpx in 1.x, httpx2 later) is known by
-    the names of its errors, and hf_xet by its own: this package depends on neither.
+    The HTTP client of huggingface_hub (requests in 0.x, httpx in 1.x, httpx2 later) and hf_xet are
+    recognized by the names of their errors, because this package depends on neither.
     """
     from huggingface_hub import constants, errors
 
@@ -112,7 +115,7 @@ def _kinds_of(error: Exception) -> Iterator[tuple[str, dict[str, object]]]:
     ):
         if isinstance(error, error_class):
             yield kind, {}
-    causes = [error]  # behind a file that is not cached stands why it could not be fetched
+    causes = [error]  # the cause of a missing file is the error of its fetch
     while isinstance(behind := causes[-1].__cause__, Exception):
         causes.append(behind)
     missing = any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes)

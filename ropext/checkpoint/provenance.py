@@ -1,4 +1,4 @@
-"""ropext.json: what was done to which weights, so that it can be checked and repeated.
+"""ropext.json: the record of the changes to a model, so that anyone can check and repeat them.
 
 The same inputs give the same bytes: no time stamp, no host, no path that the user did not name.
 """
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 NAME = guard.RECORD
 SCHEMA = 1
-READ_FROM = "read_from"  # section of a record that was read from a config
-METHOD_SOURCE = "method_source"  # section of a record whose method is a function of its user's
-SAVED = "saved_from_memory"  # section of a record whose weights may have been trained by anyone
-# Sections of the record: hashes of the documents that were trained on, and the trainings.
+READ_FROM = "read_from"  # section of a record that ropext made of a config
+METHOD_SOURCE = "method_source"  # section of a record whose method is the user's own function
+SAVED = "saved_from_memory"  # section of a record whose weights anyone may have trained
+# Sections of the record: hashes of the documents used in training, and the trainings.
 TRAINED_ON = "trained_on"
 TRAININGS = ("fit", "finetune")
-# What a record keeps of its base's record.
+# The keys that a record copies from its base's record.
 LINK = ("method", "context", "target", "recipe", "edits", "base")
 
-# What can change a result. Looked up by their metadata, never imported.
+# Libraries that can change a result. ropext reads their metadata and never imports them.
 LIBRARIES = ("transformers", "torch", "safetensors", "huggingface_hub", "peft", "accelerate")
 
 
@@ -60,7 +60,8 @@ Name = Annotated[str, AfterValidator(_plain)]
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRecord(Site):
-    """A site as ropext.json has it: with the spectrum before, and no config of its own."""
+    """A site as ropext.json stores it: with the spectrum before the extension, without its own
+    config."""
 
     wanted: Annotated[Spectrum, Field(alias="spectrum")]
     dim: Count
@@ -89,7 +90,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptBase:
-    """The base as a record names it."""
+    """The base, as a record describes it."""
 
     name: str | None = None
     hub_id: str | None = None
@@ -101,7 +102,7 @@ class KeptBase:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLink:
-    """What a record keeps of one extension: itself, and of its base's record."""
+    """One extension, as a later record stores it, and the base of that extension."""
 
     method: str
     context: Length
@@ -113,7 +114,7 @@ class KeptLink:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSections:
-    """The sections of later steps that are read again."""
+    """The sections of later steps that ropext reads again."""
 
     fit: JsonObject | None = None
     finetune: JsonObject | None = None
@@ -122,8 +123,8 @@ class KeptSections:
 
 
 def base_of(snapshot: Snapshot) -> dict[str, Json]:
-    """Name the base as the record does, with its config, and with what its own record says of its
-    extension."""
+    """Return the base as a record stores it: its name, its config, and its own recorded extension
+    if any."""
     out: dict[str, Json] = {
         "name": snapshot.name,
         "hub_id": snapshot.hub_id,
@@ -138,14 +139,14 @@ def base_of(snapshot: Snapshot) -> dict[str, Json]:
 
 
 def versions() -> dict[str, str]:
-    """ropext's, Python's and the libraries' versions; a library that is missing is left out."""
+    """Return the versions of ropext, Python and the libraries; a missing library is left out."""
     known = {"ropext": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     return known | installed(LIBRARIES)
 
 
 def installed(libraries: Iterable[str]) -> dict[str, str]:
-    """Their versions; one that is missing is left out."""
-    import importlib.metadata  # late: `plan` reads records and asks for no versions
+    """Return the versions of these libraries; a missing one is left out."""
+    import importlib.metadata  # late: `plan` reads records and needs no versions
 
     known = {}
     for library in libraries:
@@ -157,8 +158,8 @@ def installed(libraries: Iterable[str]) -> dict[str, str]:
 def identity(
     snapshot: Snapshot, digests: "Digests", trust_remote_code: bool = False
 ) -> dict[str, Json]:
-    """What tells a checkpoint from another: its config, every byte of its weights, and its Python
-    files where they are run."""
+    """Return hashes that identify a checkpoint: its config, every byte of its weights, and its
+    Python files if ropext may run them."""
     code = list[str]()
     if trust_remote_code:
         check_code(snapshot)
@@ -175,8 +176,8 @@ def identity(
 
 
 def check_code(snapshot: Snapshot) -> None:
-    """Refuse a checkpoint whose config runs code of another repository, which no hash of its own
-    files tells."""
+    """Refuse a checkpoint whose config runs code of another repository: no hash of its own files
+    covers that code."""
     references = snapshot.config.get("auto_map")
     for reference in references.values() if isinstance(references, dict) else ():
         for one in reference if isinstance(reference, list) else [reference]:
@@ -191,7 +192,8 @@ def check_code(snapshot: Snapshot) -> None:
 
 
 def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> dict[str, Json]:
-    """Hash files of a checkpoint; refuse one that had another content when it was hashed before."""
+    """Return the SHA-256 of files of a checkpoint. Raise if a file differs from the content hashed
+    before."""
     found = dict[str, Json]()
     for name in names:
         content = digests.of(snapshot.path(name))
@@ -202,18 +204,19 @@ def sha256_of(snapshot: Snapshot, names: Iterable[str], digests: "Digests") -> d
 
 
 def weights_digest(snapshot: Snapshot, digests: "Digests") -> str:
-    """The digest of the whole weight files, each by its name."""
+    """Return one digest of all weight files, over their names and contents."""
     return digest(sha256_of(snapshot, snapshot.weight_files, digests))
 
 
 def taken_digests(snapshot: Snapshot, digests: "Digests") -> dict[str, Json]:
-    """Return the digest of each file that an output takes from a base as it is, without weights."""
+    """Return the digest of each file that an output takes unchanged from its base, weights
+    aside."""
     names = snapshot.files.keys() - {CONFIG, *snapshot.weight_files}
     return {name: digests.of(snapshot.path(name)) for name in sorted(names)}
 
 
 def to_json(record: Record) -> dict[str, Json]:
-    """The record as one JSON object, in a fixed order."""
+    """Return the record as one JSON object, in a fixed order."""
     weights = {name: asdict(record.weights[name]) for name in sorted(record.weights)}
     out: dict[str, Json] = {"schema": SCHEMA} | vars(record)
     out |= {
@@ -256,28 +259,28 @@ def _spectrum_to_json(spectrum: Spectrum) -> dict[str, Json]:
 
 
 def write(record: Record, directory: Path, known: Mapping[str, str] = {}) -> None:
-    """Write ropext.json as the last file of a directory, whose other files it lists; the SHA-256 of
-    some is `known`."""
+    """Write ropext.json as the last file of a directory, with a list of its other files. `known`
+    has the SHA-256 of files that are hashed already."""
     files = {guard.FILES: guard.states(directory, known)}
     (directory / NAME).write_bytes(dump(to_json(record) | files))
 
 
 def rewrite(record: Record, directory: Path) -> None:
-    """Write another record into a directory; its list of the files stays as it is."""
+    """Replace the record of a directory; its list of files stays the same."""
     files = {guard.FILES: read_object(directory / NAME)[guard.FILES]}
     replace_file(directory / NAME, dump(to_json(record) | files))
 
 
 def relist(directory: Path, name: str) -> None:
-    """List a file as it is now, for ropext wrote it after the record."""
+    """Update the record's entry of a file that ropext wrote after the record."""
     content = read_object(directory / NAME)
     content[guard.FILES][name] = guard.state(directory / name)
     replace_file(directory / NAME, dump(content))
 
 
 def replace_listed(directory: Path, name: str, content: bytes) -> None:
-    """Give a file of a directory a new content, in one step. Where it was as the record lists it,
-    the record lists the new one; what a user edited stays the user's."""
+    """Replace the content of a file in one step. If the file was as the record lists it, update
+    that entry; a file that the user edited stays the user's."""
     listed = (guard.files_in(directory) or {}).get(name)
     is_ours = guard.is_in_state(directory / name, listed)
     replace_file(directory / name, content)
@@ -286,7 +289,8 @@ def replace_listed(directory: Path, name: str, content: bytes) -> None:
 
 
 def lineage(record: Record) -> list[JsonObject]:
-    """The recorded extensions that led to a checkpoint, as in LINK, the newest first."""
+    """Return the recorded extensions that led to a checkpoint, each with the keys of LINK, the
+    newest first."""
     newest: dict[str, Json] = {name: getattr(record, name) for name in LINK}
     newest["edits"] = _edits_to_json(record.edits)
     links: list[JsonObject] = [newest]
@@ -296,21 +300,21 @@ def lineage(record: Record) -> list[JsonObject]:
 
 
 def history(record: Record) -> str:
-    """The recorded extensions in words, the oldest first."""
+    """Return the recorded extensions in words, the oldest first."""
     steps = list[str]()
     for link in reversed(lineage(record)):
-        method = named(link["method"])  # a record is a stranger's, and may hold any text
+        method = named(link["method"])  # a record is untrusted and may hold any text
         steps.append(f"{method}, {link['context']:,} to {link['target']:,} tokens")
     return f"{'; then '.join(steps)} (ropext.json)"
 
 
 def edits_of(link: JsonObject) -> tuple[Edit, ...]:
-    """The edits that a record, a link of its lineage or the JSON of a plan lists."""
+    """Return the edits that a record, a link of its lineage or the JSON of a plan lists."""
     return tuple(Edit.from_json(entry) for entry in link["edits"])
 
 
 def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
-    """The config before its recorded edits."""
+    """Return the config as it was before its recorded edits."""
     out = copy.deepcopy(dict(config))
     for edit in edits:
         if edit.file != CONFIG:
@@ -323,15 +327,15 @@ def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
             holder = holder[parent]
         if edit.before is not ABSENT:
             holder[key] = edit.before
-        else:  # it was new, and null would be read otherwise than absent
+        else:  # the key was new, and null does not mean the same as absent
             holder.pop(key, None)
     check_asked(out, "the config before its recorded edits")
     return out
 
 
 def with_training(record: Record) -> dict[str, Json]:
-    """The sections of a record, and among them what was trained on; where its hashes are gone,
-    that it is not known."""
+    """Return the sections of a record, with one about the training documents. If their hashes are
+    missing, that section lists the trainings without hashes."""
     more = dict(record.more)
     if TRAINED_ON not in more and (done := [name for name in TRAININGS if more.get(name)]):
         more[TRAINED_ON] = {"not_recorded": done}
@@ -339,14 +343,14 @@ def with_training(record: Record) -> dict[str, Json]:
 
 
 def read_record(directory: Path) -> Record | None:
-    """The record in a directory, or None where there is none. Each spectrum in it must have the
-    digest that stands beside it."""
+    """Return the record in a directory, or None if it has none. Raise if a spectrum does not have
+    the digest stored with it."""
     path = directory / NAME
     return _record(read_object(path), str(path)) if os.path.lexists(path) else None
 
 
 def record_in(snapshot: Snapshot) -> Record | None:
-    """The record of a checkpoint: beside its config, or inside of a GGUF file."""
+    """Return the record of a checkpoint: next to its config, or inside a GGUF file."""
     if snapshot.kept_record is not None:
         return _record(dict(snapshot.kept_record), f"the record in {snapshot.name}")
     return read_record(snapshot.directory)
@@ -363,7 +367,7 @@ def _record(content: dict[str, Json], path: str) -> Record:
     for key in keys:
         if key not in content:
             raise InputError(f"{path} is damaged: it has no {key}")
-    # The validator takes no lone surrogates, which names of files can hold.
+    # The validator refuses lone surrogates, which names of files can hold.
     text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
     try:
         record = TypeAdapter(Record).validate_json(text, strict=True)
@@ -376,7 +380,7 @@ def _record(content: dict[str, Json], path: str) -> Record:
             if spectrum.digest() != entry[key].get("digest"):
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
     older: KeptLink | None = link
-    while older is not None:  # each of these configs may be built to compare with
+    while older is not None:  # ropext may build a model from each of these configs
         check_asked(older.base.config, f"{path}, its base's config")
         stock.ask_about(older.base.config)
         older = older.base.extended
@@ -388,7 +392,7 @@ def _record(content: dict[str, Json], path: str) -> Record:
 
 
 def _damage(error: ValidationError) -> str:
-    """What the first wrong value is not, by its key."""
+    """Return the sentence about the first invalid value, with its key."""
     first = error.errors(include_url=False)[0]
     keys = [str(part) for part in first["loc"] if type(part) is str and part != "[key]"]
     key = ".".join(keys) if keys[0] == "base" else keys[-1]
@@ -402,13 +406,13 @@ def _damage(error: ValidationError) -> str:
 
 
 def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()) -> Record:
-    """The plan as ropext.json keeps it; the weights and the proof are filled in when written."""
+    """Return a plan as ropext.json stores it; `write` adds the weights and the proof later."""
     recipe = dict(plan.recipe)
     for switch in ("length_only", "untrained"):
         if not recipe.get(switch):
-            recipe.pop(switch, None)  # where it is off, it says nothing of the method
+            recipe.pop(switch, None)  # a switch that is off does not belong to the method
     more = dict[str, Json]()
-    if scaling.is_function(plan.method):  # one that its user brought
+    if scaling.is_function(plan.method):  # the user's own function
         more[METHOD_SOURCE] = plan.method_source and scrub(plan.method_source)
     return Record(
         base=base,
@@ -437,8 +441,8 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
 
 
 def scaled_by_config(model: Model) -> str:
-    """How far a directory without a record is scaled, as its config alone says; "" where it is not,
-    or where the config leaves open from how many tokens."""
+    """Return by how much the config of a directory without a record scales it. Return "" if it does
+    not, or if the config omits the original length."""
     original = model.scaled_sites[0].rope.original_context
     if model.asks_original or original >= model.context:
         return ""
@@ -446,8 +450,8 @@ def scaled_by_config(model: Model) -> str:
 
 
 def record_of_config(snapshot: Snapshot) -> Record | None:
-    """The scaling that a config names as a record of it, for a directory that has none (another
-    program saved it); None where `scaled_by_config` says nothing."""
+    """Build a record from the scaling that a config states, for a directory of another program.
+    Return None if `scaled_by_config` returns ""."""
     config = snapshot.config
     model = families.read(config)
     if not scaled_by_config(model):

@@ -1,8 +1,9 @@
-"""Send a finished checkpoint to the hub: its files, its card, and its numbers in the card's head.
+"""Send a finished checkpoint to the hub: its files, its card, and its numbers in the card's front
+matter.
 
-One commit holds everything, so a repository is as it was or complete; what an interrupted upload
-sent is known to the hub by its hash and is not sent again. The token is huggingface_hub's own
-(HF_TOKEN, or what `hf auth login` stored), never an option and never in a message.
+One commit holds everything, so a repository is unchanged or complete. The hub knows the files of an
+interrupted upload by their hashes, and they are not sent again. The token is huggingface_hub's own
+(HF_TOKEN, or from `hf auth login`), never an option and never in a message.
 """
 
 import hashlib
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelCard, ModelInfo
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-# Records of how it was made. `adapter` and `base` stay: the one needs the other, and `base` would
-# double what everyone downloads.
+# Records of how it was made. `adapter` and `base` are not uploaded: the adapter needs the base,
+# which would double the download.
 RECORD_FOLDERS = ("training", "fit")
-Contents = Mapping[str, Path | bytes]  # what goes up, by its name there
+Contents = Mapping[str, Path | bytes]  # the files to upload, by their names on the hub
 KEPT_THERE = frozenset((".gitattributes",))  # the hub writes it into every new repository
 MESSAGE = "Upload with ropext"
 TOGETHER = 5  # files; as many as huggingface_hub sends at once
@@ -70,7 +71,8 @@ _PLACE = re.compile(r"(?<![\w:/.~<\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\"'\\/,;:=]+)
 
 
 def _without_places(value: Json, inside: bool) -> Json:
-    """JSON in which a path of this machine is its last part alone; `inside` of longer texts too."""
+    """Return JSON in which only the last part of each path of this machine is left; `inside` also
+    cuts paths within longer texts."""
     if isinstance(value, dict):
         return {key: _without_places(item, inside) for key, item in value.items()}
     if isinstance(value, list):
@@ -84,7 +86,7 @@ def _without_places(value: Json, inside: bool) -> Json:
 
 @dataclass(frozen=True)
 class Head:
-    """What a card that goes up says beside what it says here."""
+    """The additions to the front matter and the commands of a card that is uploaded."""
 
     figures: Sequence[card.Figure] = ()
     serving: Sequence[tuple[str, str]] = ()  # commands with the repository's name
@@ -92,7 +94,7 @@ class Head:
     base_model: str | None = None
 
     def put_into(self, text: str, repository: str) -> "ModelCard":
-        """The card as it goes up."""
+        """Return the card to upload."""
         import yaml  # late: only a push needs it
         from huggingface_hub import ModelCard
 
@@ -115,7 +117,8 @@ ASKED = {"license": "--license ID", "base_model": "--base-model ORG/NAME"}  # ke
 
 @dataclass(frozen=True)
 class Pushed:
-    """What the hub has now, or would have: then there is no commit."""
+    """The state of the hub after an upload, or the state after a dry run would be one: then it has
+    no commit."""
 
     repository: str
     url: str
@@ -130,15 +133,15 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Destination:
-    """The repository of the hub that an output goes to."""
+    """The repository on the hub that receives an output."""
 
     repository: str  # ORG/NAME
-    private: bool = True  # where it has to be made
-    force: bool = False  # what else it holds is replaced
+    private: bool = True  # if ropext has to create it
+    force: bool = False  # replace any other content
 
 
 def check_name(repository: str, option: str = "push") -> None:
-    """Refuse what the hub takes for no repository."""
+    """Raise UsageError if a text cannot be a repository ORG/NAME."""
     if not REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(
             f"{option} wants ORG/NAME (letters, digits, '-', '_', '.'), not {repository[:100]}"
@@ -146,8 +149,8 @@ def check_name(repository: str, option: str = "push") -> None:
 
 
 def ready(repository: str, option: str = "push") -> str:
-    """The token, before anything is computed; a sentence says what is missing, and which option
-    wants it."""
+    """Return the token, before ropext computes anything. If something is missing, raise UsageError
+    and name the option that needs it."""
     from huggingface_hub import constants, get_token
 
     check_name(repository, option)
@@ -163,7 +166,8 @@ def ready(repository: str, option: str = "push") -> str:
 
 
 def files_of(snapshot: Snapshot) -> dict[str, Path]:
-    """What goes up, by its name there: the checkpoint, its card and record, how it was trained."""
+    """Return the files to upload, by their names on the hub: the checkpoint, its card and record,
+    and the records of its training."""
     directory = snapshot.directory
     names = list(snapshot.files)
     names += [name for name in (card.README, provenance.NAME) if (directory / name).is_file()]
@@ -174,7 +178,7 @@ def files_of(snapshot: Snapshot) -> dict[str, Path]:
 
 
 def _public(name: str, path: Path) -> Path | bytes:
-    """A file as it goes up: JSON that names places does so without this machine's folders."""
+    """Return a file as it is uploaded: JSON that may hold paths loses this machine's folders."""
     ours = name.partition("/")[0] in (provenance.NAME, *RECORD_FOLDERS)
     if not name.endswith("config.json") and not (ours and name.endswith(".json")):
         return path
@@ -192,9 +196,9 @@ def push(
     bars: bool = False,
     hooks: Hooks = SILENT,
 ) -> Pushed:
-    """Upload a finished output of ropext; its card here is then the one there.
+    """Upload a finished output of ropext, and save the uploaded card in the directory too.
 
-    The stop of `hooks` is asked between files; with `bars`, huggingface_hub shows its own.
+    `hooks.stop` is called between files; with `bars`, huggingface_hub shows its own progress bars.
     """
     repository = destination.repository
     private = destination.private
@@ -205,7 +209,8 @@ def push(
         raise InputError(f"{directory} is no output of ropext (it has no {provenance.NAME})")
     snapshot = open_snapshot(str(directory), weights=True)
     for name in snapshot.weight_files:
-        weigh(snapshot.path(name))  # a link among them may lead to anything else
+        # raises if it is no safetensors: a link may lead to any file
+        weigh(snapshot.path(name))
     files = files_of(snapshot)
     contents = {name: _public(name, path) for name, path in files.items()}
     text = (Path(directory) / card.README).read_text("utf-8") if card.README in files else ""
@@ -248,7 +253,7 @@ def push(
 
 
 def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
-    """The repository as it stands, made where it does not exist."""
+    """Return the state of the repository; create it if it does not exist."""
     from huggingface_hub import errors
 
     try:
@@ -267,7 +272,8 @@ def _repository(api: "HfApi", repository: str, private: bool) -> "ModelInfo":
 def _stale(
     api: "HfApi", repository: str, before: "ModelInfo", contents: Contents, force: bool
 ) -> list[str]:
-    """Files of the repository that this commit removes; other content is refused without force."""
+    """Return the files of the repository that this commit removes. Without `force`, raise
+    UsageError if it has other content."""
     there = {file.rfilename for file in before.siblings or ()} - KEPT_THERE
     if not there or _same_record(api, repository, before, contents):
         return []
@@ -281,7 +287,7 @@ def _stale(
 
 
 def _same_record(api: "HfApi", repository: str, before: "ModelInfo", contents: Contents) -> bool:
-    """Whether the repository's ropext.json is this one, by its git hash."""
+    """Return True if the repository has this very ropext.json, by its git hash."""
     content = contents[provenance.NAME]
     content = content if isinstance(content, bytes) else content.read_bytes()
     digest = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -297,9 +303,11 @@ def _commit(
     stale: Sequence[str],
     stop: Callable[[], bool],
 ) -> str:
-    """Commit the files, the card as it goes up among them, on top of what was looked at; where
-    nothing changed, the hub makes no commit. An interrupt is raised between files alone: inside of
-    the library it can leave the threads that send them waiting for one another for ever."""
+    """Commit the files and the new card on top of the state that was read, and return the commit.
+
+    If nothing changed, the hub makes no commit. An interrupt is raised only between files: inside
+    the library it can leave the sending threads waiting for one another for ever.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     more = [CommitOperationAdd(name, content) for name, content in contents.items()]
@@ -316,14 +324,14 @@ def _commit(
 
 
 def _without_files(record: Path | bytes) -> bytes:
-    """The record without its list of files as they are here: the card in it changes."""
+    """Return the record without its list of local files, because the card in that list changes."""
     content = record if isinstance(record, bytes) else read_bytes(record, CONFIG_LIMIT)
     value = parse_object(content, provenance.NAME)
     return dump({key: item for key, item in value.items() if key != guard.FILES})
 
 
 def _keep_card(directory: Path, text: str) -> list[str]:
-    """The card here as it is there; what is noted where it cannot be written."""
+    """Write the uploaded card into the directory. Return a note if that fails."""
     path = directory / card.README
     files = guard.files_in(directory) or {}
     listed = guard.is_in_state(path, files.get(card.README))
@@ -338,7 +346,7 @@ def _keep_card(directory: Path, text: str) -> list[str]:
 
 @contextmanager
 def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
-    """huggingface_hub prints bars, logs and warnings by itself; here `say` has the only voice."""
+    """Silence the bars and logs of huggingface_hub meanwhile, and pass its warnings to `say`."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -365,7 +373,7 @@ def _quiet_library(bars: bool, say: Say) -> Iterator[None]:
 
 @contextmanager
 def _sentences(repository: str) -> Iterator[None]:
-    """What can go wrong on the way, each in one sentence."""
+    """Turn each error of an upload into one sentence."""
     owner = repository.partition("/")[0]
     left = f"{repository} is unchanged; the same command does not upload again what is there"
     errors = hub_errors(PUSHING, repository=repository, owner=owner)
@@ -375,7 +383,8 @@ def _sentences(repository: str) -> Iterator[None]:
 
 @contextmanager
 def _card_errors() -> Iterator[None]:
-    """Pass on what the hub says of the card, the one text of its own that is: it names the key."""
+    """Pass on the hub's complaint about the card. It is the only text of the hub that ropext
+    quotes, because it names the key."""
     try:
         yield
     except ValueError as error:

@@ -1,6 +1,5 @@
-"""A base model on the disk: its small files, read strictly, the list of the large ones, and why the
-others stay behind.
-"""
+"""Read a base model from the disk: its small files strictly, a list of the large ones, and a reason
+for each file that an extension leaves behind."""
 
 import glob
 import os
@@ -25,8 +24,8 @@ from ropext.rope import CONFIG
 
 INDEX_LIMIT = 128 * 10**6  # bytes of an index of weight files
 
-# Folders that are never part of what a loader reads as this checkpoint. Exported graphs (onnx and
-# the like) and other formats have the old rotary embedding baked in.
+# Folders that no loader reads as part of this checkpoint. Exported graphs (onnx and the like) and
+# other formats have the old rotary embedding built in.
 FOLDERS_LEFT = {
     "original": "the publisher's own format, not extended",
     "metal": "another format, not extended",
@@ -43,7 +42,7 @@ FOLDERS_LEFT = {
     "__pycache__": "compiled code",
 }
 
-# What a weight file of another format, a pickle or an archive is called.
+# Suffixes of weight files in other formats, of pickles and of archives.
 SUFFIXES_LEFT = {
     ".gguf": "a GGUF file holds the old context; convert the extended directory",
     **dict.fromkeys(
@@ -61,15 +60,15 @@ PICKLED = re.compile(
     r"(pytorch_model|model|adapter_model|flax_model|tf_model).*\.(bin|pt|pth|ckpt)"
 )
 
-# Written anew, so the base's is not carried as it is.
+# ropext writes new ones, so it leaves the base's behind.
 WRITTEN_ANEW = {
     "ropext.json": "the base's own record",
     "README.md": "replaced by the new card",
     "pair-factors.json": "the base's own fitted spectrum",
 }
 
-# Subfolders carry what describes a model (code, chat templates, tokenizers, modules); weights only
-# in the folders that sentence-transformers numbers (1_Pooling, 2_Dense).
+# From a subfolder ropext copies files that describe a model (code, chat templates, tokenizers,
+# modules). It copies weights only from folders that sentence-transformers numbers (1_Pooling).
 SMALL_SUFFIXES = (
     ".json", ".txt", ".jinja", ".model", ".md", ".py", ".tiktoken", ".spm", ".yaml", ".yml",
     ".vocab", ".bpe", ".codes",
@@ -81,15 +80,15 @@ FROM_CHECKPOINT = "extend the Hugging Face checkpoint they were made from and co
 
 
 class NoWeights(InputError):
-    """A checkpoint without weights in any format."""
+    """The error for a checkpoint without weights in any format."""
 
 
-# Device, inode, size, times of modification and of change: what a write or a replacement alters.
+# Device, inode, size, times of modification and of change: a write or a replacement alters one.
 State = tuple[int, ...]
 
 
 def state_of(status: os.stat_result) -> State:
-    """Return what differs as soon as a file is written or replaced."""
+    """Return the values that change as soon as a file is written or replaced."""
     return (
         status.st_dev,
         status.st_ino,
@@ -103,14 +102,16 @@ def state_of(status: os.stat_result) -> State:
 class Inventory:
     """The files of one directory, by their names relative to it with `/` between the parts."""
 
-    files: dict[str, int] = field(default_factory=dict)  # carried: bytes
+    files: dict[str, int] = field(default_factory=dict)  # copied or linked: bytes
     left: dict[str, str] = field(default_factory=dict)  # left behind: reason
-    refused: dict[str, str] = field(default_factory=dict)  # would be carried, but cannot: reason
-    states: dict[str, State] = field(default_factory=dict)  # of the files that are carried
+    refused: dict[str, str] = field(default_factory=dict)  # should be copied, but cannot: reason
+    # states of the files that are copied or linked
+    states: dict[str, State] = field(default_factory=dict)
 
 
 def reason_to_leave(name: str) -> str | None:
-    """Why a file of this relative name stays behind, or None when it is carried."""
+    """Return why a file of this relative name stays behind, or None if an extension copies or links
+    it."""
     *folders, leaf = name.split("/")
     for folder in folders:
         if reason := _folder_reason(folder):
@@ -119,7 +120,8 @@ def reason_to_leave(name: str) -> str | None:
         return "hidden"
     if name in WRITTEN_ANEW:
         return WRITTEN_ANEW[name]
-    # The publisher's own format beside the Hugging Face one; params.json holds the old rotary base.
+    # The publisher's own format next to the Hugging Face one; params.json holds the old rotary
+    # base.
     if leaf.startswith("consolidated") or leaf == "params.json":
         return FOLDERS_LEFT["original"]
     suffix = os.path.splitext(leaf)[1].lower()
@@ -141,7 +143,7 @@ def _folder_reason(folder: str) -> str | None:
 
 
 def take_inventory(directory: Path) -> Inventory:
-    """List a checkpoint's directory; nothing is opened. A link that leads out of it is refused."""
+    """List a checkpoint's directory without opening a file. Raise if a link leads out of it."""
     inventory = Inventory()
     for name, entry in _walk(directory, "", 0, inventory):
         try:
@@ -156,7 +158,7 @@ def take_inventory(directory: Path) -> Inventory:
             inventory.left[name] = reason
             continue
         try:
-            status = os.stat(entry.path)  # the one of a directory entry has no inode on Windows
+            status = os.stat(entry.path)  # the status of a directory entry has no inode on Windows
         except OSError as error:
             inventory.refused[name] = f"it cannot be read: {error.strerror}"
             continue
@@ -176,7 +178,7 @@ def _walk(
     for entry in ordered:
         name = prefix + entry.name
         if not entry.is_dir(follow_symlinks=False):
-            yield name, entry  # a link to a directory too: refused, or left behind by its name
+            yield name, entry  # or a link to a directory: refused, or left behind by its name
         elif reason := _folder_reason(entry.name):
             into.left[name + "/"] = reason
         elif depth == FOLDER_DEPTH:
@@ -187,17 +189,17 @@ def _walk(
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Why a weight file stays behind whose tensors have the names of those that stock loads.
+# Why a weight file stays behind if its tensors have the same names as the tensors that stock loads.
 OTHER_SET = "another set of the same weights, which transformers does not load"
 VARIANT = "a variant of the weights, which only who names it loads"
 VARIANT_NAME = re.compile(r"model\.(?!safetensors)[\w]+(-\d{5}-of-\d{5})?\.safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
 
-# An index is flat: two objects. A shard table of a million tensors is ten times the largest known.
+# An index is flat: two objects. The largest known one lists a tenth of INDEX_TENSORS.
 INDEX_CONTAINERS = 1_000
 INDEX_TENSORS = 1_000_000
 
-# JSON files with keys that an extension may have to raise.
+# JSON files with limits that an extension may have to raise.
 LENGTH_FILES = ("tokenizer_config", "generation_config", "sentence_bert_config")
 
 CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
@@ -205,27 +207,28 @@ CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint as it was found. Nothing of its weights has been read."""
+    """A checkpoint as ropext found it. Its weights are not read."""
 
-    name: str  # as the user named it: a directory or a hub id
+    name: str  # as given by the user: a directory or a hub id
     directory: Path
     config: dict[str, Json]
-    files: Mapping[str, int]  # carried by an extension: name relative to the directory -> bytes
-    left: Mapping[str, str]  # not carried: name -> reason
-    refused: Mapping[str, str] = field(default_factory=dict)  # cannot be carried: name -> reason
+    # copied or linked by an extension: name relative to the directory -> bytes
+    files: Mapping[str, int]
+    left: Mapping[str, str]  # left behind: name -> reason
+    refused: Mapping[str, str] = field(default_factory=dict)  # cannot be copied: name -> reason
     hub_id: str | None = None
-    revision: str | None = None  # as asked for; None = the default branch, or not from the hub
+    revision: str | None = None  # as requested; None = the default branch, or not from the hub
     commit: str | None = None
     tokenizer_config: dict[str, Json] | None = None
     generation_config: dict[str, Json] | None = None
     sentence_bert_config: dict[str, Json] | None = None
-    index: dict[str, str] | None = None  # tensor name -> shard, where the weights are in shards
-    # What carries its spectrum, and how an error calls its config.
+    index: dict[str, str] | None = None  # tensor name -> shard, if the weights are in shards
+    # The carrier of its spectrum, and the name of its config in an error.
     carries: Callable[[Model], Carrier] = field(default=Carrier, compare=False)
     config_name: str = CONFIG
-    kept_record: dict[str, Json] | None = None  # of a GGUF file: the record that it holds
-    # Of its files as they were before the first was read, and the SHA-256 of those that were hashed
-    # since: `unchanged` compares both.
+    kept_record: dict[str, Json] | None = None  # the record inside a GGUF file
+    # The states of its files before ropext read the first, and the SHA-256 of files hashed since:
+    # `unchanged` compares both.
     states: dict[str, State] = field(default_factory=dict, compare=False, repr=False)
     hashed: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -233,20 +236,20 @@ class Snapshot:
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Safetensors files beside the config, in order of their names."""
+        """Safetensors files next to the config, in order of their names."""
         return tuple(
             name for name in self.files if "/" not in name and name.endswith(".safetensors")
         )
 
     @property
     def unloaded(self) -> list[str]:
-        """The weight files beside the config that transformers does not load."""
+        """The weight files next to the config that transformers does not load."""
         loaded = set((self.index or {}).values()) or {SINGLE}
         return [name for name in self.weight_files if name not in loaded]
 
     @property
     def quantisation(self) -> str | None:
-        """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), if any did."""
+        """The quantiser that packed the weights ("awq", "gptq", "fp8", "mxfp4" ...), or None."""
         for config in (self.config, self.config.get("text_config")):
             method = config.get("quantization_config") if isinstance(config, dict) else None
             if isinstance(method, dict):
@@ -255,12 +258,12 @@ class Snapshot:
 
     @property
     def kind(self) -> str:
-        """What it is, in words."""
+        """The kind of the model's source, in words."""
         return "a directory"
 
     @property
     def weight_bytes(self) -> int | None:
-        """The bytes of all tensors; None where neither they nor their index is here."""
+        """The bytes of all tensors; None if neither the tensors nor their index is here."""
         shards = set((self.index or {}).values())
         here = self.weight_files
         if here and shards <= set(here):
@@ -271,50 +274,51 @@ class Snapshot:
 
     @property
     def short_name(self) -> str:
-        """What a card may say without telling where things lie on the user's disk."""
+        """The name for a card, which shows no place on the user's disk."""
         if self.name in bundled.MODELS:
             return self.name
         return self.hub_id or self.directory.resolve().name
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether its name is its id on the hub; else it lies where the name says."""
+        """True if its name is its id on the hub; otherwise its name is a local path."""
         return self.hub_id == self.name
 
     @property
     def place(self) -> str:
-        """By what another program finds it: names that ropext alone knows are no such place."""
+        """The path or hub id by which another program finds it: only ropext knows the names of
+        bundled models."""
         return str(self.directory) if self.name in bundled.MODELS else self.name
 
     def path(self, name: str) -> Path:
-        """Where a file of the checkpoint lies."""
+        """Return the path of a file of the checkpoint."""
         return self.directory / name
 
     def remarks(self) -> tuple[str, ...]:
-        """Warnings of a plan that follow from its files."""
+        """Return warnings for a plan that follow from the files."""
         return ()
 
     def interpret(self) -> tuple[Model, list[Problem]]:
-        """Return the model as stock transformers 5 reads it, and what in its spellings contradicts
-        that."""
+        """Return the model as stock transformers 5 reads it, and the spellings in its config that
+        contradict that."""
         return families.interpret(self.config, source=self.config_name)
 
     def read(self, context: int | None = None, original: int | None = None) -> Model:
         """Return the model, whose spellings have to agree. `context` replaces a trained length that
-        it misstates, `original` is the one before its scaling, if it does not say that."""
+        the config misstates. `original` is the length before its scaling, if the config does not
+        state it."""
         model, conflicts = families.interpret(self.config, context, original, self.config_name)
         if conflicts:
             raise InputError(conflicts[0].sentence)
         return model
 
     def as_read(self) -> Model:
-        """The model as stock transformers 5 reads it, also where other loaders would read
-        another."""
+        """Return the model as stock transformers 5 reads it, even if other loaders read it
+        differently."""
         return self.interpret()[0]
 
     def require_weights(self) -> None:
-        """Raise unless every file to be carried is readable and every shard of the index is
-        there."""
+        """Raise unless every file to be copied is readable and every shard of the index exists."""
         for name, reason in self.refused.items():
             raise InputError(f"{name} in {self.name} cannot be carried over: {reason}")
         shards = set((self.index or {}).values())
@@ -329,7 +333,8 @@ class Snapshot:
             raise no_weights(self.name, self.left)
 
     def misplaced(self) -> Iterator[str]:
-        """Say which tensors are in two shards, or in another shard than the index says."""
+        """Yield a sentence for each tensor that is in two shards, or not in the shard that the
+        index names."""
         places = dict[str, str]()
         for shard in sorted(set((self.index or {}).values())):
             for name in read_header(self.path(shard)).tensors:
@@ -340,14 +345,14 @@ class Snapshot:
                 places[name] = shard
 
     def changed(self, file: str, during: str) -> InputError:
-        """Return the error of a checkpoint that was written while ropext used it."""
+        """Return the error for a checkpoint that changed while ropext used it."""
         return InputError(
             f"{self.name} was changed while it was {during} ({file} is not as it was); "
             "run the command again when no other program writes to it"
         )
 
     def stands_for(self, directory: "Snapshot") -> "Snapshot":
-        """The directory that was made of this model, under its name."""
+        """Return the snapshot of a directory made of this model, under this model's name."""
         return replace(
             directory,
             name=self.name,
@@ -358,7 +363,7 @@ class Snapshot:
 
 
 def _stated_bytes(path: Path) -> int | None:
-    """The bytes that the index of the shards states."""
+    """Return the size of all tensors that the index of the shards states, or None."""
     index = parse_object(read_bytes(path, INDEX_LIMIT), str(path), containers=INDEX_CONTAINERS)
     about = index.get("metadata")
     stated = None
@@ -374,7 +379,8 @@ def open_snapshot(
 ) -> Snapshot:
     """Read a checkpoint from a local directory or, by its hub id, through huggingface_hub.
 
-    With `weights` the weight files are required (and fetched) and checked against the index.
+    With `weights`, require the weight files (fetch them from the hub) and check them against the
+    index.
     """
     name = str(model)
     states = dict[str, State]()
@@ -386,7 +392,7 @@ def open_snapshot(
         config = _config(directory, name)
         stock.ask_about(config)
         inventory = take_inventory(directory)
-        inventory.states.update(states)  # from before it was read
+        inventory.states.update(states)  # from before the config was read
         index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
         for file in LENGTH_FILES:
             if os.path.lexists(directory / f"{file}.json"):
@@ -410,8 +416,8 @@ def open_snapshot(
 
 
 def with_weights(snapshot: Snapshot) -> Snapshot:
-    """The same checkpoint with its weight files there: fetched from the hub, of the very commit
-    whose config was read, or checked where they lie."""
+    """Return the same checkpoint with its weight files. Those on the hub are fetched from the
+    commit whose config was read; local ones are checked."""
     if not snapshot.is_on_hub:
         snapshot.require_weights()
         return snapshot
@@ -425,15 +431,19 @@ def with_weights(snapshot: Snapshot) -> Snapshot:
 def _leave_other_sets(
     directory: Path, inventory: Inventory, index: dict[str, str] | None
 ) -> dict[str, str] | None:
-    """Leave weight files behind that hold tensors of the set that stock loads: the single file
-    before an index and its shards, as stock has it. Returns the index, where it is loaded."""
+    """Leave weight files behind that repeat tensors of the files that stock loads. Return the
+    index, or None if stock does not load it.
+
+    Stock prefers the single file to an index and its shards.
+    """
     files = inventory.files
     weights = [name for name in files if "/" not in name and name.endswith(".safetensors")]
     shards = set((index or {}).values())
     chosen = {SINGLE} if SINGLE in weights else shards
     others = [name for name in weights if name not in chosen]
     if not chosen or not others or not chosen <= set(weights):
-        return index  # nothing to compare with, or files are missing, which is said elsewhere
+        # nothing to compare with, or missing files, for which `require_weights` raises
+        return index
     stored: set[str] = set()
     for name in chosen:
         stored |= set(read_header(directory / name).tensors)
@@ -449,7 +459,8 @@ def _leave_other_sets(
 
 
 def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None, str | None]:
-    """(directory, hub id, commit); a directory of that name comes before a hub id."""
+    """Return (directory, hub id, commit). A directory of that name takes precedence over a hub
+    id."""
     if not model or "\0" in model:
         reason = "not a name" if model else "empty"
         raise InputError(f"MODEL is {reason}; name a local directory or a hub id")
@@ -519,7 +530,7 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
 
 
 def no_config(model: str, names: Iterable[str]) -> str:
-    """The sentence for a directory or repository without config.json, by what else is there."""
+    """Return the message for a directory or repository without config.json, by its other files."""
     names = set(names)
     if ADAPTER_CONFIG in names:
         return (
@@ -549,7 +560,7 @@ def _index(path: Path) -> dict[str, str] | None:
 
 
 def no_weights(model: str, names: Iterable[str]) -> InputError:
-    """What is said of a checkpoint without safetensors, by what else is there."""
+    """Return the error for a checkpoint without safetensors, by its other files."""
     names = sorted(names)
     pickled = [name for name in names if PICKLED.fullmatch(name)]
     if pickled:

@@ -1,15 +1,19 @@
-"""One directory, written as a whole or not at all.
+"""Write one directory as a whole or not at all.
 
-The output OUT is prepared in `.OUT.ropext-TOKEN/new` beside it, flushed, and renamed in one step.
-While it is written, the lock of OUT is held. With force, what then has the name becomes `old` in
-that folder first, and is looked at there, where nobody reaches it by name: what ropext did not
-write goes back, and the new one stays beside it as OUT.new. The old one is renamed to `deleted`
-before it is deleted, so that half of it is never taken for a whole. A later run that finds `old`
-beside `new` brings it back, as OUT did not get its name; what else a killed run left it deletes.
-Nothing is touched before all that can be refused is refused.
+ropext prepares the output OUT in `.OUT.ropext-TOKEN/new` in the same directory, flushes it, and
+renames it in one step. It holds the lock of OUT meanwhile. It changes nothing before every possible
+refusal has been checked.
 
-What goes beside an output of one file (`.OUT.ropext-TOKEN/beside`) gets its name right after it; a
-later run does that where a kill came between the two.
+With `force`, ropext first renames the old output to `old` in that folder, and checks it there,
+because nobody reaches it by name. If it holds files that ropext did not write, it gets its name
+back and the new output becomes OUT.new. Otherwise ropext renames `old` to `deleted` before it
+deletes it, so that nobody takes half of it for the whole.
+
+If a later run finds `old` next to `new`, OUT did not get its name: that run restores `old`. It
+deletes all else that a killed run left.
+
+Files that belong next to an output of one file (`.OUT.ropext-TOKEN/beside`) get their names right
+after it. If a kill came between the two, a later run names them.
 """
 
 import errno
@@ -36,20 +40,21 @@ BESIDE = "beside"
 
 @dataclass
 class Staged:
-    """The temporary directory to write into; notes are for the user once it has its name."""
+    """The temporary directory to write into. The user sees the notes once it has its name."""
 
     directory: Path
     notes: list[str] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)  # of files that were read as they came
+    # SHA-256 of the files copied, or linked with a known digest
+    digests: dict[str, str] = field(default_factory=dict)
 
     def write_beside(self, name: str, text: str) -> None:
-        """Write a signed text that will lie beside an output of one file. It is written last."""
+        """Write a signed text that will be next to an output of one file, and get its name last."""
         folder = self.directory.parent / BESIDE
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode())
 
     def names(self) -> tuple[str, ...]:
-        """Return the files that were written, then those that will lie beside the output."""
+        """Return the files of the output, then the files that will be next to it."""
         names = list[str]()
         for folder in (self.directory, self.directory.parent / BESIDE):
             for path in sorted(folder.rglob("*")):
@@ -60,29 +65,29 @@ class Staged:
 
 @dataclass(frozen=True)
 class Output:
-    """A directory, or one file, that is to be written, and what may be replaced there."""
+    """The directory or file to write, and the conditions for replacing an old one."""
 
-    path: Path  # as the user named it
-    force: bool = False  # one of which ropext wrote every file is replaced
-    reads: Sequence[Path | str] = ()  # it may not be, hold or lie inside one of these
+    path: Path  # as given by the user
+    force: bool = False  # replace an old one if ropext wrote every file of it
+    reads: Sequence[Path | str] = ()  # it may not be, contain or be inside one of these
     is_file: bool = False
-    written: guard.Written = guard.recorded  # which files of a directory ropext wrote
+    written: guard.Written = guard.recorded  # returns the files of a directory that ropext wrote
 
     def part_named(self, work: Path) -> Path:
-        """Find in a folder at work what gets the name of the output."""
+        """Return the path in a work folder that gets the name of the output."""
         if self.is_file:
             return work / NEW / self.path.name
         return work / NEW
 
     def check_taken(self, at: Path) -> None:
-        """Refuse what was taken from the output's name, unless ropext wrote all of it."""
+        """Raise if the old output, moved to `at`, holds a file that ropext did not write."""
         guard.check_replaceable(
             self.path, force=True, file=self.is_file, written=self.written, at=at
         )
 
 
 def check_output(output: Output) -> None:
-    """Refuse an output that may not be written; change nothing on the disk."""
+    """Raise if ropext may not write the output; change nothing on the disk."""
     path = output.path
     if not output.is_file and path.suffix.lower() == ".gguf":
         raise UsageError(
@@ -95,12 +100,12 @@ def check_output(output: Output) -> None:
 
 
 def real_place(output: Path) -> Path:
-    """The path of an output with the links above it followed."""
+    """Return the path of an output, with the links above it followed."""
     return Path(os.path.realpath(output.parent)) / output.name
 
 
 def check_place(output: Path) -> None:
-    """Refuse an output whose name or directory cannot be written."""
+    """Raise if ropext cannot write an output of that name or in that directory."""
     if output.name in ("", ".", ".."):
         raise UsageError(f"{output} (--output) names no directory of its own; give -o OUT a name")
     if output.parts[0] == "ropext:":  # ropext://demo, as a path
@@ -112,7 +117,7 @@ def check_place(output: Path) -> None:
         raise InputError(f"{output} (--output) cannot be written: Permission denied in {parent}")
     try:
         os.lstat(guard.work_of(parent / output.name, "0" * 16))
-    except OSError as error:  # as a rule it does not exist
+    except OSError as error:  # usually because it does not exist
         if error.errno == errno.ENAMETOOLONG:
             raise InputError(
                 f"{output} (--output) cannot be written: name too long, because ropext adds 25 "
@@ -121,7 +126,7 @@ def check_place(output: Path) -> None:
 
 
 def existing_parent(output: Path) -> Path:
-    """The innermost directory above an output that is there already."""
+    """Return the innermost existing directory above an output."""
     place = Path(os.path.realpath(output.parent))
     while not os.path.lexists(place):
         place = place.parent
@@ -140,7 +145,7 @@ def check_space(output: Path, needed: int) -> None:
 
 
 def settle_output(output: Output) -> None:
-    """`check_output`, and what a killed run left there cleared away."""
+    """Check the output as `check_output` does, and clear the remains of a killed run."""
     try:
         check_output(output)
     except OutputExists:
@@ -152,10 +157,10 @@ def settle_output(output: Output) -> None:
 
 @contextmanager
 def staged(output: Output) -> Iterator[Staged]:
-    """Yield a directory to write into; it becomes the output when the block ends without an error.
-    Where the output is one file, the one of that name in it does.
+    """Yield a directory to write into. It becomes the output if the block ends without an error; if
+    the output is one file, the file of that name in it does.
 
-    After an error, or an interrupt, nothing is left behind.
+    After an error or an interrupt, nothing is left behind.
     """
     settle_output(output)
     real = real_place(output.path)
@@ -165,7 +170,7 @@ def staged(output: Output) -> Iterator[Staged]:
     finished = False
     try:
         with locked(real, output.path):
-            check_output(output)  # again: now nobody else writes it
+            check_output(output)  # again: under the lock nobody else writes it
             with os_errors(output.path):
                 work = guard.make_work(real)
             stage = Staged(work / NEW)
@@ -194,7 +199,8 @@ def staged(output: Output) -> Iterator[Staged]:
 
 
 def remove_output(path: Path) -> None:
-    """Delete a step's output, one that ropext wrote alone; an edited one is made again."""
+    """Delete a step's output, also if a user edited a file of it; the step makes it again. Raise
+    OutputExists if it holds a file that ropext did not write."""
     if path.exists():
         output = Output(path, force=True, written=guard.files_in)
         check_output(output)
@@ -211,7 +217,7 @@ def remove_output(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a directory tree, or whatever else has its name, without following links."""
+    """Delete a directory tree, or any other file of that name, without following links."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -219,16 +225,18 @@ def _remove(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give one file of a finished directory a new content in one step. Where the name is a link, or
-    one of several hard links, the other names keep the old content. Owner and mode stay."""
+    """Replace the content of one file of a finished directory in one step; owner and mode stay.
+
+    If the file is a link or one of several hard links, the other names keep the old content.
+    """
     with os_errors(path):
         replace_whole(path, lambda stream: stream.write(content), keep=True)
         sync(path.parent)
 
 
 def recover(output: Path, *, refused: bool = False) -> None:
-    """Finish or undo what a killed run of the same output left, if one did. Where the output is
-    `refused`, only what holds no old copy is deleted."""
+    """Finish or undo the work of a killed run of the same output. If the output is `refused`,
+    delete only folders that hold no old copy."""
     check_place(output)
     real = real_place(output)
     with os_errors(output):
@@ -249,7 +257,8 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
                 if not os.path.lexists(real):
                     move(os.rename, work / OLD, real)
                     sync(real.parent)
-                # Of one file an empty directory is left; else OUT is neither of them.
+                # After an output of one file `new` is empty; if it is not, OUT is neither the old
+                # nor the new.
                 elif (work / NEW).is_dir() and os.listdir(work / NEW):
                     raise OutputExists(
                         f"a killed run left the earlier {output} (--output) in {work / OLD}, and"
@@ -259,7 +268,7 @@ def _recover(real: Path, output: Path, refused: bool = False) -> None:
 
 
 def _discard(work: Path) -> None:
-    """Delete a folder at work, its mark last."""
+    """Delete a work folder; its mark goes last."""
     with suppress(OSError):
         if os.path.lexists(work / OLD):
             move(os.rename, work / OLD, work / DELETED)
@@ -271,7 +280,7 @@ def _discard(work: Path) -> None:
 
 
 def _commit(work: Path, output: Output) -> None:
-    """Give what is finished its name; with force, in steps that recovery knows."""
+    """Rename the finished output to its name; with `force`, in steps that `recover` can undo."""
     real = work.parent / output.path.name
     try:
         if output.force and os.path.lexists(real):
@@ -291,8 +300,7 @@ def _commit(work: Path, output: Output) -> None:
 
 
 def _bring_back(work: Path, real: Path) -> None:
-    """Give what was taken from the output's name that name again, or one beside it where somebody
-    has taken it."""
+    """Rename the old output to its name again, or to OUT.old if somebody has taken the name."""
     if not os.path.lexists(work / OLD):
         return
     if os.path.lexists(real):
@@ -302,8 +310,8 @@ def _bring_back(work: Path, real: Path) -> None:
 
 
 def _set_aside(work: Path, part: str, real: Path) -> Path:
-    """Keep a part of the folder at work beside the output, under a free name that says what it is:
-    OUT.new or OUT.old."""
+    """Keep a part of the work folder next to the output, under a free name: OUT.new or OUT.old.
+    Return that path."""
     if part == NEW and (work / BESIDE).is_dir():
         for path in (work / BESIDE).iterdir():
             move(os.rename, path, work / NEW / path.name)
@@ -318,8 +326,8 @@ def _set_aside(work: Path, part: str, real: Path) -> Path:
 
 
 def _name_beside(work: Path, real: Path) -> list[str]:
-    """Give what goes beside an output its name, but not over what somebody else wrote; that is
-    noted."""
+    """Rename the files that belong next to an output, and return notes. A file that ropext did not
+    write is not overwritten; a note names it."""
     if not (work / BESIDE).is_dir():
         return []
     notes = []
@@ -335,9 +343,11 @@ def _name_beside(work: Path, real: Path) -> list[str]:
 
 
 def finish_tree(directory: Path) -> None:
-    """`sync` everything in a directory, from the files up; links are not followed. safetensors
-    writes files that only their owner can read: each gets the mode that a plain `open` gives, but
-    for a hard link, which shares its mode with the base."""
+    """Flush everything in a directory with `sync`, files first; links are not followed.
+
+    safetensors writes files that only their owner can read. So each file gets the mode that a plain
+    `open` gives, except a hard link, which shares its mode with the base.
+    """
     mask = os.umask(0)
     os.umask(mask)
     for folder, _, files in os.walk(directory, topdown=False):

@@ -1,8 +1,9 @@
-"""Lengths that the files beside config.json cap, and tokenizer.json's stored truncation.
+"""Raise the length limits in the files next to config.json, and clear the stored truncation of
+tokenizer.json.
 
-tokenizer.json can have tens of megabytes and would take thirty times as much as Python objects, so
-one regular expression reads it, a member of its top level at a time; clearing the truncation
-replaces that value's bytes and no other.
+tokenizer.json can have tens of megabytes, and thirty times as much as Python objects. So one
+regular expression reads it, one member of its top level at a time. Clearing the truncation replaces
+only the bytes of that value.
 """
 
 import json
@@ -19,7 +20,7 @@ from ropext.rope import Edit
 
 TOKENIZER = "tokenizer.json"
 
-# transformers writes int(1e30) where a tokenizer has no limit; anything of that kind is no limit.
+# transformers writes int(1e30) if a tokenizer has no limit; a number this large is no limit.
 NO_LIMIT = 10**15
 
 LIMIT = 256 * 10**6  # bytes; the largest real one has 35 million
@@ -27,7 +28,7 @@ VALUE_LIMIT = 1 << 16  # bytes of a truncation value; real ones have a hundred
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _BARE_WORD = rb'[^\s"{}\[\]:,]++'
-# Everything up to the next bracket outside a string, or to a string that does not end.
+# All text up to the next bracket outside a string, or to a string that does not end.
 _PLAIN = rb'[^"{}\[\]]*+(?:' + _STRING + rb'[^"{}\[\]]*+)*+'
 
 
@@ -36,9 +37,9 @@ _OPENING = re.compile(rb"\s*+\{\s*+(?P<end>\})?+")
 
 @cache
 def _member() -> re.Pattern[bytes]:
-    """Return the expression of a member of an object and what ends it. Each part is optional: if
-    the text is no JSON, the match ends at the byte that is wrong."""
-    inside = b""  # of an object or array: others, nested to the limit
+    """Return the expression of one member of an object and the mark that ends it. Each part is
+    optional: if the text is no JSON, the match ends at the first wrong byte."""
+    inside = b""  # the content of an object or array: others, nested to the limit
     for _ in range(DEPTH_LIMIT):
         inside = rb"(?:[{\[]" + _PLAIN + inside + rb"[}\]]" + _PLAIN + rb")*+"
     nested = rb"[{\[]" + _PLAIN + inside + rb"[}\]]"
@@ -53,11 +54,12 @@ def _member() -> re.Pattern[bytes]:
 def length_edits(
     snapshot: Snapshot, context: int, target: int
 ) -> tuple[tuple[Edit, ...], tuple[str, ...]]:
-    """(edits, notes on limits left alone) for the files beside config.json; after = None clears.
+    """Return (edits, notes on limits left alone) for the files next to config.json; after = None
+    clears a value.
 
-    A tokenizer's limit below the target is raised, its missing or huge one left; a stored
-    truncation below it is cleared. A limit on
-    generation or on sentence embeddings below the trained context was somebody's choice and stays.
+    A tokenizer's limit below the target is raised; a missing or huge limit stays. A stored
+    truncation below the target is cleared. A limit on generation or on sentence embeddings below
+    the trained context was somebody's choice and stays.
     """
     edits: list[Edit] = []
     notes: list[str] = []
@@ -88,14 +90,14 @@ def length_edits(
 
 
 def _reaches(truncation: dict[str, Json], target: int) -> bool:
-    """Whether a stored truncation cuts nothing that the model reads."""
+    """Return True if a stored truncation cuts no text within the target length."""
     longest = truncation.get("max_length")
     return type(longest) is int and longest >= target
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a value stands in a file, in bytes, and what it is."""
+    """A value in a file: its first byte, the byte after its last, and its content."""
 
     start: int
     end: int
@@ -103,7 +105,7 @@ class Span:
 
 
 def find_truncation(path: Path) -> Span | None:
-    """The truncation stored in a tokenizer.json, or None where it is null or absent."""
+    """Return the truncation stored in a tokenizer.json, or None if it is null or absent."""
     text = read_bytes(path, LIMIT)
     opening = _OPENING.match(text)
     if opening is None:
@@ -135,7 +137,7 @@ def _span(member: re.Match[bytes], path: Path) -> Span:
 
 
 def _no_member(member: re.Match[bytes], path: Path) -> InputError:
-    """What is wrong where a member ends too early."""
+    """Return the error for a member that ends too early."""
     at = member.end()
     following = member.string[at : at + 1]
     if following in (b"", b'"'):
@@ -150,7 +152,7 @@ def _cut(path: Path) -> str:
 
 
 def clear_truncation(source: Path, target: Path, span: Span) -> None:
-    """Copy a tokenizer.json with `null` in place of its truncation, every other byte as it was."""
+    """Copy a tokenizer.json with `null` in place of its truncation; every other byte stays."""
     text = read_bytes(source, LIMIT)
     with open(target, "xb") as out:
         for part in (text[: span.start], b"null", text[span.end :]):

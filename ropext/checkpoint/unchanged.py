@@ -1,7 +1,7 @@
-"""Whether a checkpoint still has the content that was planned with, hashed or loaded.
+"""Check that a checkpoint still has the content that was planned with, hashed or loaded.
 
-A checkpoint is hashed first and loaded later, by its path. Each file is compared by its state, and
-hashed again if that differs: only another content is a change.
+ropext hashes a checkpoint first and loads it later, by its path. It compares each file by its
+state, and hashes it again if the state differs: only another content is a change.
 """
 
 from ropext.checkpoint.digests import Digests
@@ -11,8 +11,8 @@ from ropext.rope import CONFIG
 
 
 def check_unchanged(snapshot: Snapshot, during: str) -> None:
-    """Refuse a checkpoint whose content changed since it was opened. If nothing of it was hashed,
-    any file that was written or replaced is a change."""
+    """Raise InputError if the checkpoint's content changed since it was opened. If nothing of it
+    was hashed, any written or replaced file is a change."""
     if not snapshot.directory.is_dir():
         raise snapshot.changed(CONFIG, during)
     before = snapshot.states
@@ -26,7 +26,8 @@ def check_unchanged(snapshot: Snapshot, during: str) -> None:
 
 
 def _has_same_content(snapshot: Snapshot, name: str) -> bool:
-    """Whether a file has the content that decided; one that decides no number may have another."""
+    """Return True if a file has the content that was hashed or read. Files that can decide no
+    number may change."""
     if not snapshot.hashed:
         return False
     if name in snapshot.hashed:

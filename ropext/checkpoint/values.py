@@ -1,4 +1,4 @@
-"""The values of a weight file's tensors, and the bytes of values."""
+"""Convert the bytes of tensors to numbers and back."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ DECODED = (*FLOATS, "BF16")
 
 
 def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
-    """The bytes of one tensor."""
+    """Return the bytes of one tensor, and its entry in the header."""
     header = read_header(path)
     start, end = header.part(name)
     with open(header.path, "rb") as file:
@@ -24,7 +24,7 @@ def read_tensor(path: Path, name: str) -> tuple[bytes, Tensor]:
 
 
 def decoded(data: bytes, dtype: str) -> "Rows":
-    """The values of a tensor's bytes."""
+    """Return the numbers in a tensor's bytes."""
     import numpy as np
 
     if dtype == "BF16":  # the upper half of a float32
@@ -33,7 +33,7 @@ def decoded(data: bytes, dtype: str) -> "Rows":
 
 
 def encoded(values: "Rows", dtype: str) -> bytes:
-    """The bytes of values, rounded to the nearest and half to even."""
+    """Return numbers as bytes, rounded to the nearest and half to even."""
     if dtype != "BF16":
         return values.astype(FLOATS[dtype]).tobytes()
     bits = values.astype("<f4").view("<u4")
@@ -43,7 +43,8 @@ def encoded(values: "Rows", dtype: str) -> bytes:
 
 
 def quantised_row(data: bytes, kind: int) -> "Rows | None":
-    """The values of a row of a GGUF tensor; None of a kind that the package gguf does not know."""
+    """Return the numbers of a row of a GGUF tensor, or None if the package gguf does not know its
+    type."""
     import numpy as np
     from gguf import GGMLQuantizationType, quants  # late: a light installation lacks it
 

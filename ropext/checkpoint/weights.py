@@ -1,4 +1,4 @@
-"""Weight files: hash one, and say whether it is the base's, by header and size or in every byte."""
+"""Hash weight files, and compare them with the base's by header and size or in every byte."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ from ropext.errors import InputError
 from ropext.inputs import open_regular
 from ropext.narration import Show, unseen
 
-CHUNK = 4 << 20  # bytes read at once, of each of two files that are compared
+CHUNK = 4 << 20  # bytes per read, from each of two compared files
 
 
 def content_digest(path: Path, show: Show = unseen) -> str:
-    """SHA-256 over the whole file, read in chunks."""
+    """Return the SHA-256 of the whole file, read in chunks."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as file:
         for chunk in chunks(file, f"hashing {path.name}", show):
@@ -33,7 +33,8 @@ def content_digest(path: Path, show: Show = unseen) -> str:
 def chunks(
     file: BinaryIO, what: str, show: Show = unseen, part: tuple[int, int] | None = None
 ) -> Iterator[bytes]:
-    """The bytes of a file or of a part of it, CHUNK at once, and how far they are shown."""
+    """Yield the bytes of a file or of a part of it, CHUNK bytes at a time, and show the
+    progress."""
     done, end = part or (0, os.fstat(file.fileno()).st_size)
     file.seek(done)
     show(done, end, what)
@@ -46,7 +47,7 @@ def chunks(
 
 
 def blob_digest(path: Path) -> str | None:
-    """The SHA-256 that the hub cache gives a large file as its name, or None elsewhere."""
+    """Return the SHA-256 that names a large file in the hub's cache, or None for any other file."""
     real = Path(os.path.realpath(path))
     if real.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", real.name):
         return real.name
@@ -54,8 +55,8 @@ def blob_digest(path: Path) -> str | None:
 
 
 def known_digest(path: Path) -> str | None:
-    """The SHA-256 of a file that is known without reading it: by its name in the hub's cache, or by
-    the record of the output of ropext's that it lies in."""
+    """Return the SHA-256 of a file if it is known without reading the file, else None. Its name in
+    the hub's cache tells it, or the record of the output of ropext that holds the file."""
     return blob_digest(path) or guard.listed_digest(path)
 
 
@@ -65,7 +66,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What identifies one weight file without its bytes, and with `sha256` its bytes too."""
+    """The identity of one weight file: by size and header, and with `sha256` by its bytes too."""
 
     size: Count
     header_sha256: Sha256
@@ -73,20 +74,20 @@ class WeightFile:
 
 
 def weigh(path: Path, *, content: bool = False, show: Show = unseen) -> WeightFile:
-    """The record of one weight file. Its content is hashed only when asked for, or known by the
-    name that the hub's cache gave it."""
+    """Return the identity of one weight file. Its content is hashed only with `content`; otherwise
+    the SHA-256 comes from its name in the hub's cache, if it has one."""
     header = read_header(path)
-    header.tensors  # noqa: B018 - raises where the file is cut short or its table damaged
+    header.tensors  # noqa: B018 - raises if the file is cut short or its table damaged
     sha256 = content_digest(path, show) if content else blob_digest(path)
     return WeightFile(header.size, header.digest, sha256)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one weight file turned out to be. `how` says how far it was looked at."""
+    """The result of comparing one weight file. `how` names the comparison."""
 
     file: str
-    same: bool | None  # None: its bytes were asked about and never recorded
+    same: bool | None  # None: a deep comparison found no recorded SHA-256
     sentence: str
     how: str = "header and size"  # or "same file", "bytes", "sha256"
 
@@ -98,11 +99,11 @@ def compare_weights(
     deep: bool = False,
     show: Show = unseen,
 ) -> tuple[Finding, ...]:
-    """Compare every weight file with the base's own, or with what a record says about it.
+    """Compare every weight file with the base's own, or with its entry in a record.
 
-    By size and header; with `deep` by every byte. Against a record that is the SHA-256 in it, or
-    the one that the hub's cache named the file by; where there is neither, nothing is known. Two
-    names of one file are the same without reading.
+    The comparison is by size and header; with `deep`, by every byte. Against a record, `deep` uses
+    the recorded SHA-256, or the SHA-256 that names the file in the hub's cache. If there is
+    neither, `same` is None. Two names of one file are the same without reading.
     """
     names = base.weight_files if isinstance(base, Snapshot) else sorted(base)
     originals = [base.path(n) if isinstance(base, Snapshot) else base[n] for n in names]
@@ -117,7 +118,7 @@ def compare_weights(
 
 
 def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Finding:
-    """Compare one file with the base's own or its record."""
+    """Compare one file with the base's own file or its record."""
     name = path.name
     if not path.exists():
         return Finding(name, False, f"{name} is missing")
@@ -155,14 +156,14 @@ def _compare(base: Path | WeightFile, path: Path, deep: bool, show: Show) -> Fin
 
 
 def same_inode(one: Path, two: Path) -> bool:
-    """Whether two names are one file on the disk (hard links, or a link and what it points to)."""
+    """Return True if two names are one file on the disk (hard links, or a link and its target)."""
     a = os.stat(one)
     b = os.stat(two)
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
 def first_difference(one: Path, two: Path, show: Show = unseen) -> int | None:
-    """The first byte at which two files of one size differ, or None."""
+    """Return the first byte at which two files of one size differ, or None."""
     with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
         if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:
             raise InputError(f"{one} and {two} have different sizes")

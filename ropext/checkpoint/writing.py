@@ -1,9 +1,9 @@
-"""Write an output, whatever it is made of: a directory, a GGUF file, a model in memory.
+"""Write an output from any source: a directory, a GGUF file, a model in memory.
 
-All that can be refused is refused first. Then ropext writes everything into a staged folder, proves
-it there, and gives it its name. `DirectorySource` writes an extended checkpoint: the base's
-weights, the new config, the record and the card. It copies a file's bytes (reflinked if the file
-system can), or makes a hard link or a symlink.
+Every possible refusal comes first. Then ropext writes everything into a staged folder, proves it
+there, and gives it its name. `DirectorySource` writes an extended checkpoint: the base's weights,
+the new config, the record and the card. It copies a file's bytes (reflinked if the file system
+can), or makes a hard link or a symlink.
 """
 
 import errno
@@ -30,13 +30,13 @@ from ropext.options.fields import Link
 from ropext.rope import Edit
 from ropext.systems import bytes_on_disk, copy_in_kernel, data_parts, open_raw, read_at, write_at
 
-# Bytes beyond the copied files: the record, the card, the edited texts.
+# Bytes in addition to the copied files: the record, the card, the edited texts.
 TEXT_ROOM = 64 << 20
 
 
 @dataclass(frozen=True)
 class WriteManner:
-    """How an output is written; nothing of it decides a number there."""
+    """The options of a write; none of them changes a number in the output."""
 
     link: Link = "copy"
     force: bool = False
@@ -47,41 +47,42 @@ class WriteManner:
 
 @dataclass(frozen=True)
 class Written:
-    """What `write` wrote, and what the user should know of it."""
+    """The result of `write`: the output, its record, and notes for the user."""
 
     output: Path
     record: Record
     notes: tuple[str, ...]
-    left: Mapping[str, str]  # files of the base that were not carried over: reason
+    left: Mapping[str, str]  # files of the base that were left behind: reason
     proof: JsonObject | None
-    files: tuple[str, ...]  # the names of all that was written
+    files: tuple[str, ...]  # the names of all written files
 
 
 class OutputSource(Protocol):
-    """What an output is made of, with all that is to become of it."""
+    """The material of an output, with the steps that write and prove it."""
 
     @property
     def left(self) -> Mapping[str, str]:
-        """The files that are not carried over, each with its reason."""
+        """The files that are left behind, each with its reason."""
 
     def check(self, output: Path, manner: WriteManner) -> Output:
-        """Refuse what can be refused before anything is written; return what is to be written."""
+        """Raise on every condition that can be checked before a write; return the output to
+        write."""
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        """Write all that is proved; return the record with its weights and what became of it."""
+        """Write everything that `prove` checks; return the record with its weights and edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
-        """Compare what was written with the plan; raise ProofFailed if they differ."""
+        """Compare the written files with the plan; raise ProofFailed if they differ."""
 
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
-        """Write what tells of the whole, and of its proof; return the record as it is kept."""
+        """Write the files that describe the output and its proof; return the final record."""
 
 
 def write(source: OutputSource, output: Path, record: Record, manner: WriteManner) -> Written:
-    """Write `output` as a whole or not at all. `record` says what was done; its weights and its
-    proof are filled in here."""
+    """Write `output` as a whole or not at all. `record` describes the extension; its weights and
+    its proof are added here."""
     with staged(source.check(output, manner)) as stage:
         full = source.put(stage, record, output, manner)
         proof: JsonObject | None = None
@@ -95,15 +96,15 @@ def write(source: OutputSource, output: Path, record: Record, manner: WriteManne
 
 @dataclass(frozen=True)
 class DirectorySource:
-    """A checkpoint in a directory, to be written with another config."""
+    """A checkpoint in a directory, and the config that its extended copy gets."""
 
     snapshot: Snapshot
     config: JsonObject
-    # Given the finished but unnamed directory; raises to keep it from its name.
+    # Checks the finished directory before it has its name; raises ProofFailed to discard it.
     prove: Callable[[Path], JsonObject]
-    card: Callable[[JsonObject | None], Card] | None = None  # by what was proved
-    add: Callable[[Path], None] | None = None  # called when all else is there
-    # The files that `write_anew` writes otherwise than they are in the base; it returns notes.
+    card: Callable[[JsonObject | None], Card] | None = None  # called with the proof
+    add: Callable[[Path], None] | None = None  # called after all other files are written
+    # The files that `write_anew` writes with new content; it returns notes.
     anew: Sequence[str] = ()
     write_anew: Callable[[Path, Show], Sequence[str]] | None = None
 
@@ -112,7 +113,7 @@ class DirectorySource:
         return self.snapshot.left
 
     def check(self, output: Path, manner: WriteManner) -> Output:
-        """Refuse weights that are missing or ambiguous, and a disk without room for the copies."""
+        """Raise if weights are missing or ambiguous, or if the disk has no room for the copies."""
         snapshot = self.snapshot
         snapshot.require_weights()
         for sentence in snapshot.misplaced():
@@ -133,15 +134,17 @@ class DirectorySource:
         return Output(output, manner.force, [snapshot.directory])
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        """Write the files, and check that the base's weights were not changed meanwhile. The base
-        is only read, and each of its weight files that is linked for its header alone (with
-        `hash_weights`: whole)."""
+        """Write the files, and check that the base's weights did not change meanwhile.
+
+        The base is only read. A linked weight file is read for its header only, or whole with
+        `hash_weights`.
+        """
         snapshot = self.snapshot
         weights = dict[str, WeightFile]()
         for name in snapshot.weight_files:
             path = snapshot.path(name)
             file = weigh(path, content=manner.hash_weights, show=manner.show)
-            if manner.link == "symlink":  # what it leads to may be replaced
+            if manner.link == "symlink":  # the target of the link may be replaced
                 file = replace(file, sha256=file.sha256 or known_digest(path))
             weights[name] = file
         edits, limits = tokenizer.length_edits(snapshot, record.context, record.target)
@@ -183,8 +186,11 @@ def _carry(
     manner: WriteManner,
     anew: Sequence[str],
 ) -> dict[str, str]:
-    """The base's files; the SHA-256 of those where it is known. Only weights are linked: an editor
-    that writes into a linked text file in place would change the base too."""
+    """Copy or link the base's files. Return the SHA-256 of each file if it is known.
+
+    Only weights are linked: an editor that writes into a linked text file in place would change the
+    base too.
+    """
     digests = dict[str, str]()
     edited = {edit.file for edit in edits}
     weights = set(snapshot.weight_files)
@@ -193,7 +199,7 @@ def _carry(
         target = stage.directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if name in ("config.json", *anew) or (name in edited and name != TOKENIZER):
-            continue  # written anew
+            continue  # `write_texts` or `write_anew` writes it
         if name in edited:
             span = tokenizer.find_truncation(source)
             if span is None:
@@ -213,7 +219,7 @@ def _carry(
 def write_texts(
     snapshot: Snapshot, directory: Path, config: JsonObject, edits: Iterable[Edit]
 ) -> None:
-    """Write the config, and the edited texts beside it but for the tokenizer."""
+    """Write the config and the edited texts next to it, except tokenizer.json."""
     texts: dict[str, JsonObject] = {"config.json": config}
     for edit in edits:
         if edit.file != TOKENIZER:
@@ -223,28 +229,28 @@ def write_texts(
         (directory / name).write_bytes(dump(text))
 
 
-CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C is answered in between
+CHUNK = 128 << 20  # bytes per system call, so that Ctrl-C works in between
 
-PIECE = 4 << 20  # bytes read at once of what was copied
+PIECE = 4 << 20  # bytes per read of the copied data
 
 PAGES = 64
-PAGE = 4096  # of what the kernel copied, compared with the source
+PAGE = 4096  # bytes; PAGES pages of each kernel copy are compared with the source
 
-# Another device, a file system or a policy without such links (exFAT and Windows say EINVAL), an
-# inode with too many of them.
+# Another device, a file system or a policy without such links (exFAT and Windows return EINVAL),
+# or an inode with too many links.
 NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What became of a file: a note where it could not be linked as asked, and its SHA-256, of a
-    link where it is known."""
+    """The result of `place`: a note if the file could not be linked as requested, and its SHA-256.
+    The SHA-256 of a linked file may be unknown."""
 
     note: str | None
     sha256: str | None
 
 
-# How a file is linked, by what was asked for: a symlink that is refused becomes a hard link.
+# The ways to try for each request: if a symlink is not possible, ropext makes a hard link.
 LINKED_BY: dict[Link, tuple[Link, ...]] = {
     "copy": (),
     "hard": ("hard",),
@@ -254,11 +260,11 @@ LINKED = {"hard": "hard linked", "symlink": "symlinked"}
 
 
 def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed:
-    """Put a weight file into the output.
+    """Copy or link a weight file into the output.
 
-    A symlink gets the absolute path of the real file (not of a link in between), so that the output
-    may be moved, and the base may not. A hard link is made to the real file too: os.link on a link
-    would make a second link.
+    A symlink gets the absolute path of the real file (not of a link in between), so the output may
+    move and the base may not. A hard link is made to the real file too: os.link on a link would
+    make a second link.
     """
     real = os.path.realpath(source)
     refused = ""
@@ -287,8 +293,8 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed
 
 
 def copy_file(source: Path, target: Path, show: Show = unseen) -> str:
-    """Copy a regular file's content, inside the kernel where possible, keeping its holes; the
-    SHA-256 of what was copied."""
+    """Copy a regular file's content and return its SHA-256. The kernel copies if possible, and
+    holes stay holes."""
     digest = hashlib.sha256()
     descriptor = open_regular(source)
     try:
@@ -308,8 +314,8 @@ def copy_file(source: Path, target: Path, show: Show = unseen) -> str:
 
 @dataclass(frozen=True)
 class Copying:
-    """One open file that is copied into another; `path` is the first one's. `passed` is given the
-    bytes, in their order."""
+    """The copy of one open file into another. `path` names the source; `passed` receives the bytes
+    in their order."""
 
     source: int
     target: int
@@ -318,8 +324,8 @@ class Copying:
     passed: Callable[[bytes], object] | None = None
 
     def part(self, start: int, end: int, shift: int) -> None:
-        """Copy a part of the file to `shift` bytes later, its holes left out; compare pages of
-        it."""
+        """Copy a part of the file to `shift` bytes later, without its holes; compare some pages of
+        the copy."""
         position = start
         for first, last in data_parts(self.source, start, end):
             done = first
@@ -340,7 +346,7 @@ class Copying:
             self._compare(data, at, shift)
 
     def _piece(self, start: int, length: int, shift: int) -> int:
-        """Copy some bytes, in the kernel if it can; return how many, which is not 0."""
+        """Copy some bytes, in the kernel if possible. Return their number, which is not 0."""
         done = copy_in_kernel(self.source, self.target, start, length, shift)
         if not done:
             data = read_at(self.source, min(length, 1 << 20), start)
@@ -352,7 +358,7 @@ class Copying:
         return done
 
     def _pass(self, position: int, end: int) -> None:
-        """Read what was just copied, from the system's cache; a hole is read as zeros."""
+        """Pass the bytes just copied to `passed`, from the system's cache. A hole gives zeros."""
         while self.passed is not None and position < end:
             data = read_at(self.source, min(PIECE, end - position), position)
             if not data:
@@ -361,7 +367,7 @@ class Copying:
             position += len(data)
 
     def _compare(self, data: bytes, at: int, shift: int) -> None:
-        """Refuse a copy with other bytes; a hole at its end is not there yet."""
+        """Raise ProofFailed if the copy has other bytes; a hole at its end does not exist yet."""
         if read_at(self.target, len(data), at + shift).rstrip(b"\0") != data.rstrip(b"\0"):
             raise ProofFailed(
                 f"verification: the copy of {self.path} differs from byte {at:,} on; check the disk"

@@ -1,8 +1,7 @@
-"""The same for one GGUF file: read its header and small tensors, write an extended one.
+"""Read the header and small tensors of a GGUF file, and write an extended one.
 
-The parts, from the bottom: header (any GGUF file), geometry (what its keys say of positions), model
-(the Model of that), spelling (the config of that, for records and transformers), file, keys (what a
-plan changes, and its carrier), like (a plan as a directory has it), opening, proving, writing.
+The order of the modules, from the bottom: header, geometry, spelling, file, keys, like, opening,
+proving, writing.
 """
 
 from ropext.gguf.file import GgufFile, as_file

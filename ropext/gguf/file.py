@@ -12,18 +12,18 @@ from ropext.gguf.header import FILE_TYPES, TYPES, GgufHeader
 from ropext.planning.gguf_carrier import GgufCarrier
 
 RECORD = "ropext.record"  # the key that holds ropext.json
-WHOLE = "ropext.file_sha256"  # of the whole file, these 64 characters taken as zeros
+WHOLE = "ropext.file_sha256"  # SHA-256 of the whole file, with these 64 characters as zeros
 FILLER = "ropext.filler"  # the key that moves the tensors to whole pages
 PARTS = "split.tensors.count"
 DIVISORS = frozenset((FREQS, LONG, SHORT))  # the tensors that an extension may write
-TELLING_SIZE = 100_000_000  # bytes of a file whose copy is worth a sentence
+TELLING_SIZE = 100_000_000  # bytes of a file; above this a plan warns of the copy's size
 
 
 @dataclass(frozen=True)
 class GgufFile(Snapshot):
-    """A GGUF model as it was found: one file, or the parts of a split one."""
+    """A GGUF model as ropext found it: one file, or the parts of a split one."""
 
-    architecture: str = field(default="", kw_only=True)  # decides what it can carry
+    architecture: str = field(default="", kw_only=True)  # decides which spectra it can store
     parts: tuple[GgufHeader, ...] = field(default=(), kw_only=True)
     geometry: Geometry = field(kw_only=True)
 
@@ -35,7 +35,7 @@ class GgufFile(Snapshot):
 
     @property
     def head(self) -> GgufHeader:
-        """The part with the model's keys."""
+        """The part that holds the model's metadata keys."""
         return self.parts[0]
 
     @property
@@ -47,7 +47,7 @@ class GgufFile(Snapshot):
         return f"{name} (GGUF)"
 
     def _commonest_type(self) -> str:
-        """Return the type of most bytes."""
+        """Return the type that most bytes of the tensors have."""
         sizes = dict[int, int]()
         for part in self.parts:
             for tensor in part.tensors:
@@ -71,10 +71,11 @@ class GgufFile(Snapshot):
 
     @property
     def file_name(self) -> str:
-        """What an extended copy is called in a directory; Ollama names a blob by its hash."""
+        """The name of an extended copy in a directory; Ollama names a blob by its hash, so it is
+        model.gguf."""
         path = self.head.path
         if path.suffix.lower() == ".gguf":
-            return f"{path.stem}.gguf"  # by this ending a directory is known as a GGUF
+            return f"{path.stem}.gguf"  # ropext recognizes a directory of a GGUF by this ending
         return "model.gguf"
 
     @property
@@ -101,15 +102,15 @@ class GgufFile(Snapshot):
         return tuple(remarks)
 
     def require_weights(self) -> None:
-        """They are in the file."""
+        """Do nothing: the weights are in the file."""
 
     def stands_for(self, directory: Snapshot) -> Snapshot:
-        # Its keys are no more in the directory, but what they can carry still decides.
+        # The directory has no GGUF keys any more, but their limits still decide the method.
         carries = partial(GgufCarrier, architecture=self.architecture)
         return replace(super().stands_for(directory), carries=carries)
 
 
 def as_file(snapshot: Snapshot) -> GgufFile:
-    """The GGUF file that a snapshot is; who asks knows that it is one."""
+    """Return the snapshot as a GgufFile; the caller knows that it is one."""
     assert isinstance(snapshot, GgufFile)
     return snapshot

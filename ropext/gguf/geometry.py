@@ -1,5 +1,5 @@
-"""What the header of a GGUF model says of its positions: each key under the name that a Model has
-for it, typed and checked."""
+"""Read the positions of a GGUF model from its header: each key under the name that a Model has for
+it, typed and checked."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ FULL = "full_attention"
 
 @dataclass(frozen=True)
 class WindowedLayers:
-    """What layers that see a window have of their own, in a model that rotates by layer type."""
+    """The numbers of layers that see a window, in a model whose rotation differs by layer type."""
 
     head_dim: int  # attention.key_length_swa
     turning: int  # channels of a head: rope.dimension_count_swa
@@ -35,33 +35,36 @@ class WindowedLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """What a header says, beside the key that says it (each behind the architecture's name)."""
+    """The numbers of a header, each with its key in a comment. Every key is prefixed with the
+    architecture's name."""
 
-    row: Architecture  # general.architecture, of the model type that windows or experts make of it
-    layers: int  # block_count, those that predict further tokens aside
+    # general.architecture, with the model type that follows from windows or experts
+    row: Architecture
+    layers: int  # block_count without the layers that predict further tokens
     drafting: int  # nextn_predict_layers
     hidden: int  # embedding_length
     context: int  # context_length
     heads: int  # attention.head_count
-    kv_heads: int  # attention.head_count_kv: of most layers
-    kv_heads_by_kind: Mapping[str, int]  # the same, where it is a list and the rotation has types
-    # attention.shared_kv_layers, which keep no cache of their own; None = as the class has it
+    kv_heads: int  # attention.head_count_kv; the most common one of a list
+    # by layer type, if the key is a list and the rotation differs by type
+    kv_heads_by_kind: Mapping[str, int]
+    # attention.shared_kv_layers, which have no cache of their own; None = the class's default
     shared_layers: int | None
     latent: int | None  # attention.kv_lora_rank
     head_dim: int  # attention.key_length
     dim: int  # rope.dimension_count
-    vocab: int | None  # vocab_size, or the tokens that are listed
+    vocab: int | None  # vocab_size, or the number of listed tokens
     window: int | None  # attention.sliding_window
-    kinds: tuple[str, ...] | None  # attention.sliding_window_pattern; None = as the class has them
-    interval: int  # full_attention_interval; 0 = as the class has it
+    kinds: tuple[str, ...] | None  # attention.sliding_window_pattern; None = the class's default
+    interval: int  # full_attention_interval; 0 = the class's default
     rope: GgufRope  # rope.freq_base, rope.scaling.* and the divisors
     scaling: JsonObject  # the stock rope dict of that spectrum, without its theta
-    windowed: WindowedLayers | None  # where the rotation differs by layer type
+    windowed: WindowedLayers | None  # if the rotation differs by layer type
 
 
 def share_of(turning: int, head_dim: int) -> float:
-    """The share of a head that turns. Who reads it multiplies, and cuts what is behind the point:
-    where that is a channel less, the next float is the share."""
+    """Return the share of a head's channels that rotate. Readers multiply it by the head's size and
+    round down; if that would lose a channel, return the next float."""
     share = turning / head_dim
     if int(head_dim * share) < turning:
         share = math.nextafter(share, 1.0)
@@ -69,7 +72,7 @@ def share_of(turning: int, head_dim: int) -> float:
 
 
 def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
-    """Read and check every key that says something of positions."""
+    """Read and check every key about positions."""
     head = parts[0]
     key = f"{row.name}.{{}}".format
     drafting = head.whole(key("nextn_predict_layers"), 0, MOST_LAYERS) or 0
@@ -119,8 +122,8 @@ def read_geometry(parts: Sequence[GgufHeader], row: Architecture) -> Geometry:
 
 
 def _single(head: GgufHeader, key: str) -> int | None:
-    """A number of heads, which llama.cpp also takes as a list by layer; of a list, that of most of
-    the layers that have some."""
+    """Return a number of heads. If the header lists one for each layer, as llama.cpp allows, return
+    the most common non-zero number."""
     listed = _by_layer(head, key)
     if listed is None:
         return head.whole(key, 0, MOST_CHANNELS)
@@ -129,7 +132,7 @@ def _single(head: GgufHeader, key: str) -> int | None:
 
 
 def _by_layer(head: GgufHeader, key: str) -> tuple[int, ...] | None:
-    """The number of heads in each layer; None where the file has no list of them."""
+    """Return the number of heads in each layer, or None if the file has no list of them."""
     entry = head.entries.get(key)
     if entry is None or entry.value is not None:
         return None
@@ -143,7 +146,7 @@ def _by_layer(head: GgufHeader, key: str) -> tuple[int, ...] | None:
 
 
 def _tokens(head: GgufHeader) -> int | None:
-    """Return how many tokens the file lists, if it does."""
+    """Return the number of tokens that the file lists, or None."""
     tokens = head.entries.get("tokenizer.ggml.tokens")
     if tokens is None:
         return None
@@ -151,7 +154,8 @@ def _tokens(head: GgufHeader) -> int | None:
 
 
 def _rotating_channels(head: GgufHeader, row: Architecture) -> tuple[int, int]:
-    """The channels of a head that rotate, and all of them, in the layers that see all tokens."""
+    """Return (channels of a head that rotate, all its channels), in the layers that see all
+    tokens."""
     key = f"{row.name}.{{}}".format
     hidden = head.whole(key("embedding_length"))
     heads = _single(head, key("attention.head_count"))
@@ -170,7 +174,8 @@ def _rotating_channels(head: GgufHeader, row: Architecture) -> tuple[int, int]:
 def _windows(
     head: GgufHeader, row: Architecture, layers: int
 ) -> tuple[int | None, tuple[str, ...] | None]:
-    """The window and the type of each layer, as llama.cpp's load_swa_pattern has them."""
+    """Return the window and the type of each layer, by the rules of llama.cpp's
+    load_swa_pattern."""
     key = f"{row.name}.attention.sliding_window"
     window: int | None = row.window
     if key in head.entries:
@@ -189,7 +194,8 @@ def _windows(
 
 
 def _sees_window(head: GgufHeader, row: Architecture, layers: int) -> list[bool]:
-    """Return which layers see a window, by the file's pattern or the architecture's own."""
+    """Return a list with True for each layer that sees a window, by the file's pattern or the
+    architecture's own."""
     key = f"{row.name}.attention.sliding_window_pattern"
     entry = head.entries.get(key)
     if entry is not None and entry.value is None:
@@ -210,7 +216,7 @@ def _sees_window(head: GgufHeader, row: Architecture, layers: int) -> list[bool]
 def _windowed_layers(
     head: GgufHeader, row: Architecture, head_dim: int, rope: GgufRope
 ) -> WindowedLayers:
-    """Read what the layers that see a window have of their own."""
+    """Read the head size, rotation and theta of the layers that see a window."""
     key = f"{row.name}.{{}}".format
     local = head.whole(key("attention.key_length_swa"), 1, 1 << 20) or head_dim
     theta = known_key(head, row, "rope.freq_base_swa") or row.local or rope.freq_base
@@ -220,7 +226,7 @@ def _windowed_layers(
 
 
 def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str]) -> dict[str, int]:
-    """Return the heads of keys and values by type of layer, where the file lists them by layer."""
+    """Return the heads of keys and values by layer type, if the file lists them by layer."""
     listed = _by_layer(head, f"{row.name}.attention.head_count_kv") or ()
     by_kind = dict[str, int]()
     for kind, heads in zip(kinds, listed, strict=False):
@@ -232,7 +238,7 @@ def _kv_heads_by_kind(head: GgufHeader, row: Architecture, kinds: Sequence[str])
 def _scaling(
     head: GgufHeader, row: Architecture, rope: GgufRope, dim: int, context: int
 ) -> JsonObject:
-    """Return the stock rope dict of its spectrum, with what scales the queries."""
+    """Return the stock rope dict of its spectrum, with the scaling of the queries."""
     original = _original(head, row)
     scaling = stock_form(rope, family(row.type, NO_FACTS).forms, dim, context, original)
     if row.name == "deepseek2" and scaling != {"rope_type": "default"}:
@@ -254,7 +260,8 @@ def _original(head: GgufHeader, row: Architecture) -> int | None:
 
 
 def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
-    """A number under llama.cpp's name, or under that of Ollama's converter."""
+    """Return a number under llama.cpp's name, or under the name that Ollama's converter gives
+    it."""
     value = head.decimal(f"{row.name}.{key}")
     older = older_names(row.name).get(key)
     if value is None and older:
@@ -263,7 +270,8 @@ def known_key(head: GgufHeader, row: Architecture, key: str) -> float | None:
 
 
 def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
-    """The part that holds a tensor: of a split model not always the first, which may hold none."""
+    """Return the part that holds a tensor, or None. The first part of a split model may hold no
+    tensor."""
     for part in parts:
         if part.tensor(name) is not None:
             return part
@@ -271,7 +279,7 @@ def part_with(parts: Sequence[GgufHeader], name: str) -> GgufHeader | None:
 
 
 def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
-    """The rope factors of a name; none where no part has it."""
+    """Return the rope factors of a tensor, or none if no part has it."""
     part = part_with(parts, name)
     if part is None:
         return ()
@@ -281,8 +289,8 @@ def _factors(parts: Sequence[GgufHeader], name: str) -> tuple[float, ...]:
 def rope_of(
     parts: Sequence[GgufHeader], row: Architecture, dim: int, context: int, *, ollama: bool = True
 ) -> GgufRope:
-    """Return what the file's keys and tensors say of its rotary embedding, as llama.cpp takes them,
-    from `ollama` or as they stand."""
+    """Return the rotary settings that llama.cpp takes from the file's keys and tensors. With
+    `ollama`, include the keys that Ollama adds and its older names."""
     head = parts[0]
     names = set(head.entries)
     for part in parts:
@@ -315,7 +323,7 @@ def rope_of(
     else:
         divisors = _factors(parts, FREQS)
         short = divisors
-    if row.halves:  # a row for the windowed layers, of which the others read the first half
+    if row.halves:  # the row is as long as windowed layers need; the others read its first half
         divisors = divisors[: dim // 2]
         short = short[: dim // 2]
     sizes_told = {len(divisors), len(short)}

@@ -1,8 +1,9 @@
-"""Read the header of a GGUF file: the places of its keys and tensors, and of its arrays no content.
+"""Read the header of a GGUF file: the places of its keys and tensors, without the content of
+arrays.
 
 A file is "GGUF", its version, two counts, the keys, the tensors' descriptions, padding, and the
-tensors' bytes (llama.cpp, ggml/include/gguf.h), all little endian. What llama.cpp refuses is
-refused here, and said in one sentence.
+tensors' bytes (llama.cpp, ggml/include/gguf.h), all little endian. A file that llama.cpp refuses
+raises InputError here.
 """
 
 import hashlib
@@ -26,12 +27,12 @@ START = 24  # bytes before the first key
 LONGEST_KEY = 0xFFFF  # bytes
 LONGEST_NAME = 63  # bytes
 LONGEST_TEXT = 1 << 24  # bytes of all texts together
-MOST_STRINGS = 1 << 24  # of all arrays; the largest vocabularies have some 260,000
+MOST_STRINGS = 1 << 24  # in all arrays; the largest vocabularies have some 260,000
 MOST_KEYS = 1 << 16
-MOST_TENSORS = 500_000  # each costs hundreds of bytes here, and few in the file
+MOST_TENSORS = 500_000  # each needs hundreds of bytes in memory, and few in the file
 ALIGNMENT = "general.alignment"
 
-# Kinds of values by their number; the formats of those with a fixed size.
+# Formats of the kinds of values with a fixed size, by the kind's number.
 FORMATS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 UINT32 = 4
 FLOAT32 = 6
@@ -42,7 +43,7 @@ WHOLE = frozenset((0, 1, 2, 3, 4, 5, 10, 11))
 DECIMAL = frozenset((FLOAT32, 12))
 
 # Types of tensors: name, numbers in a block, bytes of a block. A type that is missing here is newer
-# than this table, and its size is taken from where the next tensor begins.
+# than this table, and its tensor is taken to end at the next tensor.
 _TYPES = json.loads(Path(__file__).with_name("types.json").read_text("utf-8"))
 TYPES = {int(kind): tuple(row) for kind, row in _TYPES["tensor"].items()}
 FILE_TYPES = {int(kind): name for kind, name in _TYPES["file"].items()}  # llama.cpp's llama.h
@@ -54,10 +55,10 @@ class KeyValue(NamedTuple):
     """One key's value; `start` to `end` are the bytes of the whole entry in the file."""
 
     kind: int
-    value: Any  # None of an array, and of a text too long to be a value
+    value: Any  # None for an array
     start: int
     end: int
-    item: int = -1  # of an array: the kind of its items, how many, and where they begin
+    item: int = -1  # for an array: the kind of its items, their number, and the first byte
     items: int = 0
     at: int = 0
 
@@ -74,7 +75,7 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """One file's keys and tensors."""
+    """The keys and tensors of one file."""
 
     path: Path
     size: int  # bytes of the whole file
@@ -83,7 +84,7 @@ class GgufHeader:
     tensors: tuple[Description, ...]
     alignment: int
     described: tuple[int, int]  # the tensors' descriptions in the file
-    data: int  # where the tensors' bytes begin
+    data: int  # the first byte of the tensors
 
     def wrong(self, what: str) -> InputError:
         return InputError(f"{self.path}: {what}")
@@ -97,7 +98,7 @@ class GgufHeader:
         return entry.value
 
     def whole(self, key: str, low: int = 1, high: int = 1 << 40) -> int | None:
-        """A whole number, None where the key is absent."""
+        """Return a whole number, or None if the key is absent."""
         value = self._typed(key, WHOLE, "a whole number")
         if value is not None and not low <= value <= high:
             raise self.wrong(f"{named(key)} is {value}, not a whole number of {low} to {high}")
@@ -120,7 +121,7 @@ class GgufHeader:
         return str(value)
 
     def numbers(self, key: str, most: int = 1 << 14) -> tuple[int, ...] | None:
-        """A short array of whole numbers or truth values."""
+        """Return a short array of whole numbers or truth values, or None if the key is absent."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -130,7 +131,7 @@ class GgufHeader:
         return tuple(map(int, struct.unpack(form, self.read(entry.at, struct.calcsize(form)))))
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        """A list of texts, such as a vocabulary; None where the key is absent."""
+        """Return a list of texts, such as a vocabulary, or None if the key is absent."""
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -146,7 +147,7 @@ class GgufHeader:
         return tuple(texts)
 
     def read(self, at: int, length: int) -> bytes:
-        """Bytes of the file."""
+        """Return bytes of the file. Raise InputError if it ends before."""
         with open(open_regular(self.path), "rb") as file:
             file.seek(at)
             data = file.read(length)
@@ -163,7 +164,8 @@ class GgufHeader:
         return None
 
     def floats(self, name: str, signed: bool = False) -> tuple[float, ...]:
-        """The numbers of a small float32 tensor, above 0 unless `signed`."""
+        """Return the numbers of a small float32 tensor, or none if it is absent. They must be above
+        0 unless `signed`."""
         tensor = self.tensor(name)
         if tensor is None:
             return ()
@@ -177,20 +179,20 @@ class GgufHeader:
 
     @property
     def end(self) -> int:
-        """Where the tensors' bytes end, padding aside."""
+        """The end of the tensors' bytes in the file, padding aside."""
         if not self.tensors:
             return self.data
         last = self.tensors[-1]
         return self.data + last.offset + last.size
 
     def digest(self, without: frozenset[str] = frozenset()) -> str:
-        """SHA-256 over names, types, shapes, sizes and order of the tensors."""
+        """Return the SHA-256 over names, types, shapes, sizes and order of the tensors."""
         rows = [(t.name, t.kind, t.shape, t.size) for t in self.tensors if t.name not in without]
         return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
 class _Reader:
-    """A position in a mapped file, which no read passes the end of."""
+    """A position in a mapped file; no read passes the file's end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -198,13 +200,13 @@ class _Reader:
         self.at = START
         self.end = len(data)
         self.text = LONGEST_TEXT
-        self.texts = MOST_STRINGS  # what is left for values, and in lists
+        self.texts = MOST_STRINGS  # texts left for lists; `text` has the bytes left for text values
 
     def refuse(self, what: str) -> InputError:
         return InputError(f"{self.path} is not a valid GGUF file: {what}")
 
     def take(self, length: int, what: str) -> int:
-        """Step over so many bytes; where they begin."""
+        """Step over so many bytes; return the position of the first."""
         at = self.at
         if length > self.end - at:
             raise self.refuse(f"it ends inside {what} (cut short, or a length that is wrong)")
@@ -285,7 +287,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """Read the header of one file, whatever its size; InputError says what is wrong with it."""
+    """Read the header of one file, whatever its size. Raise InputError if it is not valid."""
     with _mapped(path) as data:
         version, tensors, keys = _begin(path, data)
         reader = _Reader(path, data)
@@ -308,7 +310,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 def _begin(path: Path, data: mmap.mmap) -> tuple[int, int, int]:
-    """Version, number of tensors, number of keys."""
+    """Return the version, the number of tensors and the number of keys."""
     if data[:4] != MAGIC:
         raise InputError(f"{path} is not a GGUF file: it does not begin with GGUF")
     version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
@@ -338,7 +340,7 @@ def _alignment(reader: _Reader, entry: KeyValue | None) -> int:
 
 
 def _row(reader: _Reader, number: int, of: int) -> tuple[str, tuple[int, ...], int, int]:
-    """A tensor's name, shape, type and offset."""
+    """Read a tensor's name, shape, type and offset."""
     name = reader.name(f"the name of tensor {number + 1} of {of:,}", LONGEST_NAME)
     dimensions = reader.number("I", named(name))
     if dimensions > 4:
@@ -357,7 +359,8 @@ def _placed(
     data: int,
     alignment: int,
 ) -> tuple[Description, ...]:
-    """The tensors, each where the one before ends: llama.cpp takes no other order."""
+    """Return the tensors. Each must begin at the end of the one before, padded to the alignment:
+    llama.cpp allows no other order."""
     out = []
     seen = set[str]()
     place = 0

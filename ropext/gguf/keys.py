@@ -34,9 +34,9 @@ ONE_FILE = (
     "lm-studio: `lms import` copies one file; copy all parts into one folder USER/MODEL of its "
     "models folder, or join them first (llama-gguf-split --merge FIRST OUT.gguf)"
 )
-METADATA = "metadata"  # what an edit of a key or a tensor calls its file
+METADATA = "metadata"  # the file name in an edit of a key or a tensor
 
-Values = Mapping[str, tuple[int, Json]]  # of a file's keys: the kind and value of each
+Values = Mapping[str, tuple[int, Json]]  # key -> (kind, value)
 KINDS = {int: UINT32, float: FLOAT32, str: STRING}
 ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 
@@ -44,17 +44,18 @@ ALWAYS = (".context_length", ".freq_base", ".yarn_beta_fast", ".yarn_beta_slow")
 def changes(
     model: GgufFile, site: RopeSite, target: int
 ) -> tuple[Values, Mapping[str, tuple[float, ...]]]:
-    """What llama.cpp needs to compute a planned site's spectrum from this file: keys, and the
-    tensors of divisors."""
+    """Return the keys and the tensors of divisors that make llama.cpp compute a planned site's
+    spectrum from this file."""
     name = model.architecture
     rope = next(candidates(name, site.rope, site.wanted, site.params), None)
-    if rope is None:  # the plan was made with this very question
+    if rope is None:  # never for a plan's own spectrum: the plan ran the same check
         raise NotExpressible(f"a {name} GGUF does not carry this spectrum exactly")
     row = architecture(name)
     prefix = f"{name}.rope"
     present = set(model.head.entries)
     theta_alone = rope.scaling == "none" and not rope.divisors
-    if known_key(model.head, row, "attention.temperature_scale"):  # counts from the original
+    # the temperature counts from the original length
+    if known_key(model.head, row, "attention.temperature_scale"):
         theta_alone = False
     defaults: set[str | float] = {"none", 1.0}
     if theta_alone:
@@ -68,7 +69,7 @@ def changes(
     local = f"{prefix}.freq_base_swa"
     if site.rope.nested and rope.freq_base != site.rope.theta and not row.local:
         keys[local] = (FLOAT32, model.head.decimal(local) or site.rope.theta)
-    old = f"{prefix}.scale_linear"  # read where scaling.factor is absent
+    old = f"{prefix}.scale_linear"  # llama.cpp reads it if scaling.factor is absent
     if old in model.head.entries:
         keys[old] = (FLOAT32, rope.factor)
     for name in older_names(row.name):
@@ -79,7 +80,7 @@ def changes(
 
 
 def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
-    """The divisors of this spectrum; those of another that are there already become ones."""
+    """Return the divisors of this spectrum. Tensors of another spectrum in the file become ones."""
     out = dict[str, tuple[float, ...]]()
     for name in (FREQS, LONG, SHORT):
         part = part_with(model.parts, name)
@@ -87,7 +88,8 @@ def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
             out[name] = (1.0,) * len(part.floats(name))
     if rope.short:
         return out | {LONG: rope.divisors, SHORT: rope.short}
-    if rope.divisors:  # a Step's row is as long as its windowed layers ask for, which read none
+    # a Step's row is as long as its windowed layers need, although these use none
+    if rope.divisors:
         out[FREQS] = rope.divisors
         if architecture(model.architecture).halves:
             out[FREQS] += (1.0,) * len(rope.divisors)
@@ -97,8 +99,8 @@ def _tensors(model: GgufFile, rope: GgufRope) -> dict[str, tuple[float, ...]]:
 def _in_the_head(
     model: GgufFile, tensors: Mapping[str, tuple[float, ...]]
 ) -> dict[str, tuple[float, ...]]:
-    """What is written into the first part. The others are carried as they are, so that factors in
-    one of them cannot be others."""
+    """Return the tensors to write into the first part. Raise NotExpressible if a tensor in another
+    part would have to change, because ropext copies the other parts unchanged."""
     written = dict(tensors)
     for name, values in tensors.items():
         part = part_with(model.parts, name)
@@ -116,7 +118,7 @@ def _in_the_head(
 
 @dataclass(frozen=True)
 class FileCarrier(GgufCarrier):
-    """The keys and tensors of a GGUF file that is here."""
+    """The carrier of a GGUF file on the disk: its keys and tensors."""
 
     file: GgufFile = field(kw_only=True)
 
@@ -143,7 +145,7 @@ class FileCarrier(GgufCarrier):
         return replace(programs, serving=self._of_parts(programs.serving))
 
     def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:
-        """Leave out the import of a split file, which would copy its first part alone."""
+        """Leave out the import of a split file, which would copy only its first part."""
         if not self.is_split:
             return lines
         return tuple(
@@ -169,7 +171,7 @@ class FileCarrier(GgufCarrier):
 
 
 def _key_edits(model: GgufFile, site: RopeSite, target: int) -> tuple[Edit, ...]:
-    """What a planned site changes in the file, for people."""
+    """Return the changes of a planned site in the file, for people to read."""
     keys, tensors = changes(model, site, target)
     edits = []
     for key, (_, value) in keys.items():

@@ -1,4 +1,4 @@
-"""The plan that `--like DIR` says: the extension of a directory, for the GGUF made of its base."""
+"""Plan as `--like DIR` requests: the extension of a directory, for the GGUF made of its base."""
 
 import re
 
@@ -22,13 +22,13 @@ MATRICES |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_dow
 MATRIX = re.compile(
     rf"(?!.*(?:vis|audio)).*\blayers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(MATRICES)})\.weight"
 )
-LEAST_BITS = 3  # of a weight; with fewer, a row differs by more than another model's might
+LEAST_BITS = 3  # per weight; with fewer, a row may differ more than the row of another model
 _TRAINED = (TRAININGS[1], SAVED)
 
 
 def request_like(model: Snapshot, request: Extend) -> Extend:
-    """The request with what ropext.json of `--like DIR` says: one divisor per pair, the attention
-    factor and both lengths."""
+    """Return the request with the settings in ropext.json of `--like DIR`: one divisor per pair,
+    the attention factor and both lengths."""
     if not isinstance(model, GgufFile):
         raise UsageError(f"--like DIR needs a GGUF file as MODEL, and {model.name} is not one")
     given = {key for key, value in request if value not in (None, (), False)} - {"like", "even_so"}
@@ -65,8 +65,8 @@ def request_like(model: Snapshot, request: Extend) -> Extend:
 
 
 def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
-    """The request by the method of the record, where that gives the same spectrum from here: some
-    architectures read it in its own form alone."""
+    """Return the request by the record's method if that gives the same spectrum, else None. Some
+    architectures can store it only in that method's own form."""
     if record.method not in scaling.METHODS or record.method == "longrope":
         return None
     knobs = {key: value for key, value in record.knobs.items() if key in KNOBS}
@@ -90,7 +90,7 @@ def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
 
 
 def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
-    """Compare geometry, the norms, which a quantiser leaves in float32, and rows of matrices."""
+    """Compare geometry, norms (a quantiser leaves them in float32) and rows of matrices."""
     theirs = families.as_read(source.config)
     ours = model.as_read()
     if not alike(model.architecture, theirs.text_type):
@@ -101,7 +101,7 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
     length = model.geometry.context
     if length not in (record.context, record.target):
         raise _differs(source, model, "the lengths that they were trained for")
-    # An adapter leaves the norms alone; but what is converted from DIR states its new length.
+    # An adapter does not change the norms. But a GGUF converted from DIR states the new length.
     if any(record.more.get(key) for key in _TRAINED) and length != record.target:
         raise _differs(source, model, "weights")
     _check_norms(source, model)
@@ -118,8 +118,8 @@ def _check_same(source: Snapshot, model: GgufFile, record: Record) -> None:
 
 
 def _check_norms(source: Snapshot, model: GgufFile) -> None:
-    """Compare every norm that both have in float32; there must be one."""
-    places = dict[str, tuple[str, str]]()  # of two of one number, the last counts
+    """Compare every norm that both models have in float32. Raise InputError if there is none."""
+    places = dict[str, tuple[str, str]]()  # if two keys have one layer number, the last counts
     for file in source.weight_files:
         for key in read_header(source.path(file)).tensors:
             match = NORM.fullmatch(key)
@@ -149,20 +149,20 @@ def _is_float32(part: GgufHeader, name: str) -> bool:
 
 
 def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
-    """Whether a matrix's first and last row agree but for the quantisation. These two no converter
-    moves; llama.cpp's turns the others of q and k."""
-    from ropext.checkpoint import values  # late: it loads numpy
+    """Return True if a matrix's first and last row agree except for the quantisation. No converter
+    moves these two rows; llama.cpp's converter permutes the others of q and k."""
+    from ropext.checkpoint import values  # late: this import loads numpy
 
     held = part.tensor(name)
     source = header.tensors[key]
     assert held is not None
     kind, count, size = TYPES.get(held.kind, ("", 1, 0))
-    # Measured on seven quantisations of SmolLM2: less than half of that.
+    # Measured on seven quantisations of SmolLM2: the error is less than half of this.
     allowed = min(0.4, max(0.01, 8 * 2 ** (-8 * size / count)))
     if held.shape[::-1] != source.shape or 8 * size < LEAST_BITS * count:
         return True
     if source.dtype not in values.DECODED:
-        return True  # packed by a quantiser of its own
+        return True  # packed by a quantiser
     start, end = header.part(key)
     width = held.size // source.shape[0]
     step = (end - start) // source.shape[0]
@@ -181,8 +181,8 @@ def _same_rows(part: GgufHeader, name: str, header: Header, key: str) -> bool:
 
 
 def _floats(source: Snapshot, file: str, key: str) -> list[float]:
-    """The numbers of a row in a safetensors file; none where it is quantised."""
-    from ropext.checkpoint import values  # late: it loads numpy, and only this asks for it
+    """Return the numbers of a row in a safetensors file, or none if it is quantised."""
+    from ropext.checkpoint import values  # late: this import loads numpy
 
     raw, tensor = values.read_tensor(source.path(file), key)
     if tensor.dtype not in values.DECODED:

@@ -1,8 +1,8 @@
-"""The Modelfile beside a GGUF: what `ollama create` reads, with the original's own settings.
+"""The Modelfile next to a GGUF: the input of `ollama create`, with the original's own settings.
 
-By Ollama's parser (parser/parser.go, 00dc3af8) a value in three quotes ends at the first line that
-ends in three quotes. A text that has such a line cannot be written: what follows it would be read
-as commands. It is left out, and that is said.
+In Ollama's parser (parser/parser.go, 00dc3af8) a value in three quotes ends at the first line that
+ends in three quotes. ropext leaves out a text with such a line and notes it, because Ollama would
+read the rest as commands.
 """
 
 import json
@@ -19,23 +19,24 @@ QUOTES = '"""'
 LARGEST = 1 << 20  # bytes of a template, a system prompt, a licence
 TEXTS = {"template": "TEMPLATE", "system": "SYSTEM", "license": "LICENSE"}
 FILES = {"projector": "FROM", "adapter": "ADAPTER"}
-STATED = ("renderer", "parser", "requires")  # of the config
+STATED = ("renderer", "parser", "requires")  # keys of Ollama's config that become commands
 ROLES = ("system", "user", "assistant")
 LENGTH = "num_ctx"
-NAME = re.compile(r"[A-Za-z0-9_]+")  # of a parameter
-ELSEWHERE = ("model",)  # the weights, which the GGUF itself holds
+NAME = re.compile(r"[A-Za-z0-9_]+")  # the name of a parameter
+ELSEWHERE = ("model",)  # layers of weights, which the GGUF itself holds
 
 
 class Modelfile:
-    """The commands of a Modelfile, and what could not be written in one."""
+    """The commands of a Modelfile, and notes on settings that it cannot hold."""
 
     def __init__(self, name: str) -> None:
-        self.name = name  # of the original
+        self.name = name  # the original's name
         self.commands: list[str] = []
         self.notes: list[str] = []
 
     def add(self, command: str, value: str) -> None:
-        """Write a command with a quoted value; one that no quotes hold is left out."""
+        """Add a command with a quoted value. If quotes cannot hold the value, leave it out with a
+        note."""
         why = _why_not(value)
         if why:
             self.leave_out(command, why)
@@ -43,12 +44,12 @@ class Modelfile:
         self.commands.append(f"{command} {QUOTES}{value}{QUOTES}")
 
     def leave_out(self, what: str, why: str) -> None:
-        """Name what is not in the Modelfile."""
+        """Note a setting that is not in the Modelfile, and why."""
         self.notes.append(f"{what} of {self.name} is left out of the Modelfile: {why}")
 
 
 def _why_not(value: str) -> str:
-    """Why a text cannot stand in a Modelfile; "" where it can."""
+    """Return why a Modelfile cannot hold a text, or "" if it can."""
     lines = re.split("[\r\n]", value)
     if any(line.rstrip().endswith(QUOTES) for line in lines[:-1]):
         return "a line of it ends in three quotes"
@@ -61,8 +62,8 @@ def _why_not(value: str) -> str:
 
 
 def modelfile(name: str, file: str, target: int) -> tuple[str, list[str]]:
-    """The text of the Modelfile of an extended GGUF, and notes on what it lacks; `name` is the
-    original's, whose settings are taken over where Ollama holds them."""
+    """Return the text of the Modelfile of an extended GGUF, and notes on missing settings. `name`
+    is the original's; its settings are kept if Ollama holds them."""
     made = Modelfile(name)
     kept = bundled.kept_by_ollama(name)
     if kept is not None:
@@ -152,7 +153,7 @@ def _role(message: Json) -> Json:
 
 
 def _why_no_message(message: Json) -> str:
-    """Why a Modelfile cannot hold a message; "" if it can."""
+    """Return why a Modelfile cannot hold a message, or "" if it can."""
     if _role(message) not in ROLES or not isinstance(message.get("content"), str):
         return "it has no role that Ollama takes, or no text"
     return _why_not(message["content"])

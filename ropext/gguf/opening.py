@@ -23,7 +23,7 @@ MOST_PARTS = 1000
 
 
 def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
-    """Read the header of a GGUF file, and of the other parts where it is split."""
+    """Read the header of a GGUF file, and the headers of its other parts if it is split."""
     if revision is not None:
         raise UsageError(f"--revision {revision} is for hub ids, but {model} is a local file")
     path = bundled.find_gguf(model) or Path(os.path.expanduser(model))
@@ -52,7 +52,7 @@ def open_gguf(model: str, *, revision: str | None = None) -> GgufFile:
         geometry=geometry,
     )
     words = FILE
-    if len(parts) > 1:  # a directory of all parts is written
+    if len(parts) > 1:  # the output is a directory of all parts
         words = replace(FILE, output=DIRECTORY.output, name=DIRECTORY.name)
     carries = partial(FileCarrier, architecture=name, words=words, file=file)
     return replace(file, carries=carries)

@@ -1,4 +1,4 @@
-"""The proof of a GGUF file: what ggml computes from it, and which tensors it has."""
+"""Verify a GGUF file: the frequencies that ggml computes from it, and its tensors."""
 
 import hashlib
 from collections.abc import Collection
@@ -24,7 +24,7 @@ PIECE = 4 << 20  # bytes read at once
 def weigh_parts(
     model: GgufFile, *, content: bool = False, show: Show = unseen
 ) -> dict[str, WeightFile]:
-    """What identifies the tensors of each part, rope factors aside."""
+    """Return the identity of the tensors of each part, without rope factors."""
     weights = dict[str, WeightFile]()
     for number, part in enumerate(model.parts, 1):
         size = 0
@@ -39,7 +39,7 @@ def weigh_parts(
 
 
 def _content(part: GgufHeader, show: Show) -> str:
-    """SHA-256 over the tensors' bytes."""
+    """Return the SHA-256 over the tensors' bytes, without rope factors."""
     digest = hashlib.sha256()
     done = 0
     with open(open_regular(part.path), "rb") as file:
@@ -61,7 +61,7 @@ def _content(part: GgufHeader, show: Show) -> str:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """What the keys of a file give, beside what was wanted."""
+    """The comparison of a file's spectra with the planned one."""
 
     error: float  # the largest relative difference
     pairs: int
@@ -70,8 +70,12 @@ class ReadBack:
 
 
 def spectra_in(model: GgufFile) -> list[Spectrum]:
-    """What ggml computes from the file, by its formula: as the file stands, and in Ollama, which
-    adds keys to some and alone knows other names; a file for Ollama alone is read there alone."""
+    """Return the spectra that ggml's formula gives for the file: one in llama.cpp, and one in
+    Ollama.
+
+    Ollama adds keys to some files, and only Ollama knows certain older names. An architecture that
+    only Ollama supports has only the second.
+    """
     row = architecture(model.architecture)
     context = model.geometry.context
     dim = model.geometry.dim
@@ -85,14 +89,14 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
 
 
 def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
-    """Hold a file against a spectrum and a length; ProofFailed says what differs."""
+    """Compare a file with a spectrum and a length. Raise ProofFailed if they differ."""
     spectra = spectra_in(model)
     stated = model.geometry.context
     if stated != target:
         raise ProofFailed(f"verification: context_length is {stated}, the target is {target}")
     errors = list[float]()
     for spectrum in spectra:
-        # No key says what the softmax is scaled by.
+        # No key stores the factor of the softmax.
         comparable = replace(spectrum, softmax_factor=wanted.softmax_factor)
         errors.append(farthest(comparable, wanted))
     error = max(errors)
@@ -112,8 +116,8 @@ def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
 def prove_file(
     target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
 ) -> JsonObject:
-    """Hold a file that was made of another one against what was planned: it has the spectrum and
-    the length, and beside what `changed` the base's keys and tensors."""
+    """Compare a written file with the plan. Raise ProofFailed if its spectrum, its length or its
+    tensors differ, or a key of the base that is not in `changed`."""
     try:
         written = open_gguf(str(target))
     except InputError as error:
@@ -132,7 +136,7 @@ def prove_file(
 
 
 def _entry(head: GgufHeader, name: str) -> bytes | None:
-    """Return a key and its value as they stand in the file."""
+    """Return the bytes of a key and its value in the file, or None."""
     row = head.entries.get(name)
     if row is None:
         return None

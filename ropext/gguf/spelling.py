@@ -1,7 +1,7 @@
-"""What the header of a GGUF says as the config that transformers would have.
+"""Convert the header of a GGUF into the config that transformers would have.
 
-The Model is read from it, as from a directory's. A plan and a record show it before and after, and
-what is made of the file with transformers (dequantised weights) needs it.
+The Model is read from this config, as from a directory's. Plans and records show it before and
+after the extension, and dequantised weights need it to load in transformers.
 """
 
 from ropext.families.config import defaults_of
@@ -13,13 +13,13 @@ from ropext.jsontext import Json
 
 
 def config_of(geometry: Geometry) -> dict[str, Json]:
-    """Return the config that transformers would have, as far as positions go."""
+    """Return the config that transformers would have, as far as positions need it."""
     row = geometry.row
     theta = family(row.type, NO_FACTS).theta[0]
     kinds: list[str] | None = None
     if geometry.kinds is not None:
         kinds = list(geometry.kinds)
-    uses_windows = None  # as the class has it
+    uses_windows = None  # the class's default
     if not geometry.window:
         uses_windows = False
     config: dict[str, Json] = {
@@ -50,7 +50,7 @@ def config_of(geometry: Geometry) -> dict[str, Json]:
     default = defaults_of(row.type, NO_FACTS).get(ORIGINAL)
     original = geometry.scaling.get(ORIGINAL, default)
     if default not in (None, original):
-        config[ORIGINAL] = original  # or the class's own comes before that of the dict
+        config[ORIGINAL] = original  # without it, the class's default would override the dict's
     labels = family(row.type, NO_FACTS).labels
     if geometry.windowed is not None:
         config |= _by_layer_type(geometry, geometry.windowed, labels)
@@ -60,8 +60,8 @@ def config_of(geometry: Geometry) -> dict[str, Json]:
 def _by_layer_type(
     geometry: Geometry, windowed: WindowedLayers, labels: tuple[Label, ...]
 ) -> dict[str, Json]:
-    """Return the rope dicts of windowed and of other layers, whose heads may differ, too. A key
-    with the value None is left out of the config."""
+    """Return the rope dicts of windowed and other layers, and the sizes of their heads. The caller
+    leaves keys with the value None out of the config."""
     partial = geometry.row.partial
     of_full: dict[str, Json] = {"rope_theta": geometry.rope.freq_base}
     of_windowed: dict[str, Json] = {"rope_type": "default", "rope_theta": windowed.theta}
@@ -81,12 +81,12 @@ def _by_layer_type(
         "num_global_key_value_heads": by_kind.get(FULL),
     }
     if by_kind:
-        changed["attention_k_eq_v"] = True  # or stock reads no heads of their own
+        changed["attention_k_eq_v"] = True  # without it, stock ignores the heads by layer type
     changed["head_dim"] = windowed.head_dim
     changed["global_head_dim"] = geometry.head_dim
     changed["rope_parameters"] = rows
     of_full_layers = {"num_key_value_heads": by_kind.get(FULL), "head_dim": geometry.head_dim}
-    own = dict[str, Json]()  # sizes that the type has no key for
+    own = dict[str, Json]()  # sizes for which the model type has no key
     for key, size in of_full_layers.items():
         if size not in (None, changed[key]) and not any(key in label.sizes for label in labels):
             own[key] = size

@@ -1,4 +1,4 @@
-"""A spectrum of llama.cpp's keys as the stock rope dict that says the same."""
+"""Express a spectrum of llama.cpp's keys as a stock rope dict."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from ropext.rope import Rope, plain_inv_freq
 def stock_form(
     rope: GgufRope, allowed: Sequence[str], dim: int, context: int, original: int | None
 ) -> dict[str, Json]:
-    """Return a stock dict of the same spectrum, without its theta."""
+    """Return a stock rope dict with the same spectrum, without its theta. Raise NotExpressible if
+    no allowed rope type gives it."""
     has_no_divisors = not rope.divisors or set(rope.divisors + rope.short) == {1.0}
     is_scaled = rope.scaling != "none" and rope.factor != 1
     if has_no_divisors and rope.attn_factor == 1 and not is_scaled:
@@ -52,9 +53,11 @@ def _yarn(rope: GgufRope, dim: int) -> dict[str, Json]:
 
 
 def _llama3(rope: GgufRope, dim: int) -> dict[str, Json] | None:
-    """Return Llama 3.1's own form, if the divisors are of it: its slowest pair is divided by the
-    whole factor, and one in its ramp tells the original length (low 1, high 4, as all releases
-    have)."""
+    """Return Llama 3.1's rope dict if the divisors fit it, else None.
+
+    Its slowest pair is divided by the whole factor. A pair in its ramp gives the original length,
+    with low 1 and high 4 as all releases have.
+    """
     plain = plain_inv_freq(dim, rope.freq_base)
     factor = round(rope.divisors[-1], 4)
     ramp = list[tuple[float, float]]()  # a divisor, and the frequency that it divides

@@ -1,4 +1,4 @@
-"""Write an extended GGUF: new keys and divisors, and every other tensor's bytes as they are."""
+"""Write an extended GGUF: new keys and divisors; the bytes of every other tensor stay."""
 
 import hashlib
 import json
@@ -33,17 +33,18 @@ METHOD = "ropext.method"
 CONTEXT = "ropext.context"
 TARGET = "ropext.target"
 SPECTRUM = "ropext.spectrum_sha256"
-PAGE = 4096  # bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs, XFS
-OF_ROPEXT = (METHOD, CONTEXT, TARGET, SPECTRUM, RECORD, WHOLE)  # keys that say what was done
-UNKNOWN = b"0" * 64  # in the place of the file's digest while that is taken
+# bytes; tensors moved by whole pages keep their holes, and share blocks on btrfs and XFS
+PAGE = 4096
+OF_ROPEXT = (METHOD, CONTEXT, TARGET, SPECTRUM, RECORD, WHOLE)  # keys that record the extension
+UNKNOWN = b"0" * 64  # in place of the file's digest while it is computed
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """A GGUF, to be written with other keys and divisors: one file, or a directory of its parts."""
+    """A GGUF to write with other keys and divisors: one file, or a directory of its parts."""
 
     model: GgufFile
-    site: RopeSite  # as planned
+    site: RopeSite  # the planned site
     target: int
 
     left: ClassVar[Mapping[str, str]] = {}
@@ -54,7 +55,8 @@ class FileSource:
         return changes(self.model, self.site, self.target)
 
     def check(self, output: Path, manner: WriteManner) -> Output:
-        """Refuse what does not suit the number of files, and a disk without room for them."""
+        """Raise if the output does not suit the number of files, or if the disk has no room for
+        them."""
         parts = self.model.parts
         if _is_file(output) and len(parts) > 1:
             raise UsageError(
@@ -63,7 +65,7 @@ class FileSource:
             )
         if manner.link == "symlink" and len(parts) == 1:
             raise UsageError("--link symlink: ropext rewrites a GGUF of one file; use --link copy")
-        copied = parts[:1]  # the first is written anew in any case
+        copied = parts[:1]  # the first part is rewritten in any case
         if manner.link == "copy":
             copied = parts
         check_space(output, TEXT_ROOM + sum(bytes_on_disk(part.path) for part in copied))
@@ -71,7 +73,7 @@ class FileSource:
         return Output(output, manner.force, reads, _is_file(output), written)
 
     def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
-        """Write the file, of which the record is one of the keys."""
+        """Write the file, with the record as one of its keys."""
         weights = weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
         record = replace(record, weights=weights)
         keys, tensors = self.changed
@@ -116,17 +118,18 @@ class FileSource:
     def finish(
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
-        return record  # which is in the file
+        return record  # already written into the file
 
 
 def _is_file(output: Path) -> bool:
-    """Return whether an output of this name is one file, not a directory."""
+    """Return True if an output of this name is one file, not a directory."""
     return output.suffix.lower() == ".gguf"
 
 
 def written(place: Path) -> set[str] | None:
-    """The files of a GGUF that are as ropext wrote them, by the digest in the first one and its
-    list of the others; else what a directory's own record says."""
+    """Return the files of a GGUF output that are as ropext wrote them, or None if the first file is
+    not. The digest in the first file checks that file, and its list checks the others. If it is no
+    valid GGUF, use the directory's own record."""
     first = place
     if place.is_dir():
         first = min(place.glob("*.gguf"), default=place)
@@ -145,14 +148,15 @@ def written(place: Path) -> set[str] | None:
 
 
 def whole_digest(path: Path) -> str:
-    """SHA-256 of a file of ropext's, the digest that stands in it taken as zeros: so it covers the
-    keys, too."""
+    """Return the SHA-256 of a GGUF that ropext wrote, with the digest inside taken as zeros: so it
+    covers the keys too."""
     entry = read_gguf(path).entries[WHOLE]
     return guard.blanked_digest(path, entry.end - len(UNKNOWN), len(UNKNOWN))
 
 
 def _provenance(record: Record, beside: JsonObject) -> dict[str, tuple[int, Json]]:
-    """The keys that say what was done; `beside` are the states of the files that belong to it."""
+    """Return the keys that record the extension; `beside` has the states of the files next to
+    it."""
     site = next(site for site in record.sites if site.scaled)
     kept = provenance.to_json(record)
     if beside:
@@ -191,7 +195,7 @@ def _write(
     tensors: Mapping[str, Sequence[float]],
     show: Show,
 ) -> None:
-    """One file: the keys in their order, new ones last, a new tensor behind the others."""
+    """Write one file: the keys in their order, new ones last, and new tensors after the others."""
     new = {name: values for name, values in tensors.items() if head.tensor(name) is None}
     if new and (count := head.entries.get(PARTS)):
         keys = {**keys, PARTS: (count.kind, count.value + len(new))}
@@ -249,8 +253,8 @@ def _copy_tensors(
     digest: "hashlib._Hash",
     show: Show,
 ) -> None:
-    """Copy the section of the tensors behind the new header, in its order, with other bytes at some
-    places; the digest is given what is written."""
+    """Copy the tensors' section after the new header, with other bytes at some places. `digest`
+    receives every written byte."""
     copying = Copying(source, out.fileno(), head.path, show, digest.update)
     shift = out.tell() - head.data
     position = head.data
@@ -267,6 +271,6 @@ def _copy_tensors(
 
 
 def _place_of_digest(header: bytes) -> int:
-    """Where the 64 zeros stand: behind the key, its type and the text's length."""
+    """Return the position of the 64 zeros: after the key, its type and the text's length."""
     before = _key(WHOLE, STRING, UNKNOWN.decode()).removesuffix(UNKNOWN)
     return header.rindex(before) + len(before)
