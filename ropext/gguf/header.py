@@ -1,5 +1,4 @@
-"""Read the header of a GGUF file: the places of its keys and tensors, without the content of
-arrays.
+"""Read the header of a GGUF file: the places of its keys and tensors, but no array's content.
 
 A file is "GGUF", its version, two counts, the keys, the tensors' descriptions, padding, and the
 tensors' bytes (llama.cpp, ggml/include/gguf.h), all little endian. A file that llama.cpp refuses

@@ -1,8 +1,8 @@
 """The Modelfile next to a GGUF: the input of `ollama create`, with the original's own settings.
 
 In Ollama's parser (parser/parser.go, 00dc3af8) a value in three quotes ends at the first line that
-ends in three quotes. ropext leaves out a text with such a line and notes it, because Ollama would
-read the rest as commands.
+ends in three quotes. Ollama would read the rest as commands. So ropext leaves out a text with such
+a line, and notes it.
 """
 
 import json
