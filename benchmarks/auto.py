@@ -33,9 +33,9 @@ import torch
 import transformers
 
 import ropext
-from ropext.bundled import DATA, MODELS
-from ropext.jsontext import read_values
-from ropext.narration import NOBODY
+from ropext.base.bundled import DATA, MODELS
+from ropext.base.jsontext import read_values
+from ropext.base.narration import NOBODY
 from ropext.options.training import Fit
 from ropext.pipeline import job
 from ropext.pipeline.prospect import prospect

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from ropext import demo
-from ropext.report.gates import gate_table
-from ropext.table import as_markdown
+from ropext.base.table import as_markdown
+from ropext.pipeline import demo
+from ropext.results.report.gates import gate_table
 
 
 def told(sentence: str) -> None:

@@ -25,8 +25,17 @@ import numpy as np
 import torch
 import transformers
 
-from ropext.tasks import Haystack, Item, copy, mkey, noise, passkey, repetition, running_text
-from ropext.tasks.item import Request
+from ropext.options.tasks import (
+    Haystack,
+    Item,
+    copy,
+    mkey,
+    noise,
+    passkey,
+    repetition,
+    running_text,
+)
+from ropext.options.tasks.item import Request
 from scripts.demo_checkpoint import rows
 from scripts.demo_checkpoint.tokenizer import CachedEncoder, load_encoder
 

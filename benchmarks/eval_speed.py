@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ropext.evaluation.forward import TokenScorer
 from ropext.evaluation.reader import choose_manner, shape_of
 from ropext.evaluation.reading import score_items
-from ropext.tasks import Item
+from ropext.options.tasks import Item
 
 VOCABULARY = 32_000
 POINTS = 16

@@ -79,7 +79,7 @@ def trainer(engine: str, model: Any, vocabulary: int, run: Run, folder: Path) ->
     import numpy as np
     import transformers
 
-    from ropext.corpus import Document
+    from ropext.evaluation.corpus import Document
     from ropext.training import models
     from ropext.training import trainer as ours
     from ropext.training.loss import use_sliced_loss

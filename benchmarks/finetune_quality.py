@@ -21,12 +21,12 @@ from typing import Any
 from unittest import mock
 
 import ropext
-import ropext.demo
+import ropext.pipeline.demo
 from ropext.options.training import TrainingOptions
 from ropext.training import finetune
 from ropext.training.rows import Full, Pose
 
-DEMO = Path(ropext.demo.__path__[0])
+DEMO = Path(ropext.pipeline.demo.__path__[0])
 STEPS = 60
 
 

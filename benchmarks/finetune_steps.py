@@ -32,11 +32,11 @@ import torch
 import transformers as hf
 
 import ropext
-from ropext import corpus
-from ropext.bundled import DATA, MODELS
-from ropext.checkpoint import open_snapshot
+from ropext.base.bundled import DATA, MODELS
+from ropext.evaluation import corpus
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.files.checkpoint import open_snapshot
 from ropext.results import rules
 from ropext.training import data, judge
 

@@ -29,12 +29,14 @@ from typing import Any
 import transformers
 
 import ropext
-from ropext import corpus, patching, scaling
-from ropext.checkpoint import open_snapshot
-from ropext.corpus.selection import NO_LIMIT
-from ropext.errors import RopextError
+from ropext import scaling
+from ropext.base.errors import RopextError
+from ropext.evaluation import corpus
+from ropext.evaluation.corpus.selection import NO_LIMIT
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.files.checkpoint import open_snapshot
+from ropext.models import patching
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.extend import Extend
 from ropext.options.training import Fit

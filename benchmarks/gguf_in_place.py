@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import ropext
-from ropext import bundled
+from ropext.base import bundled
 
 # In a process of its own: a child begins with the memory of what forked it.
 MEASURED = """import resource, subprocess, sys, time
@@ -123,8 +123,8 @@ def real(engine: str, model: Path, text: Path, tokens: int, like: Path | None, k
     tokens of one text, inside the window and at its end. Each cell is kept, and not read again."""
     from transformers import AutoTokenizer
 
-    from ropext.dequantising import directory_of
-    from ropext.inspecting import Inspection, inspect
+    from ropext.files.inspecting import Inspection, inspect
+    from ropext.models.dequantising import directory_of
 
     kept.mkdir(parents=True, exist_ok=True)
     found = inspect(str(model))

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ropext import systems
-from ropext.checkpoint.digests import Digests
+from ropext.base import systems
+from ropext.files.checkpoint.digests import Digests
 
 GB = 10**9
 REPEATS = 5

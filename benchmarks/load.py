@@ -82,8 +82,14 @@ def write_model(directory: Path) -> None:
 
 def corpus_case(folder: Path, count: int) -> dict[str, Any]:
     """The search of an evaluation for documents that are long enough."""
-    from ropext.checkpoint import open_snapshot
-    from ropext.corpus import DocumentEncoder, Source, Wanted, choose_documents, read_documents
+    from ropext.evaluation.corpus import (
+        DocumentEncoder,
+        Source,
+        Wanted,
+        choose_documents,
+        read_documents,
+    )
+    from ropext.files.checkpoint import open_snapshot
     from ropext.models.tokenizer import load_tokenizer
 
     small, path = folder / "small.jsonl", folder / f"{count}.jsonl"

@@ -125,7 +125,7 @@ def tokens_of(folder: Path, work: Path) -> np.ndarray[Any, Any]:
     if not kept.exists():
         from transformers import AutoTokenizer
 
-        from ropext.bundled import MODELS
+        from ropext.base.bundled import MODELS
 
         tokenizer = AutoTokenizer.from_pretrained(MODELS["ropext://demo"])
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
@@ -333,7 +333,7 @@ def draw(found: dict[str, dict[str, list[float]]], path: Path, bench: Bench) -> 
     """The loss by length: untouched, extended, tuned; and how alike positions are."""
     from matplotlib.figure import Figure
 
-    from ropext.report.plots import similarity
+    from ropext.results.report.plots import similarity
 
     figure = Figure(figsize=(16, 9), dpi=100)
     figure.set_layout_engine("constrained")

@@ -22,8 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ropext import forms, proof
-from ropext.rope import Rope, Site
+from ropext import proof
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope, Site
 
 ROUNDS = 3
 PLAIN = {"rope_type": "default", "rope_theta": 5e5}

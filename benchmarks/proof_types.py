@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import tiny
 
 from ropext import proof
-from ropext.errors import ProofFailed, RopextError
+from ropext.base.errors import ProofFailed, RopextError
 from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import Plan, make_plan

@@ -37,12 +37,13 @@ import torch
 import transformers
 from self_extend_groups import patch_doubling
 
-from ropext import corpus, patching
-from ropext.checkpoint import open_snapshot
+from ropext.base.jsontext import write_json
+from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader, read_units, shape_of
 from ropext.evaluation.reads import NEXT_TOKEN, Reads, read_unit
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import write_json
+from ropext.files.checkpoint import open_snapshot
+from ropext.models import patching
 from ropext.models.tokenizer import load_tokenizer
 from ropext.results.measurement import Store
 from ropext.results.values import Bootstrap, Value

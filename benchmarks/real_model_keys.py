@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
 
-from ropext import corpus
-from ropext.checkpoint import open_snapshot
+from ropext.evaluation import corpus
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.tokenizer import load_tokenizer
+from ropext.options.tasks import Item, find_task
+from ropext.options.tasks.item import running_text
 from ropext.results.values import Bootstrap
-from ropext.tasks import Item, find_task
-from ropext.tasks.item import running_text
 
 LENGTH = 2 * CONTEXT
 DEPTHS = tuple((at + 0.5) / 8 for at in range(8))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ropext.bundled import MODELS
+from ropext.base.bundled import MODELS
 from ropext.evaluation.forward import TokenScorer
 from ropext.pipeline.public import evaluate
 

@@ -29,16 +29,16 @@ import transformers
 from eval_memory import highest
 from real_model_keys import DEPTHS
 
-from ropext import corpus
-from ropext.bundled import DATA, MODELS
-from ropext.checkpoint import open_snapshot
+from ropext.base.bundled import DATA, MODELS
+from ropext.evaluation import corpus
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
 from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.files.checkpoint import open_snapshot
+from ropext.models.patching import patch, unpatch
 from ropext.models.tokenizer import load_tokenizer
-from ropext.patching import patch, unpatch
-from ropext.tasks import Item, find_task
-from ropext.tasks.item import running_text
+from ropext.options.tasks import Item, find_task
+from ropext.options.tasks.item import running_text
 
 SHARES = (0.25, 0.5, 0.75)  # of the context: windows
 ROWS = 512  # positions of which logits are made at a time

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ropext import patching
-from ropext.bundled import MODELS
-from ropext.patching import attending, self_extend
-from ropext.patching.attending import Heads, KeySpan
+from ropext.base.bundled import MODELS
+from ropext.models import patching
+from ropext.models.patching import attending, self_extend
+from ropext.models.patching.attending import Heads, KeySpan
 from ropext.results.values import Bootstrap, Value
 from ropext.scaling.self_extend import SPARE, Positions
 

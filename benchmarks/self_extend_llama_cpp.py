@@ -24,8 +24,8 @@ import torch
 import transformers
 from self_extend import documents, losses, through_window
 
-from ropext.bundled import MODELS
-from ropext.patching import patch, unpatch
+from ropext.base.bundled import MODELS
+from ropext.models.patching import patch, unpatch
 
 Shift = tuple[str, int, int, int]  # what is done, from a position, up to another, by how much
 

@@ -18,7 +18,7 @@ import torch
 import transformers as hf
 from position_schemes import BATCH, RATE, SEED, VOCAB, Logits, tokens_of, train
 
-from ropext.bundled import MODELS
+from ropext.base.bundled import MODELS
 
 PASSAGES, PASSAGE_TOKENS = 8, 4400
 TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}

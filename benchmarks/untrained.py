@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import transformers
 
-from ropext import patching
-from ropext.checkpoint import open_snapshot
-from ropext.corpus import (
+from ropext.base.narration import Hooks
+from ropext.evaluation.contenders import Contenders
+from ropext.evaluation.corpus import (
     DocumentEncoder,
     Source,
     Wanted,
@@ -30,17 +30,17 @@ from ropext.corpus import (
     glue_documents,
     read_documents,
 )
-from ropext.corpus.selection import NO_LIMIT
-from ropext.evaluation.contenders import Contenders
+from ropext.evaluation.corpus.selection import NO_LIMIT
 from ropext.evaluation.ranking import rank
 from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.files.checkpoint import open_snapshot
+from ropext.models import patching
 from ropext.models.load import load_model, loading_of
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report.cells import number, shown
+from ropext.results.report.cells import number, shown
 
 METHODS: dict[str, dict[str, Any]] = {
     "yarn": {},

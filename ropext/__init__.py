@@ -20,13 +20,13 @@ _PLACES = {
     "extend": "ropext.pipeline.public:extend",
     "finetune": "ropext.pipeline.public:finetune",
     "fit": "ropext.pipeline.public:fit",
-    "inspect": "ropext.inspecting:inspect",
+    "inspect": "ropext.files.inspecting:inspect",
     "open": "ropext.pipeline.opening:open",
-    "patch": "ropext.patching:patch",
-    "plan": "ropext.inspecting:plan",
+    "patch": "ropext.models.patching:patch",
+    "plan": "ropext.files.inspecting:plan",
     "push": "ropext.pipeline.publishing:push",
     "run": "ropext.pipeline.public:run",
-    "save": "ropext.patching.saving:save",
+    "save": "ropext.models.patching.saving:save",
     "verify": "ropext.verifying:verify",
 }
 

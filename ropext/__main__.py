@@ -14,7 +14,7 @@ def main() -> None:
     try:
         from ropext.cli.app import main as run
     except KeyboardInterrupt:
-        from ropext.errors import NothingKept
+        from ropext.base.errors import NothingKept
 
         code = NothingKept.exit_code
         sys.stderr.write("error: interrupted\n")

@@ -36,7 +36,12 @@ MOST_IMPORTS = 25
 # Questions of which kind a model or its carrier is. In these files alone they are the subject.
 SPECIES = ("container", "growth", "is_gguf")
 KINDS = ("GgufFile", "GgufCarrier", "Carrier", "TablePlan")
-OF_CARRIERS = ("planning/carrier.py", "planning/gguf_carrier.py", "gguf/", "loaders/gguf.py")
+OF_CARRIERS = (
+    "planning/carrier.py",
+    "planning/gguf_carrier.py",
+    "files/gguf/",
+    "families/loaders/gguf.py",
+)
 
 
 @dataclass

@@ -23,8 +23,8 @@ from typing import Any
 # The tree in which this script lies, whichever ropext is installed.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ropext.loaders.lookup import NEEDS
-from ropext.loaders.table import NEVER, Version, VersionSpan, after, version_of
+from ropext.families.loaders.lookup import NEEDS
+from ropext.families.loaders.table import NEVER, Version, VersionSpan, after, version_of
 
 ROOT = Path(__file__).parents[1]
 GGUF = ROOT / "ropext" / "loaders" / "gguf.json"

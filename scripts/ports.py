@@ -142,7 +142,7 @@ def cache_flags(kind: str = "") -> tuple[str, ...]:
 def perplexity_of_a_port(python: Path, room: Path) -> str:
     """Ask vLLM for the perplexity of the bundled model, extended and beside it unscaled, and hold
     each number against that of the directory."""
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     base = MODELS["ropext://demo"]
     extended = room / "yarn"

@@ -11,7 +11,7 @@ import pictures
 import proving
 import pytest
 
-from ropext import stock
+from ropext.families import stock
 
 # Files that take a minute or more begin first, in this order: two workers then end together.
 LONGEST = (

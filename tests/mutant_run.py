@@ -30,9 +30,10 @@ def numbers(name: str, spectrum) -> dict[str, list[float]]:
 
 def spectra() -> dict[str, list[float]]:
     """What the copy wants and what its exported dicts mean, at a few points."""
-    from ropext import forms, scaling
-    from ropext.errors import RopextError
-    from ropext.rope import Rope
+    from ropext import scaling
+    from ropext.base.errors import RopextError
+    from ropext.scaling import forms
+    from ropext.scaling.rope import Rope
 
     out = {}
     ropes = {
@@ -59,7 +60,7 @@ def saved() -> dict[str, list[float]]:
     """What the transcribed readers of transformers 4 and 5 see in saved configs."""
     import test_spellings
 
-    from ropext.errors import RopextError
+    from ropext.base.errors import RopextError
 
     out = {}
     for family in test_spellings.MODELS:

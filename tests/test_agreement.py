@@ -6,10 +6,10 @@ import pytest
 from gguf_files import ggml, making
 
 import ropext
-from ropext import inspecting
-from ropext.errors import RopextError, UnsupportedModel
-from ropext.loaders import gguf
-from ropext.narration import NOBODY
+from ropext.base.errors import RopextError, UnsupportedModel
+from ropext.base.narration import NOBODY
+from ropext.families.loaders import gguf
+from ropext.files import inspecting
 from ropext.pipeline import extending
 
 WINDOWS = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [True, False]}

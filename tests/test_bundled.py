@@ -6,11 +6,11 @@ import shutil
 import pytest
 from command_line import run
 
-from ropext import bundled
-from ropext.checkpoint import open_snapshot
-from ropext.corpus import Source, read_documents
-from ropext.errors import InputError, UsageError
-from ropext.inspecting import open_model
+from ropext.base import bundled
+from ropext.base.errors import InputError, UsageError
+from ropext.evaluation.corpus import Source, read_documents
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.inspecting import open_model
 
 
 def test_the_demo_opens_from_any_directory(tmp_path, monkeypatch):

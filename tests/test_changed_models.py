@@ -16,9 +16,9 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM
 
 import ropext
-from ropext.bundled import MODELS
-from ropext.checkpoint import digests, open_snapshot, with_weights
-from ropext.errors import InputError
+from ropext.base.bundled import MODELS
+from ropext.base.errors import InputError
+from ropext.files.checkpoint import digests, open_snapshot, with_weights
 
 WEIGHTS = "model.safetensors"
 

@@ -17,9 +17,9 @@ from check import findings
 from kit import FORMS, spectra
 
 from ropext import proof
-from ropext.errors import RopextError, UsageError
+from ropext.base.errors import RopextError, UsageError
+from ropext.base.jsontext import read_json
 from ropext.families import read
-from ropext.jsontext import read_json
 
 CHOSEN = ("llama", "gemma3_text", "deepseek_v3", "glm4")
 # What a small reader may have wrong, in the words of the kit.

@@ -25,13 +25,13 @@ import yaml
 from command_line import run
 
 import ropext
-from ropext import bundled
-from ropext.errors import InputError, ProofFailed, Stopped
-from ropext.ports import server as ports
-from ropext.ports.cell import FORM
-from ropext.ports.logprobs import next_token, require_logprobs
-from ropext.proof import server as endpoint
+from ropext.base import bundled
+from ropext.base.errors import InputError, ProofFailed, Stopped
+from ropext.endpoint import server as ports
+from ropext.endpoint.cell import FORM
+from ropext.endpoint.logprobs import next_token, require_logprobs
 from ropext.proof.neighbours import Neighbour, judge
+from ropext.verifying import server as endpoint
 
 # Token ids -> the log-probability of every next token.
 Reference = Callable[[Sequence[int]], Sequence[float]]

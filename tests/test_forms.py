@@ -9,12 +9,13 @@ import pytest
 import transcriptions as truth
 from comparing import assert_close, assert_number
 
-from ropext import families, forms, scaling
-from ropext.errors import InputError, UsageError
+from ropext import families, scaling
+from ropext.base.errors import InputError, UsageError
 from ropext.options.extend import Extend
 from ropext.planning.carrier import Carrier
 from ropext.planning.methods import Attempts, attempt_of
-from ropext.rope import Rope, Spectrum, plain_inv_freq
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
 
 BOUND = 1e-12
 DIM, THETA, ORIGINAL, TARGET = 64, 70_000.0, 4096, 16_384

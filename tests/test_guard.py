@@ -16,10 +16,10 @@ import pytest
 from marked import checkpoint, mark
 
 import ropext
-from ropext import guard
-from ropext.bundled import MODELS
+from ropext.base import bundled, guard
+from ropext.base.bundled import MODELS
+from ropext.base.errors import OutputExists, RopextError, UsageError
 from ropext.cli.app import COMMANDS, command_of
-from ropext.errors import OutputExists, RopextError, UsageError
 from ropext.results import rundir
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
@@ -212,7 +212,7 @@ class Stop(RopextError):
 @pytest.mark.parametrize(("name", "option"), PATHS, ids=["-".join(own) for own in PATHS])
 def test_every_place_is_told_the_guard(tmp_path, monkeypatch, name, option):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(Path(guard.__file__).parent / "demo/checkpoint", "base")
+    shutil.copytree(bundled.MODELS["ropext://demo"], "base")
     checkpoint(tmp_path / "ext")
     given = "recipe.yaml" if option == "recipe" else "IN"
     (tmp_path / "recipe.yaml").write_text("model: base\nextend: {method: yarn, factor: 2}\n")

@@ -8,8 +8,8 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropext
-from ropext.errors import UsageError
-from ropext.patching import unpatch
+from ropext.base.errors import UsageError
+from ropext.models.patching import unpatch
 
 LORA = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False}
 

@@ -14,13 +14,14 @@ import pytest
 from bases import FAMILIES as KIT
 from bases import SIZES, keys_of
 
-from ropext import families, loaders
-from ropext.errors import NotExpressible, NotMeasured, UsageError
-from ropext.forms import Params
-from ropext.loaders import lookup, table
-from ropext.loaders.table import span_of
+from ropext import families
+from ropext.base.errors import NotExpressible, NotMeasured, UsageError
+from ropext.families import loaders
+from ropext.families.loaders import lookup, table
+from ropext.families.loaders.table import span_of
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.scaling.forms import Params
 from scripts import make_tables
 
 VERDICTS = {"same", "different", "ignored", "error", "not measured"}

@@ -8,10 +8,11 @@ import make_loaders
 import make_tables
 import pytest
 
-from ropext import inspecting, loaders
-from ropext.errors import NotMeasured
-from ropext.loaders import lookup, table
-from ropext.loaders.table import NEVER, VersionSpan, span_of
+from ropext.base.errors import NotMeasured
+from ropext.families import loaders
+from ropext.families.loaders import lookup, table
+from ropext.families.loaders.table import NEVER, VersionSpan, span_of
+from ropext.files import inspecting
 
 FACTS = json.loads(make_loaders.FACTS.read_text("utf-8"))
 MEASURED = json.loads(make_loaders.MEASURED.read_text("utf-8"))

@@ -57,13 +57,13 @@ MUTANTS = (
     ),
     mutant(
         "half_dim for dim in the ramp (levanter)",
-        "forms.py",
+        "scaling/forms.py",
         "low = dim * math.log(context",
         "low = dim // 2 * math.log(context",
     ),
     mutant(
         "clamp one short of dim - 1 (OLMo-core)",
-        "forms.py",
+        "scaling/forms.py",
         "min(high, dim - 1)",
         "min(high, dim // 2 - 1)",
     ),
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     mutant(
         "sqrt of the temperature (levanter)",
-        "forms.py",
+        "scaling/forms.py",
         "0.1 * m * math.log(factor) + 1.0",
         "math.sqrt(0.1 * m * math.log(factor) + 1.0)",
     ),
@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     mutant(
         "theta lost in reading",
-        "forms.py",
+        "scaling/forms.py",
         'plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))',
         "plain = plain_inv_freq(rope.dim, 10_000.0)",
         killers=READING,
@@ -123,13 +123,13 @@ MUTANTS = (
     ),
     mutant(
         "truncation forgotten",
-        "forms.py",
+        "scaling/forms.py",
         "if truncate:",
         "if False:",
     ),
     mutant(
         "max_position_embeddings for the original (transformers 4.43 to 4.50)",
-        "forms.py",
+        "scaling/forms.py",
         'return int(_number(params, "original_max_position_embeddings", context))',
         "return context",
     ),
@@ -141,7 +141,7 @@ MUTANTS = (
     ),
     mutant(
         "wavelength for turns in by-parts",
-        "forms.py",
+        "scaling/forms.py",
         "r = context * f / (2 * math.pi)",
         "r = context * f",
     ),
@@ -154,7 +154,7 @@ MUTANTS = (
                 "if False:",
             ),
             (
-                "forms.py",
+                "scaling/forms.py",
                 "return {key: value for key, value in pair.items() if value}",
                 "return {}",
             ),

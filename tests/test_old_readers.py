@@ -16,7 +16,8 @@ import pytest
 import tiny
 from building import Stock, base_case, extended_case, rotary_types, scaled
 
-from ropext import families, loaders
+from ropext import families
+from ropext.families import loaders
 
 CHILD = Path(__file__).with_name("old_reader.py")
 OLD = tuple(old_versions.PINS)

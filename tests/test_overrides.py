@@ -23,8 +23,9 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
-from ropext import families, inspecting
-from ropext.narration import pasted
+from ropext import families
+from ropext.base.narration import pasted
+from ropext.files import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 

@@ -9,14 +9,15 @@ import pytest
 from command_line import Forked
 
 import ropext
-from ropext import guard, patching
-from ropext.bundled import MODELS
-from ropext.checkpoint.provenance import read_record, record_of
-from ropext.checkpoint.writing import WriteManner, write
-from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
-from ropext.inspecting import plan_config
+from ropext.base import guard
+from ropext.base.bundled import MODELS
+from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.files.checkpoint.provenance import read_record, record_of
+from ropext.files.checkpoint.writing import WriteManner, write
+from ropext.files.inspecting import plan_config
+from ropext.models import patching
+from ropext.models.patching.saving import MemorySource
 from ropext.options.extend import Extend
-from ropext.patching.saving import MemorySource
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

@@ -9,16 +9,17 @@ import configs
 import pytest
 
 import ropext
-from ropext import families, inspecting
-from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext import families
+from ropext.base.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families.config import packaged
+from ropext.files import inspecting
+from ropext.files.schemes.plan import make_table_plan
 from ropext.options.extend import Extend
 from ropext.planning import make_plan, methods
 from ropext.planning.carrier import Carrier
-from ropext.report import text
-from ropext.report.text import extend_command
+from ropext.results.report import text
+from ropext.results.report.text import extend_command
 from ropext.scaling import METHODS
-from ropext.schemes.plan import make_table_plan
 
 NO_INPUT = [method.name for method in METHODS.values() if not method.needs]
 
@@ -679,7 +680,7 @@ def test_a_recipe_that_trains_is_not_told(untrained, tmp_path):
 
 
 def test_one_predicate_says_whether_a_training_follows(untrained):
-    from ropext.narration import NOBODY
+    from ropext.base.narration import NOBODY
     from ropext.pipeline import job
     from ropext.pipeline.prospect import prospect
 

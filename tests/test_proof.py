@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ropext import forms, proof, stock
-from ropext.errors import ProofFailed
+from ropext import proof
+from ropext.base.errors import ProofFailed
+from ropext.families import stock
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 from ropext.proof.comparing import Difference
-from ropext.rope import Rope, Site, Spectrum
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope, Site, Spectrum
 
 pytestmark = pytest.mark.slow
 
@@ -361,7 +363,7 @@ def test_the_child_cannot_import_ropext(tmp_path: Path) -> None:
     code = (
         "import runpy, sys; child = runpy.run_path(sys.argv[1])\n"
         "child['block_ropext']()\n"
-        "for name in ('ropext', 'ropext.forms'):\n"
+        "for name in ('ropext', 'ropext.scaling.forms'):\n"
         "    try: __import__(name)\n"
         "    except ImportError: continue\n"
         "    raise SystemExit('imported')\n"

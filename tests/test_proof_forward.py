@@ -10,9 +10,9 @@ import pytest
 import tiny
 import transformers
 
-from ropext import extend, families, proof, stock
-from ropext.errors import ProofFailed
-from ropext.families import table
+from ropext import extend, families, proof
+from ropext.base.errors import ProofFailed
+from ropext.families import stock, table
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 

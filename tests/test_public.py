@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import ropext
-from ropext.bundled import MODELS
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.base.bundled import MODELS
+from ropext.base.errors import InputError, RopextError, UsageError
 
 
 @pytest.mark.parametrize("name", [n for n in ropext.__all__ if n != "__version__"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -19,59 +20,65 @@ REPOSITORY = PACKAGE.parent
 
 ABOVE_THE_LINE = (
     "version",
-    "errors",
-    "narration",
-    "systems",
-    "inputs",
-    "atomic",
-    "jsontext",
-    "locks",
-    "guard",
-    "workdir",
-    "stepdir",
-    "jobs",
-    "bundled",
-    "rope",
-    "forms",
+    "base.errors",
+    "base.narration",
+    "base.systems",
+    "base.inputs",
+    "base.atomic",
+    "base.jsontext",
+    "base.locks",
+    "base.guard",
+    "base.workdir",
+    "base.stepdir",
+    "base.jobs",
+    "base.lengths",
+    "base.table",
+    "base.bundled",
+    "scaling.rope",
+    "scaling.forms",
     "scaling",
     "families",
-    "stock",
-    "loaders",
-    "tasks",
-    "lengths",
-    "table",
+    "families.stock",
+    "families.loaders",
+    "options.tasks",
     "options",
     "planning",
-    "checkpoint",
-    "gguf",
-    "schemes",
-    "inspecting",
+    "files.checkpoint",
+    "files.gguf",
+    "files.schemes",
+    "files.inspecting",
     "results",
-    "report",
-    "ports",
+    "results.report",
+    "endpoint",
 )
 BELOW_THE_LINE = (
-    "models",
     "proof",
-    "sources",
-    "patching",
-    "dequantising",
+    "proof.sources",
+    "models",
+    "models.patching",
+    "models.dequantising",
     "verifying",
-    "corpus",
+    "evaluation.corpus",
     "evaluation",
     "serving",
     "training",
     "pipeline",
-    "demo",
+    "pipeline.demo",
     "cli",
     "__init__",
     "__main__",
 )
 ROOMS = (*ABOVE_THE_LINE, *BELOW_THE_LINE)
+# Two lines each: they import names for those who know the address, and hold nothing themselves.
+ADDRESSES = ("bundled", "errors", "rope", "patching")
+MOST_PACKAGES = 16
 
 HEAVY = frozenset(("torch", "transformers", "accelerate", "peft", "datasets"))
 # Rows of a position table are arrays: those that are made, and those that are written.
-NUMPY_ROOMS = ("scaling", "checkpoint", "schemes", "results", "report", "ports")
+NUMPY_ROOMS = (
+    *("scaling", "files.checkpoint", "files.schemes"),
+    *("results", "results.report", "endpoint"),
+)
 PUBLIC_FUNCTIONS = (
     *("inspect", "plan", "extend", "verify", "patch", "save"),
     *("evaluate", "finetune", "fit", "run"),
@@ -83,8 +90,15 @@ def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def room_named(dotted: str) -> str:
+    """Return the room of a module: the longest of ROOMS that its name begins with."""
+    parts = dotted.split(".")
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    return next((name for name in names if name in ROOMS), names[-1])
+
+
 def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room_named(module_of(path).removeprefix("ropext.").replace("ropext", "__init__"))
 
 
 def module_of(path: Path) -> str:
@@ -116,8 +130,35 @@ def parsed(path: Path) -> ast.Module:
 
 
 def test_every_room_has_its_place() -> None:
-    unknown = {room_of(path) for path in sources()} - set(ROOMS)
+    rooms = {room_of(path) for path in sources()}
+    empty = {path.parent.name for path in sources() if is_front(path)}
+    unknown = rooms - {*ROOMS, *ADDRESSES, *empty}
     assert not unknown, f"give {sorted(unknown)} a place in the order of rooms"
+
+
+def is_front(path: Path) -> bool:
+    """Return whether a file is the __init__ of a package that only holds rooms."""
+    return path.name == "__init__.py" and len(parsed(path).body) <= 1
+
+
+def test_the_rooms_of_a_package_follow_one_another() -> None:
+    """So the packages have an order too, and no circle."""
+    packages = [room.partition(".")[0] for room in ROOMS]
+    assert len([name for name, _ in groupby(packages)]) == len(set(packages))
+
+
+def test_the_top_level_is_short() -> None:
+    named = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in sources()}
+    counted = named - {"__init__", "__main__", "version", *ADDRESSES}
+    assert len(counted) <= MOST_PACKAGES, sorted(counted)
+
+
+def test_an_address_only_imports() -> None:
+    for name in ADDRESSES:
+        path = next(p for p in sources() if module_of(p) == f"ropext.{name}")
+        docstring, *statements = parsed(path).body
+        assert isinstance(docstring, ast.Expr)
+        assert all(isinstance(node, ast.ImportFrom | ast.Assign) for node in statements), name
 
 
 def rooms_in_words() -> str:
@@ -150,7 +191,8 @@ def test_no_edge_points_upward() -> None:
             root, *rest = name.split(".")
             if root != "ropext" or not rest:
                 continue
-            there = rest[0] if rest[0] in ROOMS else "__init__"
+            room = room_named(".".join(rest))
+            there = room if room in ROOMS else "__init__"
             if ROOMS.index(there) > here:
                 wrong.append(f"{path.relative_to(REPOSITORY)}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
@@ -251,6 +293,54 @@ def test_no_room_hides_a_public_function() -> None:
     """A module ropext/plan.py would stand in the place of the function ropext.plan."""
     hiding = set(PUBLIC_FUNCTIONS) & {room_of(path) for path in sources()}
     assert not hiding
+
+
+EVERY_FUNCTION = """
+import importlib, pkgutil, ropext
+for module in pkgutil.walk_packages(ropext.__path__, "ropext."):
+    importlib.import_module(module.name)
+for name in ropext.__all__:
+    if name == "__version__":
+        continue
+    try:
+        getattr(ropext, name)()
+    except (TypeError, ropext.errors.RopextError) as error:
+        print(name, type(error).__name__)
+"""
+
+
+def test_every_function_answers_after_every_module_was_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERY_FUNCTION], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answered = {line.split()[0] for line in done.stdout.splitlines()}
+    assert answered == {*ropext.__all__} - {"__version__"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("ropext.bundled", "MODELS"),
+        ("ropext.bundled", "DATA"),
+        ("ropext.errors", "RopextError"),
+        ("ropext.errors", "UsageError"),
+        ("ropext.patching", "unpatch"),
+        ("ropext.rope", "Rope"),
+        ("ropext.scaling", "yarn"),
+        ("ropext.scaling.method", "Method"),
+        ("ropext.training", "launch"),
+        ("ropext.training.loss", "use_sliced_loss"),
+        ("ropext.results.values", "Value"),
+    ],
+)
+def test_a_public_address_stays(module: str, name: str) -> None:
+    owner = import_module(module)
+    assert hasattr(owner, name) or import_module(f"{module}.{name}")
+
+
+def test_public_files_keep_their_addresses() -> None:
+    assert (PACKAGE / "demo/checkpoint/config.json").is_file()
+    for name in ("table.json", "gguf.json"):
+        assert json.loads((PACKAGE / "loaders" / name).read_text("utf-8"))
 
 
 def test_no_class_name_stands_twice() -> None:

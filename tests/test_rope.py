@@ -5,7 +5,7 @@ import math
 import pytest
 from comparing import assert_close, assert_number
 
-from ropext.rope import (
+from ropext.scaling.rope import (
     Rope,
     Spectrum,
     compression,

@@ -7,15 +7,15 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from ropext.errors import UnsupportedModel, UsageError
-from ropext.loaders.gguf import reorders_keys
-from ropext.options.cache import StoredCache, stored_cache
-from ropext.patching.rounding import (
+from ropext.base.errors import UnsupportedModel, UsageError
+from ropext.families.loaders.gguf import reorders_keys
+from ropext.models.patching.rounding import (
     cache_rounded,
     rounded_cache,
     turn_of_keys,
     turn_of_values,
 )
+from ropext.options.cache import StoredCache, stored_cache
 
 GGML = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0}
 

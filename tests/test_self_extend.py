@@ -12,15 +12,15 @@ from command_line import run
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from ropext import evaluate
-from ropext.checkpoint import open_snapshot
-from ropext.errors import UnsupportedModel, UsageError
+from ropext.base.errors import UnsupportedModel, UsageError
 from ropext.evaluation.contenders import rivals
-from ropext.inspecting import plan_config
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.inspecting import plan_config
+from ropext.models.patching import attending, patch, self_extend, unpatch
+from ropext.models.patching.saving import save
 from ropext.options.extend import parse_extend
-from ropext.patching import attending, patch, self_extend, unpatch
-from ropext.patching.saving import save
 from ropext.planning import make_plan
-from ropext.report import text
+from ropext.results.report import text
 from ropext.scaling.self_extend import EXCEPTION, Fold, FoldOptions
 
 CONTEXT, WINDOW, GROUP, LENGTH = 64, 24, 8, 200

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.small_models import tiny
 
-from ropext import patching
-from ropext.patching import self_extend
-from ropext.patching.attending import Heads
+from ropext.models import patching
+from ropext.models.patching import self_extend
+from ropext.models.patching.attending import Heads
 
 CONTEXT = 64
 WINDOW = CONTEXT // 2

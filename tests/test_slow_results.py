@@ -55,7 +55,7 @@ def parts(root):
         ("ropext/loaders/gguf.json", '"qwen2": {', '"qwen4": {', ["gguf"]),
         ("ropext/loaders/gguf.json", "compat.cpp at fb30", "compat.cpp at fb31", []),
         ("scripts/loaders/measured.json", '"same"', '"error"', ["loaders"]),
-        ("scripts/loaders/checkpoints.py", "from ropext.jsontext", "from ropext.texts", []),
+        ("scripts/loaders/checkpoints.py", "from ropext.base.jsontext", "from ropext.texts", []),
         ("scripts/loaders/checkpoints.py", "FACTOR = ", "FACTOR = 2 * ", ["loaders"]),
     ],
 )

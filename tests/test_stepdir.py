@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from ropext.stepdir import Step, StepDir, StepRecord, has_finished_step, left_by, step_record
-from ropext.workdir import Workdir
+from ropext.base.stepdir import Step, StepDir, StepRecord, has_finished_step, left_by, step_record
+from ropext.base.workdir import Workdir
 
 
 class Written(Step):

@@ -9,11 +9,11 @@ import pytest
 import tiny
 from report import test_widths
 
-from ropext.errors import RopextError
-from ropext.inspecting import plan_config
+from ropext.base.errors import RopextError
+from ropext.files.inspecting import plan_config
+from ropext.files.schemes import warnings as of_schemes
 from ropext.options.extend import Extend
 from ropext.planning import warnings
-from ropext.schemes import warnings as of_schemes
 
 ROOT = Path(__file__).parents[1]
 NAMED = re.compile(r"(?:warning: | \(warning: |[\w.-]+: )?\[([a-z0-9]+(?:-[a-z0-9]+)*)\] ")
@@ -24,8 +24,8 @@ ROWS = [name for name in ROWS if name not in LEFT]
 # Functions whose every sentence is a warning.
 MADE_IN = {
     "planning/warnings.py": ("reached", "far", "_unknown_keys", *ROWS),
-    "schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
-    "inspecting/model.py": ("_again",),
+    "files/schemes/warnings.py": [row.__name__ for row in of_schemes.TABLES],
+    "files/inspecting/model.py": ("_again",),
     "evaluation/documents.py": ("_corpus_warnings",),
     "evaluation/lineup.py": ("overlaps_of",),
     "results/rundir.py": ("unlisted",),

@@ -10,10 +10,10 @@ import pytest
 from marked import manifest
 
 import ropext
-from ropext import workdir
-from ropext.errors import InputError, OutputExists, UsageError
+from ropext.base import workdir
+from ropext.base.errors import InputError, OutputExists, UsageError
+from ropext.base.workdir import Workdir
 from ropext.results import rundir
-from ropext.workdir import Workdir
 
 COMMANDS = ("eval", "fit", "finetune", "run")
 KEPT = "readings/base/short/0a.npy"  # a name that a training gives

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from ropext.narration import NOBODY
+from ropext.base.narration import NOBODY
 from ropext.options.fields import as_place
 from ropext.options.training import Finetune, Fit
 from ropext.training.request import FinetuneRequest, FitRequest

@@ -27,7 +27,7 @@ def long(day: Day, device: str, dtype: str = "float32", attention: str = "sdpa")
 
 
 def bundled() -> Any:
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     return MODELS[STAND_IN]
 
@@ -37,7 +37,7 @@ def rows(count: int = 4) -> Any:
     import torch
     from transformers import AutoTokenizer
 
-    from ropext.corpus import Source, read_documents
+    from ropext.evaluation.corpus import Source, read_documents
 
     tokenizer = AutoTokenizer.from_pretrained(bundled())
     source = read_documents(Source("ropext://held-out"))
@@ -78,14 +78,14 @@ def loss(day: Day, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
 
 def in_memory(day: Day) -> dict[str, Any]:
     """Patched in memory on the device, beside what `extend` wrote, loaded there."""
-    from ropext import patching
+    from ropext.models import patching
 
     patched = patching.patch(load(bundled(), day.device), method="yarn", factor=FACTOR)
     return apart(losses(patched), losses(long(day, day.device)), 0)
 
 
 def self_extend(day: Day) -> dict[str, Any]:
-    from ropext import patching
+    from ropext.models import patching
 
     models = (load(bundled(), device) for device in (day.device, "cpu"))
     how: dict[str, Any] = {"method": "self-extend", "factor": FACTOR}
@@ -120,7 +120,7 @@ def tuning(day: Day, device: str, dtype: str, sliced: bool) -> tuple[float, Any]
 
 def fitting(device: str) -> tuple[float, Any]:
     """Loss of a step, and the gradient of its spectrum."""
-    from ropext import patching
+    from ropext.models import patching
     from ropext.training import spectrum
 
     model = load(bundled(), device).requires_grad_(False)

@@ -1,5 +1,5 @@
 """Self-Extend's blocks by the device's own kernels beside scores that are held, and beside plain
-attention. What `patching/attending.py` lists in IN_BLOCKS is what has passed here."""
+attention. What `models/patching/attending.py` lists in IN_BLOCKS is what has passed here."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ HEADS, WIDTH, WINDOW = 8, 128, 1024
 
 def allow(day: Day) -> None:
     """Let the blocks be taken on this device, in this process."""
-    from ropext.patching import attending
+    from ropext.models.patching import attending
 
     attending.IN_BLOCKS = ("cpu", day.device)
 
@@ -24,7 +24,7 @@ def heads(day: Day, dtype: str) -> Any:
     """One layer's queries and keys at random, and a last block that is not whole."""
     import torch
 
-    from ropext.patching.attending import Heads
+    from ropext.models.patching.attending import Heads
 
     window = cut(day, WINDOW)
     tokens = 5 * window + window // 3
@@ -43,7 +43,7 @@ def beside_exact(layer: Any, blocks: Any, bound: float) -> dict[str, Any]:
     Held in half precision, scores are rounded before the softmax: the distance from those is mostly
     theirs. So blocks may be as far from the exact ones as they are, where that is above the bound.
     """
-    from ropext.patching import attending
+    from ropext.models.patching import attending
 
     names = ("q", "far_q", "k", "far_k", "v")
     widened = {name: getattr(layer, name).float() for name in names}
@@ -59,7 +59,7 @@ def beside_exact(layer: Any, blocks: Any, bound: float) -> dict[str, Any]:
 
 def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
     """A layer in blocks of the window, its states at random."""
-    from ropext.patching import attending
+    from ropext.models.patching import attending
 
     allow(day)
     layer = heads(day, dtype)
@@ -74,7 +74,7 @@ def seconds(day: Day, tokens: int) -> dict[str, Any]:
     import torch
     from eval_gpu import peak_of, seconds_of
 
-    from ropext import patching
+    from ropext.models import patching
 
     allow(day)
     model = build(day, LLAMA).eval()

@@ -22,7 +22,7 @@ def equal(day: Day, dtype: str, bound: float) -> dict[str, Any]:
     import torch
     from self_extend_groups import Band, in_bands
 
-    from ropext.patching.self_extend import Rotation
+    from ropext.models.patching.self_extend import Rotation
 
     allow(day)
     layer = heads(day, dtype)
@@ -45,9 +45,9 @@ def compare(day: Day, factor: int, name: str) -> dict[str, Any]:
     """The gain of groups that double, over the far half of the target and over its tail."""
     from self_extend_groups import FIRST_GROUPS, patch_doubling
 
-    from ropext import patching
-    from ropext.bundled import MODELS
-    from ropext.checkpoint import open_snapshot
+    from ropext.base.bundled import MODELS
+    from ropext.files.checkpoint import open_snapshot
+    from ropext.models import patching
     from ropext.results import EXTENDED, rules
     from ropext.results.measurement import Measurement
     from ropext.training.data import judge_of

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_pieces import ROOT, STAND_IN, Day, LeftOut
 
 if TYPE_CHECKING:
-    from ropext.checkpoint import Snapshot
-    from ropext.corpus import Document
+    from ropext.evaluation.corpus import Document
     from ropext.evaluation.reads import Reads
+    from ropext.files.checkpoint import Snapshot
     from ropext.results.measurement import MeasuredModel
 
 NOVELS, CODE, MANUALS = "novels", "code", "manuals"
@@ -39,8 +39,8 @@ def documents_of(
     day: Day, name: str, snapshot: "Snapshot", length: int, most: int
 ) -> "tuple[Document, ...]":
     """At most so many documents that hold `length` tokens."""
-    from ropext import corpus
-    from ropext.errors import InputError
+    from ropext.base.errors import InputError
+    from ropext.evaluation import corpus
     from ropext.models.tokenizer import load_tokenizer
 
     encoder = corpus.DocumentEncoder(load_tokenizer(snapshot, False))

@@ -80,7 +80,7 @@ def keys(day: Day, share: float) -> dict[str, Any]:
 def judge(day: Day, share: float, name: str) -> dict[str, Any]:
     """Base and control through the short window, the control by Self-Extend and the tuned model
     over the whole length, on the same tokens."""
-    from ropext import patching
+    from ropext.models import patching
     from ropext.models.adapter import add_adapter
     from ropext.results import BASE, CONTROL, EXTENDED, TUNED, rules
     from ropext.results.measurement import Measurement

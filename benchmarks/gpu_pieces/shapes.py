@@ -61,7 +61,7 @@ def build(day: Day, name: str) -> Any:
 
 def checkpoint(day: Day, name: str) -> str:
     """The same on the disk, made once; the bundled tokenizer reads for it."""
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     place, bundled = day.work / name, MODELS["ropext://demo"]
     if not (place / "tokenizer.json").is_file():

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext.base.errors import NothingKept, RopextError, UsageError
+from ropext.base.narration import interruptible
 from ropext.cli.options import Grouped, speaking
 from ropext.cli.output import Out, fail, fail_as_json
-from ropext.errors import NothingKept, RopextError, UsageError
-from ropext.narration import interruptible
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
 COMMANDS = {

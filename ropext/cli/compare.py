@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ropext import guard
+from ropext.base import guard
 from ropext.cli.options import Format, at_home
 from ropext.cli.output import Out
 
@@ -43,9 +43,9 @@ def command(
     table_format: Format = None,
 ) -> None:
     """Compare evaluations on the same tokens. Finished runs, with paired intervals."""
-    from ropext.report.compared import compare_runs
+    from ropext.base.table import as_text
     from ropext.results import gates, rundir
-    from ropext.table import as_text
+    from ropext.results.report.compared import compare_runs
 
     out.check_format(table_format)
     wanted = [gates.parse_gate(text) for text in fail_if or ()]

@@ -31,7 +31,7 @@ Full = Annotated[
 
 def command(out: Out, output: Output = None, full: Full = False) -> None:
     """Run all steps on a small bundled model. Extend, verify, fine-tune, evaluate; no network."""
-    from ropext import demo
+    from ropext.pipeline import demo
     from ropext.results import rundir
 
     folder = output or Path("ropext-demo-full" if full else "ropext-demo")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ropext.base.errors import UsageError
+from ropext.base.jobs import counted
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
-from ropext.errors import UsageError
-from ropext.jobs import counted
 from ropext.options.endpoint import AskPort, is_port
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import flag
 
 if TYPE_CHECKING:
+    from ropext.base.table import Format, Table
     from ropext.results.gates import Gate
     from ropext.results.measurement import Measurement
-    from ropext.table import Format, Table
 
 Model = Annotated[
     str | None,
@@ -112,8 +112,8 @@ def command(
                 raise UsageError(
                     f"{flag(name)} is about a model that ropext loads, not about a server"
                 )
+        from ropext.endpoint.plan import plan_lines
         from ropext.pipeline import ports
-        from ropext.ports.plan import plan_lines
 
         plan = ports.plan_port(given, model, gates, output)
         if dry_run:
@@ -128,7 +128,7 @@ def command(
         raise UsageError("give MODEL, or a running server by --endpoint URL")
     from ropext.evaluation.request import EvaluationRequest
     from ropext.models.processes import is_main
-    from ropext.report import text
+    from ropext.results.report import text
 
     request = EvaluationRequest(model, Evaluate(**given), revision, gates, losses)
     if dry_run:
@@ -155,7 +155,7 @@ class Showing:
 
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Showing) -> None:
     """The result of an evaluation, and the exit code that follows from its gates."""
-    from ropext.report import tables
+    from ropext.results.report import tables
 
     every = tables.evaluation_tables(done)
     if showing.full and showing.format == "csv":
@@ -176,7 +176,7 @@ def _tell_port(
     out: Out, done: "Measurement", gates: "tuple[Gate, ...]", table_format: "Format | None"
 ) -> None:
     """A server's answers, and the exit code that follows from the gates."""
-    from ropext.ports import tables
+    from ropext.endpoint import tables
 
     shown = tables.port_tables(done)
     lines = tables.port_lines(done)
@@ -199,9 +199,9 @@ class Told:
 
 def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: Told) -> None:
     """The verdict, the numbers and the gates on stdout; where the rest is, on stderr."""
-    from ropext.report.gates import failures, gate_table
+    from ropext.base.table import as_markdown, escape, verdict_first, with_rows
     from ropext.results import rundir
-    from ropext.table import as_markdown, escape, verdict_first, with_rows
+    from ropext.results.report.gates import failures, gate_table
 
     outcomes = rundir.judge(done, gates)
     judged = with_rows([gate_table(outcomes)])

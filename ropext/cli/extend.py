@@ -4,14 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext.base.errors import UsageError
+from ropext.base.jobs import counted
 from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, PushToHub, asked_push, result
-from ropext.errors import UsageError
-from ropext.jobs import counted
 from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.pipeline import extending
-from ropext.report import text
+from ropext.results.report import text
 
 Words = Annotated[
     list[str] | None,

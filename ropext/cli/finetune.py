@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ropext.base.errors import UsageError
 from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.fit import NO_OUTPUT, train
 from ropext.cli.output import Out, call_of
-from ropext.errors import UsageError
 from ropext.options.training import Finetune
 
 Directory = Annotated[

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ropext.base.errors import UsageError
+from ropext.base.jobs import counted
+from ropext.base.narration import Call
 from ropext.cli import options as shared
 from ropext.cli import push
 from ropext.cli.output import Out, call_of
-from ropext.errors import UsageError
-from ropext.jobs import counted
-from ropext.narration import Call
 from ropext.options.training import Fit
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ def command(
     revision: options.Revision = None,
 ) -> None:
     """Show the position settings of a model or GGUF. Reads only config files and headers."""
-    from ropext import inspecting
-    from ropext.report import text
+    from ropext.files import inspecting
+    from ropext.results.report import text
 
     options.check_plot(plot, {"MODEL": model})
     seen = inspecting.inspect(model, revision=revision, **given)

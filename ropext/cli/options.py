@@ -10,12 +10,12 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from ropext import guard
+from ropext.base import guard
+from ropext.base.errors import NothingKept
+from ropext.base.inputs import from_home
+from ropext.base.lengths import parse_length
+from ropext.base.narration import heard_by
 from ropext.cli.output import Out
-from ropext.errors import NothingKept
-from ropext.inputs import from_home
-from ropext.lengths import parse_length
-from ropext.narration import heard_by
 from ropext.options.fields import Options, Panel, Role, flag, item_of, role_of, shown_default
 
 

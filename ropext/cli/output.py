@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.errors import InputError, UsageError
-from ropext.jsontext import values_json
-from ropext.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, scrub, told
+from ropext.base.errors import InputError, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.narration import SILENT, Call, Clock, Hooks, Pace, interruptible, scrub, told
 
 if TYPE_CHECKING:
-    from ropext.inspecting import Inspection
+    from ropext.base.table import Format, Table
+    from ropext.files.inspecting import Inspection
+    from ropext.files.schemes.inspection import Unrotated
     from ropext.planning import ExtensionPlan
-    from ropext.schemes.inspection import Unrotated
-    from ropext.table import Format, Table
 
 
 def visible(text: str) -> str:
@@ -75,7 +75,7 @@ class Out:
 
     def tables(self, tables: "Iterable[Table]", lines: Iterable[str], wanted: "Format") -> None:
         """Print tables alone, as --format names it; the sentences beside them are narration."""
-        from ropext.table import in_format  # late: not every result is a table
+        from ropext.base.table import in_format  # late: not every result is a table
 
         self.result(in_format(tables, wanted), None)
         for line in lines:
@@ -88,7 +88,7 @@ class Out:
 
     def picture(self, path: Path, of: "ExtensionPlan | Inspection | Unrotated") -> None:
         """The file that --plot asks for."""
-        from ropext.report import plots  # late: it loads matplotlib
+        from ropext.results.report import plots  # late: it loads matplotlib
 
         try:
             plots.write(of, path)

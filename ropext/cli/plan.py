@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ropext.base.errors import UsageError
+from ropext.base.inputs import read_text
 from ropext.cli import options
 from ropext.cli.output import Out, call_of, stoppable
-from ropext.errors import UsageError
-from ropext.inputs import read_text
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import Extend, parse_extend
 from ropext.options.fields import flag, reads
 from ropext.options.memory import MemoryOptions
 
 if TYPE_CHECKING:
+    from ropext.base.table import Format
     from ropext.evaluation.measured_plan import Measured
-    from ropext.inspecting import Served
+    from ropext.files.inspecting import Served
     from ropext.planning import ExtensionPlan, Plan
-    from ropext.table import Format
 
 Plot = Annotated[
     Path | None,
@@ -67,7 +67,7 @@ def command(
 ) -> None:
     """Show what an extension of a model or GGUF would do. For an extended model it shows how to
     serve it; with only --for it checks these engines (exit code 0, 3 or 6)."""
-    from ropext import inspecting
+    from ropext.files import inspecting
 
     options.check_plot(plot, {"MODEL": model, "--measure": measure, **reads(given, Extend)})
     out.check_format(table_format)
@@ -134,9 +134,9 @@ def _fit(
     details: bool,
 ) -> None:
     """What fits into a memory, after the plan where one was asked for."""
-    from ropext import inspecting
-    from ropext.inspecting.memory import memory_fit
-    from ropext.report.memory import memory
+    from ropext.files import inspecting
+    from ropext.files.inspecting.memory import memory_fit
+    from ropext.results.report.memory import memory
 
     if not given:
         fit = memory_fit(model, room, revision=revision)
@@ -150,8 +150,8 @@ def _fit(
 
 def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -> str:
     """Write how a model is read as it stands on one screen, or all of it."""
-    from ropext.report import text
-    from ropext.report.screen import served_screen
+    from ropext.results.report import text
+    from ropext.results.report.screen import served_screen
 
     if details:
         return text.served(served, verdict)
@@ -161,7 +161,7 @@ def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -
 def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
     """Print how a model is read, and raise where one of these loaders reads it otherwise; then why
     is a part of the answer."""
-    from ropext import inspecting
+    from ropext.files import inspecting
 
     judged = inspecting.gate(served, names)
     data = served.to_json() | {"gate": judged}
@@ -182,8 +182,8 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: 
 
 def _shown(plan: "ExtensionPlan", details: bool) -> str:
     """Write a plan on one screen, or all of it."""
-    from ropext.report import text
-    from ropext.report.screen import plan_screen
+    from ropext.results.report import text
+    from ropext.results.report.screen import plan_screen
 
     if details:
         return text.plan(plan)
@@ -193,7 +193,7 @@ def _shown(plan: "ExtensionPlan", details: bool) -> str:
 def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
     """Print the plan of the method that was named, else of the one to take, then the ranking."""
     from ropext.planning.methods import Recommendation
-    from ropext.report.ranking import ranking_text
+    from ropext.results.report.ranking import ranking_text
 
     chosen = Recommendation(ranked.ranking.taken, False, "by the measurement below")
     plan = replace(plan, advised=chosen)
@@ -204,7 +204,7 @@ def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) 
 
 def _show_ranking_alone(out: Out, ranked: "Measured", table_format: "Format") -> None:
     """Print the table of the ranking, and on stderr what is said about it."""
-    from ropext.report.ranking import ranking_lines, ranking_table
+    from ropext.results.report.ranking import ranking_lines, ranking_table
 
     mark = ranked.overlap.mark if ranked.overlap else ""
     lines = ranking_lines(ranked.ranking, ranked.left_out)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ropext.base.errors import RopextError, Stopped, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.narration import pasted
 from ropext.cli.output import Out, stoppable
-from ropext.errors import RopextError, Stopped, UsageError
-from ropext.jsontext import values_json
-from ropext.narration import pasted
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.push import Pushed
+    from ropext.files.checkpoint.push import Pushed
 
 PushToHub = Annotated[
     str | None,
@@ -44,7 +44,7 @@ def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
         if public:
             raise UsageError("--public needs --push-to-hub ORG/NAME")
         return None
-    from ropext.checkpoint import push
+    from ropext.files.checkpoint import push
 
     push.ready(push_to_hub, "--push-to-hub")
     return Push(push_to_hub, public)
@@ -102,8 +102,8 @@ def sentence(done: "Pushed") -> str:
     """What the hub has now, in a line."""
     kind = "private" if done.private else "public"
     if done.commit is None:
-        from ropext.report import text
-        from ropext.table import columns
+        from ropext.base.table import columns
+        from ropext.results.report import text
 
         rows = [(name, text.size(size)) for name, size in done.files.items()]
         tree = columns((f"{done.repository} ({kind})", "size"), rows)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ropext import bundled
+from ropext.base import bundled
+from ropext.base.errors import UsageError
+from ropext.base.table import folded
 from ropext.cli.output import Out
-from ropext.errors import UsageError
-from ropext.table import folded
 
 Action = Annotated[
     str, typer.Argument(metavar="[ls|cat]", help="ls lists them, cat NAME prints one to be edited")

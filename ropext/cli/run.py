@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
 from ropext.cli.push import Public, Push, PushToHub, asked_push, result
-from ropext.narration import Call
 from ropext.options.recipe import STAGES
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
     """Show what each stage of a run would take."""
+    from ropext.base.table import columns
     from ropext.pipeline import running
-    from ropext.table import columns
 
     counts = running.forecast(recipe, output, call, stages or running.NOT_DONE)
     out.result(columns(("stage", "what it takes"), counts.rows()), counts)

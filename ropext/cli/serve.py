@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ropext.base.errors import UsageError
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import UsageError
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, ServedExtension
 from ropext.options.fields import flag
@@ -40,10 +40,10 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Serve a model in memory through an OpenAI-compatible API. It can use any method."""
-    from ropext.dequantising import directory_of
-    from ropext.inputs import read_text
+    from ropext.base.inputs import read_text
+    from ropext.endpoint.server import KEY
+    from ropext.models.dequantising import directory_of
     from ropext.options.extend import parse_extend
-    from ropext.ports.server import KEY
     from ropext.serving.stock import check_parts
 
     wish = None

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ropext import guard
+from ropext.base import guard
+from ropext.base.errors import NotMeasured, ProofFailed, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.narration import told_of_files
 from ropext.cli import options
 from ropext.cli.output import Out
-from ropext.errors import NotMeasured, ProofFailed, UsageError
-from ropext.jsontext import values_json
-from ropext.narration import told_of_files
 from ropext.options.fields import DTYPES
 
 if TYPE_CHECKING:
@@ -112,9 +112,11 @@ def command(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Check a directory or GGUF against its plan. Frequencies, config keys, lengths, weights."""
-    from ropext import inspecting, loaders, verifying
-    from ropext.ports.beside import PlainServer
-    from ropext.report import text
+    from ropext import verifying
+    from ropext.endpoint.beside import PlainServer
+    from ropext.families import loaders
+    from ropext.files import inspecting
+    from ropext.results.report import text
     from ropext.verifying.endpoint import ENDPOINT
 
     names: tuple[str, ...] = ()
@@ -186,10 +188,10 @@ def command(
 def _form(directory: str, endpoint: str, result: "Verification") -> str:
     """Fill in the form of a cell of the loader table."""
     from ropext import families
+    from ropext.base.jsontext import read_object
     from ropext.cli.versions import version_lines
-    from ropext.inspecting import open_model
-    from ropext.jsontext import read_object
-    from ropext.ports.cell import filled, program_at
+    from ropext.endpoint.cell import filled, program_at
+    from ropext.files.inspecting import open_model
     from ropext.verifying.endpoint import ENDPOINT
 
     is_plan = directory.endswith(".json") and Path(directory).is_file()

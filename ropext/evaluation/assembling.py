@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ropext.base.jsontext import read_values, values_json
 from ropext.evaluation.divergence import against_key
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import read_values, values_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import Overlap, marked

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropext import scaling
-from ropext.checkpoint.snapshot import Snapshot
-from ropext.errors import NotExpressible, RopextError, UsageError
+from ropext.base.errors import NotExpressible, RopextError, UsageError
 from ropext.evaluation.variants import Computing, Variant
-from ropext.inspecting import plan_config, plan_of
+from ropext.files.checkpoint.snapshot import Snapshot
+from ropext.files.inspecting import plan_config, plan_of
 from ropext.options.extend import KNOBS, Extend
 from ropext.planning import Plan
 from ropext.results import BASE, EXTENDED

@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ropext import families
-from ropext.checkpoint import Snapshot
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
 from ropext.evaluation.divergence import OPTION
 from ropext.evaluation.forward import no_matrix
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.reader import MIB, choose_manner, shape_of
 from ropext.evaluation.reads import Reads
+from ropext.files.checkpoint import Snapshot
 from ropext.models.head import foretold_bend
 from ropext.models.load import device_of, free_memory, skeleton, with_attention
 from ropext.options.evaluate import Evaluate
@@ -69,7 +69,7 @@ def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> 
                 raise no_matrix(OPTION)
     for variant in variants:
         if variant.cache is not None:
-            from ropext.patching.rounding import kept_layers  # late: it loads torch
+            from ropext.models.patching.rounding import kept_layers  # late: it loads torch
 
             kept_layers(variant.snapshot.config)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.errors import UnsupportedModel
+from ropext.base.errors import UnsupportedModel
+from ropext.base.jsontext import digest
+from ropext.base.lengths import length_at_least
 from ropext.evaluation.forward import (
     TILE_COLUMNS,
     Ids,
@@ -23,8 +25,6 @@ from ropext.evaluation.forward import (
     tiled_divergence,
 )
 from ropext.evaluation.reading import read_pass, read_short
-from ropext.jsontext import digest
-from ropext.lengths import length_at_least
 from ropext.results.measurement import (
     AGREEMENT,
     DIVERGENCE,

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from ropext.corpus import (
+from ropext.base.errors import InputError, UsageError
+from ropext.base.inputs import CONFIG_LIMIT, read_bytes
+from ropext.base.lengths import doubling_grid, length_text, lengths_text
+from ropext.evaluation.corpus import (
     Corpus,
     DocumentEncoder,
     Source,
@@ -16,15 +19,10 @@ from ropext.corpus import (
     texts_of,
     unread_files,
 )
-from ropext.corpus.selection import REMEDY, WINDOWS
-from ropext.errors import InputError, UsageError
+from ropext.evaluation.corpus.selection import REMEDY, WINDOWS
 from ropext.evaluation.lineup import Lineup
-from ropext.inputs import CONFIG_LIMIT, read_bytes
-from ropext.lengths import doubling_grid, length_text, lengths_text
 from ropext.options.evaluate import Evaluate, Measuring
-from ropext.results import EXTENDED
-from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.tasks import (
+from ropext.options.tasks import (
     Haystack,
     Item,
     check_amount,
@@ -34,8 +32,10 @@ from ropext.tasks import (
     repetition,
     running_text,
 )
-from ropext.tasks.item import TooShort
-from ropext.tasks.passages import KnownAnswer
+from ropext.options.tasks.item import TooShort
+from ropext.options.tasks.passages import KnownAnswer
+from ropext.results import EXTENDED
+from ropext.results.values import FEWEST_DOCUMENTS
 
 
 @dataclass(frozen=True)

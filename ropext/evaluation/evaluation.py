@@ -9,18 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import guard, workdir
-from ropext.checkpoint import Snapshot, provenance
-from ropext.checkpoint.digests import Digests
-from ropext.corpus import Corpus, DocumentEncoder
-from ropext.errors import NothingKept, UsageError
+from ropext.base import guard, workdir
+from ropext.base.errors import NothingKept, UsageError
+from ropext.base.jsontext import digest
+from ropext.base.narration import Call, Hooks, Say, Show, clean_command, told_of_files, unseen
+from ropext.base.workdir import USED, Workdir
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
+from ropext.evaluation.corpus import Corpus, DocumentEncoder
 from ropext.evaluation.costs import Costs, check_models, count_evaluation
 from ropext.evaluation.lineup import Lineup, fetched
 from ropext.evaluation.reader import Models, Progress, Reader
 from ropext.evaluation.reads import Reads
-from ropext.jsontext import digest
+from ropext.files.checkpoint import Snapshot, provenance
+from ropext.files.checkpoint.digests import Digests
 from ropext.models.load import (
     device_of,
     load_model,
@@ -31,17 +33,15 @@ from ropext.models.load import (
     tell_used,
 )
 from ropext.models.processes import is_main, rank_and_count, wait_for_everyone
-from ropext.narration import Call, Hooks, Say, Show, clean_command, told_of_files, unseen
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
-from ropext.report.evaluation import write_report
 from ropext.results import BASE, SCHEMA, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement, Store
 from ropext.results.numbers import EvaluationFacts
 from ropext.results.overlap import Overlap
 from ropext.results.perplexity import SHORT_WINDOW, Protocol
-from ropext.workdir import USED, Workdir
+from ropext.results.report.evaluation import write_report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

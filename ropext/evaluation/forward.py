@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.errors import InputError, UnsupportedModel
+from ropext.base.errors import InputError, UnsupportedModel
 from ropext.models.head import logits_after, plain_head, why_bent, why_not_apart
 from ropext.results.perplexity import MASK_STRIDE
 

@@ -9,9 +9,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext.checkpoint.provenance import installed
-from ropext.errors import InputError, RopextError, UsageError
-from ropext.jsontext import Json, JsonObject, digest
+from ropext.base.errors import InputError, RopextError, UsageError
+from ropext.base.jsontext import Json, JsonObject, digest
+from ropext.files.checkpoint.provenance import installed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

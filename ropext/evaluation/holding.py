@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext import workdir
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.errors import OutputExists, RopextError, UsageError
+from ropext.base import workdir
+from ropext.base.errors import OutputExists, RopextError, UsageError
+from ropext.base.jsontext import write_json
 from ropext.evaluation.lineup import Lineup, line_up_patched, line_up_snapshot
 from ropext.evaluation.variants import HeldModel, HeldSnapshot, Variant
-from ropext.jsontext import write_json
-from ropext.models.tokenizer import load_tokenizer
-from ropext.options.evaluate import Evaluate
-from ropext.patching import (
+from ropext.files.checkpoint import Snapshot, open_snapshot
+from ropext.models.patching import (
     base_model,
     changed_since_patch,
     check_rotation,
@@ -25,8 +23,10 @@ from ropext.patching import (
     original_of,
     plan_in,
 )
+from ropext.models.tokenizer import load_tokenizer
+from ropext.options.evaluate import Evaluate
 from ropext.results import EXTENDED, SHORT
-from ropext.rope import CONFIG
+from ropext.scaling.rope import CONFIG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> Held
     if options.method and plan_in(live) is not None:
         raise UsageError(
             "method extends a model as it was trained, and this one is patched; give no method, or "
-            "call ropext.patching.unpatch(model) first"
+            "call ropext.models.patching.unpatch(model) first"
         )
     merged = _merged_adapters(model)
     if merged:

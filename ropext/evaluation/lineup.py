@@ -7,20 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropext import families
-from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.adapter import read_lora
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import (
-    READ_FROM,
-    SAVED,
-    Record,
-    identity,
-    read_record,
-    record_of_config,
-    scaled_by_config,
-)
-from ropext.corpus import Corpus
-from ropext.errors import RopextError, UnsupportedModel, UsageError
+from ropext.base.errors import RopextError, UnsupportedModel, UsageError
+from ropext.base.jsontext import Json
+from ropext.evaluation.corpus import Corpus
 from ropext.evaluation.variants import (
     HeldModel,
     ModelReach,
@@ -32,16 +21,27 @@ from ropext.evaluation.variants import (
     record_of_weights,
     trained_on,
 )
-from ropext.inspecting import plan_config
-from ropext.jsontext import Json
+from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.files.checkpoint.adapter import read_lora
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import (
+    READ_FROM,
+    SAVED,
+    Record,
+    identity,
+    read_record,
+    record_of_config,
+    scaled_by_config,
+)
+from ropext.files.inspecting import plan_config
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.overlap import Overlap, overlap
-from ropext.rope import Spectrum
 from ropext.scaling import self_extend
+from ropext.scaling.rope import Spectrum
 
 LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> kind of the checkpoint
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one

@@ -4,19 +4,19 @@ measurements of `ropext eval`."""
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ropext.checkpoint import open_snapshot, with_weights
-from ropext.corpus import Corpus, Source, require_data
-from ropext.errors import UnsupportedModel
+from ropext.base.errors import UnsupportedModel
+from ropext.base.jsontext import JsonObject, values_json
+from ropext.base.lengths import length_text
+from ropext.base.narration import NOBODY, Call, Hooks
 from ropext.evaluation.contenders import Contenders, closed_forms, rivals
+from ropext.evaluation.corpus import Corpus, Source, require_data
 from ropext.evaluation.documents import DocumentWords
 from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import Lineup
 from ropext.evaluation.ranking import rank
 from ropext.evaluation.request import prepare
-from ropext.jsontext import JsonObject, values_json
-from ropext.lengths import length_text
+from ropext.files.checkpoint import open_snapshot, with_weights
 from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
-from ropext.narration import NOBODY, Call, Hooks
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.extend import Extend
 from ropext.planning import Plan

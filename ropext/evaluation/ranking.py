@@ -3,11 +3,11 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ropext.base.narration import SILENT, Hooks
 from ropext.evaluation.contenders import Contenders, preference
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import applied
-from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.results import rules
 from ropext.results.measurement import Store

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, Interrupted, NothingKept
+from ropext.base.errors import InputError, Interrupted, NothingKept
+from ropext.base.narration import SILENT, Hooks
 from ropext.evaluation.divergence import OPTION, Against
 from ropext.evaluation.forward import (
     HEAD_BYTES,
@@ -30,11 +30,11 @@ from ropext.evaluation.forward import (
 )
 from ropext.evaluation.reads import Reads, Unit, read_unit
 from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied, held_by
+from ropext.files.checkpoint import Snapshot
 from ropext.models.adapter import add_adapter
 from ropext.models.head import foretold_bend
 from ropext.models.load import free_memory, memory_errors, out_of_memory
 from ropext.models.processes import wait_for_everyone
-from ropext.narration import SILENT, Hooks
 from ropext.options.evaluate import DocumentOptions
 from ropext.results import BASE
 from ropext.results.measurement import Measurement, Store

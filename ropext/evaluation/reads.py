@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ropext.corpus import Document, DocumentEncoder
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.base.jsontext import JsonObject, digest, read_values, values_json
+from ropext.base.lengths import length_text, tail_tokens
+from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.divergence import (
     Against,
     against_key,
@@ -34,9 +36,8 @@ from ropext.evaluation.reading import (
     score_items,
 )
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import JsonObject, digest, read_values, values_json
-from ropext.lengths import length_text, tail_tokens
 from ropext.options.evaluate import Evaluate
+from ropext.options.tasks import Item
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import MASK_STRIDE, Documents, Frame, Reading
@@ -44,7 +45,6 @@ from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
 from ropext.results.values import Bootstrap
 from ropext.results.windows import short_windows, strided_windows
-from ropext.tasks import Item
 
 ANSWERS = "items/"  # folder in a store
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ropext import guard
-from ropext.checkpoint import Snapshot
-from ropext.corpus import DocumentEncoder, require_data
-from ropext.dequantising import directory_of
-from ropext.errors import UsageError
+from ropext.base import guard
+from ropext.base.errors import UsageError
+from ropext.base.inputs import inside_wrapper, model_name
+from ropext.base.narration import Call
 from ropext.evaluation import harness
+from ropext.evaluation.corpus import DocumentEncoder, require_data
 from ropext.evaluation.documents import (
     AS_EVAL,
     DocumentWords,
@@ -23,13 +23,13 @@ from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import Lineup, line_up, overlaps_of
 from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads, checked_prediction
 from ropext.evaluation.variants import held_by
-from ropext.inputs import inside_wrapper, model_name
+from ropext.files.checkpoint import Snapshot
+from ropext.models.dequantising import directory_of
 from ropext.models.load import silenced
+from ropext.models.patching import base_model
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Call
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import reads
-from ropext.patching import base_model
 from ropext.results import BASE
 from ropext.results.gates import Gate, Metrics, split_spec
 from ropext.results.perplexity import PROTOCOLS

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext import families
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import Record, read_record
-from ropext.errors import UnsupportedModel, UsageError, first_line
+from ropext.base.errors import UnsupportedModel, UsageError, first_line
+from ropext.base.jsontext import Json, JsonObject, read_object
 from ropext.families.model import LENGTH_KEYS
-from ropext.forms import LENGTH_DEPENDENT
-from ropext.jsontext import Json, JsonObject, read_object
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record, read_record
+from ropext.files.schemes import read_positions
 from ropext.models.load import fills_in, is_masked
+from ropext.models.patching import apply_plan, base_model, plan_in
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
-from ropext.patching import apply_plan, base_model, plan_in
 from ropext.planning import CONFIG_ALONE, InMemory
 from ropext.results import BASE, EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
 from ropext.results.perplexity import Frame
-from ropext.rope import Positions, RopeSite
-from ropext.schemes import read_positions
+from ropext.scaling.forms import LENGTH_DEPENDENT
+from ropext.scaling.rope import Positions, RopeSite
 
 if TYPE_CHECKING:
     import torch
@@ -297,8 +297,8 @@ Computing = Callable[[Variant], AbstractContextManager[Any]]
 @contextmanager
 def applied(model: Any, variant: Variant) -> Iterator[Any]:
     """Make a loaded model compute as the variant says, inside the `with` block."""
-    from ropext.patching import apply_config, unpatch
-    from ropext.patching.rounding import cache_rounded
+    from ropext.models.patching import apply_config, unpatch
+    from ropext.models.patching.rounding import cache_rounded
 
     with ExitStack() as stack:
         if variant.adapter is None and hasattr(model, "disable_adapter"):
@@ -332,7 +332,7 @@ class ModelReach:
         """
         if not self.has_table:
             return base_variant(extended, record.base["config"])
-        from ropext.schemes.plan import growth_of  # late: no rotary model needs it
+        from ropext.files.schemes.plan import growth_of  # late: no rotary model needs it
 
         rows = growth_of(extended, record).undone()
         if rows is None:

@@ -10,9 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
-from ropext.errors import ConfigError, InputError
+from ropext.base.errors import ConfigError, InputError
+from ropext.base.jsontext import untagged_float
 from ropext.families.described import Facts, handed_over
-from ropext.jsontext import untagged_float
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ropext.jsontext import Json, JsonObject, digest
+from ropext.base.jsontext import Json, JsonObject, digest
 
 # Keys that an extension writes: rope dicts, theta, the partial factor and lengths. They change no
 # fact of a type, for the child sets them itself.

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ropext.errors import ConfigError
+from ropext.base.errors import ConfigError
 from ropext.families.config import Dict, defaults_of
 from ropext.families.described import Facts
 from ropext.families.table import Family, Label, family
-from ropext.forms import LARGEST_THETA, Params
+from ropext.scaling.forms import LARGEST_THETA, Params
 
 MOST_LAYERS = 1 << 10
 MOST_CHANNELS = 1 << 24

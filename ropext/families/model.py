@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropext import forms
-from ropext.errors import ConfigError, InputError
+from ropext.base.errors import ConfigError, InputError
 from ropext.families.config import shown
 from ropext.families.described import Facts
 from ropext.families.geometry import (
@@ -18,8 +17,9 @@ from ropext.families.geometry import (
     partial_factor,
 )
 from ropext.families.table import LOGIT_SCALES, Family
-from ropext.forms import Params
-from ropext.rope import ABSENT, Edit, Rope, RopeSite
+from ropext.scaling import forms
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import ABSENT, Edit, Rope, RopeSite
 
 ORIGINAL = "original_max_position_embeddings"
 NAMED = ("yarn", "longrope", "llama3")  # types whose dict says the original length

@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from ropext import forms
-from ropext.errors import ConfigError
+from ropext.base.errors import ConfigError
 from ropext.families.config import LONGEST_LIST, MOST, SMALLEST, Dict, named, shown
 from ropext.families.geometry import TextConfig
 from ropext.families.model import Problem
 from ropext.families.table import LOGIT_SCALES, Family, Label
-from ropext.forms import Params
+from ropext.scaling import forms
+from ropext.scaling.forms import Params
 
 # The keys that a form is made of; every other key of a rope dict is kept as it stands.
 FORM_KEYS = frozenset(

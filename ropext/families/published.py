@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ropext import forms
 from ropext.families.config import packaged
 from ropext.families.model import Model
-from ropext.rope import RopeSite, Spectrum
+from ropext.scaling import forms
+from ropext.scaling.rope import RopeSite, Spectrum
 
 _NAMES = {"yarn": "YaRN", "llama3": "llama3", "longrope": "LongRoPE"}
 

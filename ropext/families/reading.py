@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ropext import forms
-from ropext.errors import ConfigError, InputError, UnsupportedModel
+from ropext.base.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config, table
 from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, text_part
 from ropext.families.described import NO_FACTS, Described, Facts, Numbers, handed_over
@@ -26,8 +25,9 @@ from ropext.families.model import (
 )
 from ropext.families.params import read_flat, read_nested
 from ropext.families.table import Label
-from ropext.forms import Params
-from ropext.rope import CONFIG, RopeSite
+from ropext.scaling import forms
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import CONFIG, RopeSite
 
 # How many layers predict further tokens, as DeepSeek, Qwen and MiniMax call it.
 PREDICTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")

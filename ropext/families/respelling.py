@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.base.errors import InputError, RopextError, UsageError
 from ropext.families.config import named, text_part
 from ropext.families.geometry import TextConfig
 from ropext.families.model import LENGTH_KEYS, NAMED, ORIGINAL, Model, Problem, diff
@@ -13,8 +13,8 @@ from ropext.families.params import FORM_KEYS, LENGTHS
 from ropext.families.reading import as_read, interpret
 from ropext.families.table import family
 from ropext.families.writing import text_config, write
-from ropext.forms import Params
-from ropext.rope import ABSENT, Edit
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import ABSENT, Edit
 
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta")
 # Forms whose code in transformers 5 fails on a head_dim of null.

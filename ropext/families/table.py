@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ropext.families.described import Described, Facts
-from ropext.forms import NAMES
+from ropext.scaling.forms import NAMES
 
 # Types that a stock config can carry; `dynamic` is stateful and is never written.
 ALL = tuple(name for name in NAMES if name not in ("dynamic", "proportional"))

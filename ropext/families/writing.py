@@ -4,8 +4,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ropext import forms
-from ropext.errors import NotExpressible
+from ropext.base.errors import NotExpressible
+from ropext.base.jsontext import tagged
 from ropext.families.config import defaults_of, text_part
 from ropext.families.described import hand_over
 from ropext.families.geometry import TextConfig
@@ -20,9 +20,9 @@ from ropext.families.params import (
     turning_share,
 )
 from ropext.families.table import Family, Label, family
-from ropext.forms import Params
-from ropext.jsontext import tagged
-from ropext.rope import Rope, RopeSite
+from ropext.scaling import forms
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import Rope, RopeSite
 
 # What a save by another program or a user's choice changes, and nothing proved follows from.
 FREE_KEYS = frozenset(

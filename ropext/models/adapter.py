@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint.adapter import WEIGHTS, read_lora
-from ropext.errors import InputError, first_line
-from ropext.jsontext import Json
+from ropext.base.errors import InputError, first_line
+from ropext.base.jsontext import Json
+from ropext.files.checkpoint.adapter import WEIGHTS, read_lora
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ropext.errors import class_of
+from ropext.base.errors import class_of
 
 if TYPE_CHECKING:
     import torch

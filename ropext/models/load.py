@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ropext.atomic import run_errors
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
+from ropext.base.atomic import run_errors
+from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError, first_line
+from ropext.base.narration import Say
+from ropext.base.systems import peak_memory
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.unchanged import check_unchanged
+from ropext.files.schemes import read_positions
 from ropext.models.quantised import raise_named
-from ropext.narration import Say
-from ropext.report.text import size
-from ropext.schemes import read_positions
-from ropext.systems import peak_memory
+from ropext.results.report.text import size
 
 if TYPE_CHECKING:
     import torch

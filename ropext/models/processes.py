@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from ropext.errors import InputError, Stopped, UsageError
+from ropext.base.errors import InputError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from accelerate import FullyShardedDataParallelPlugin

@@ -4,7 +4,7 @@ from importlib import metadata
 from traceback import walk_tb
 from types import TracebackType
 
-from ropext.errors import UnsupportedModel, first_line
+from ropext.base.errors import UnsupportedModel, first_line
 
 LIBRARIES = (
     "bitsandbytes",

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ropext.systems import limit_memory
+from ropext.base.systems import limit_memory
 
 if TYPE_CHECKING:  # the child does not need it
-    from ropext.jsontext import Json
+    from ropext.base.jsontext import Json
 
 SECONDS = 20.0  # for one answer, which takes milliseconds
 MEMORY = 4 << 30  # bytes of address space, if the system limits them

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint import Snapshot
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject
 from ropext.families.config import Dict, flat, parts
-from ropext.jsontext import Json, JsonObject
+from ropext.files.checkpoint import Snapshot
 from ropext.models import sandbox
 
 # Keys of tokenizer_config.json that no class counts to, and the largest number of another key for

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.fields import Words
 
 UNROUNDED = "f16"

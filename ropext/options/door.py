@@ -13,7 +13,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from ropext.errors import UsageError, did_you_mean
+from ropext.base.errors import UsageError, did_you_mean
 from ropext.options.extend import Reach, Writing
 from ropext.options.fields import (
     PLACE_ROLES,

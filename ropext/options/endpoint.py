@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.evaluate import Evaluate, Measuring
 from ropext.options.fields import (
     LONGEST_TARGET,
@@ -22,7 +22,7 @@ from ropext.options.fields import (
     flag,
     wanted,
 )
-from ropext.tasks import MOST_ITEMS, all_named, wording_of
+from ropext.options.tasks import MOST_ITEMS, all_named, wording_of
 
 MOST_DEPTHS = 64  # needles in one text
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from ropext import scaling
-from ropext.errors import UsageError
-from ropext.jsontext import Json
+from ropext.base.errors import UsageError
+from ropext.base.jsontext import Json
 from ropext.options.cache import CACHE_NAMES, RoundedCaches, StoredCache, stored_cache
 from ropext.options.fields import (
     ATTENTIONS,
@@ -38,9 +38,9 @@ from ropext.options.fields import (
     Words,
     wanted,
 )
+from ropext.options.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
 from ropext.scaling import self_extend
 from ropext.scaling.self_extend import FoldOptions
-from ropext.tasks import MOST_ITEMS, RULER, TASKS, all_named, find_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FAMILIES = [task.name for task in TASKS if not task.ruler]

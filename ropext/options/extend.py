@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_origin
 from pydantic import BeforeValidator, create_model, model_validator
 
 from ropext import scaling
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.fields import (
     LONGEST_TARGET,
     Content,
@@ -41,7 +41,7 @@ AUTO = "auto"
 
 def _loaders(value: object) -> object:
     """Check the names of loaders."""
-    from ropext import loaders  # late: no --help needs the table
+    from ropext.families import loaders  # late: no --help needs the table
 
     if isinstance(value, str):
         return loaders.parse_for(value)

@@ -35,9 +35,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ropext.errors import UsageError, class_of, did_you_mean
-from ropext.jsontext import untagged_float
-from ropext.lengths import parse_length, parse_lengths
+from ropext.base.errors import UsageError, class_of, did_you_mean
+from ropext.base.jsontext import untagged_float
+from ropext.base.lengths import parse_length, parse_lengths
 
 # Positions are 32-bit integers in most engines.
 LONGEST_TARGET = 2**31 - 1

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.cache import CACHE_NAMES
 from ropext.options.fields import Count, Neutral, Options, Panel, Words, wanted
 

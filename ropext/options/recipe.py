@@ -27,8 +27,8 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema
 
 from ropext import scaling
-from ropext.errors import InputError, RopextError, UsageError, did_you_mean
-from ropext.inputs import as_text, is_path, read_bytes, read_text
+from ropext.base.errors import InputError, RopextError, UsageError, did_you_mean
+from ropext.base.inputs import as_text, is_path, read_bytes, read_text
 from ropext.options.evaluate import Evaluate, Measuring
 from ropext.options.extend import (
     AUTO,

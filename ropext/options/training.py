@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.extend import Extend, Reach
 from ropext.options.fields import (
     ATTENTIONS,
@@ -31,7 +31,7 @@ from ropext.options.fields import (
     Words,
     wanted,
 )
-from ropext.tasks import MOST_ITEMS
+from ropext.options.tasks import MOST_ITEMS
 
 # Documents held out: DATA, which may be a stream without an end, is read until there are as many.
 MOST_JUDGING = 10_000

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Call
 from ropext.evaluation.contenders import preference
-from ropext.jsontext import JsonObject
-from ropext.narration import Call
 from ropext.options.fields import EVALUATE, EXTEND, FIT
 from ropext.options.recipe import SECTIONS
 from ropext.pipeline.dividing import write_documents

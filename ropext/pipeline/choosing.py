@@ -8,20 +8,20 @@ OUT.run/choice/
 
 from pathlib import Path
 
-from ropext.checkpoint import open_snapshot, provenance, with_weights
-from ropext.checkpoint.staging import Output, check_output
-from ropext.errors import UsageError
-from ropext.jsontext import read_json, write_json
+from ropext.base.errors import UsageError
+from ropext.base.jsontext import read_json, write_json
+from ropext.base.narration import Call, clean_command, told_of_files
+from ropext.base.stepdir import Step, StepDir, left_by, step_record
+from ropext.base.workdir import Flat, Workdir, remove
+from ropext.files.checkpoint import open_snapshot, provenance, with_weights
+from ropext.files.checkpoint.staging import Output, check_output
 from ropext.models.processes import rank_and_count
-from ropext.narration import Call, clean_command, told_of_files
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT, NUMBERS
 from ropext.options.recipe import Recipe
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.prospect import Prospect, prospect
 from ropext.pipeline.stage import section_key
-from ropext.stepdir import Step, StepDir, left_by, step_record
-from ropext.workdir import Flat, Workdir, remove
 
 
 def check(output: Path, call: Call) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ropext.atomic import write_text
-from ropext.checkpoint import Snapshot
-from ropext.corpus import (
+from ropext.base.atomic import write_text
+from ropext.base.errors import InputError
+from ropext.base.lengths import length_text
+from ropext.base.narration import Call
+from ropext.evaluation.corpus import (
     MOST_TOKENS,
     Basket,
     DistinctTexts,
@@ -18,13 +20,11 @@ from ropext.corpus import (
     RawDocument,
     texts_of,
 )
-from ropext.corpus.selection import NO_LIMIT
-from ropext.errors import InputError
+from ropext.evaluation.corpus.selection import NO_LIMIT
 from ropext.evaluation.documents import source_of
-from ropext.lengths import length_text
+from ropext.files.checkpoint import Snapshot
 from ropext.models.load import silenced
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Call
 from ropext.options.evaluate import Evaluate
 from ropext.results.overlap import trained
 from ropext.results.values import FEWEST_DOCUMENTS

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ropext.jsontext import Json
-from ropext.report import tables
-from ropext.report.result import Result
+from ropext.base.jsontext import Json
+from ropext.base.table import Table
 from ropext.results.measurement import Measurement
-from ropext.table import Table
+from ropext.results.report import tables
+from ropext.results.report.result import Result
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -38,7 +38,7 @@ class Evaluated(Result, Measurement):
         """Lay out what a terminal shows."""
         if self.facts.endpoint is None:
             return tables.main_tables(self)
-        from ropext.ports.tables import port_tables
+        from ropext.endpoint.tables import port_tables
 
         return port_tables(self)
 

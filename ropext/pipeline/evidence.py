@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from pydantic import InstanceOf
 
-from ropext.checkpoint import provenance
-from ropext.jsontext import Json, JsonObject, read_object, values_json
-from ropext.narration import scrub
+from ropext.base.jsontext import Json, JsonObject, read_object, values_json
+from ropext.base.narration import scrub
+from ropext.base.stepdir import StepRecord, step_record
+from ropext.base.workdir import Flat
+from ropext.files.checkpoint import provenance
 from ropext.options.recipe import REPORT
 from ropext.pipeline.work import USED, Work
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome, split_spec
 from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
-from ropext.stepdir import StepRecord, step_record
-from ropext.workdir import Flat
 
 SECTION = "run"  # of ropext.json
 # What a record repeats of an evaluation, and of each model there.

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropext import guard
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.writing import Written
-from ropext.errors import InputError
-from ropext.inspecting import open_model, read_again
-from ropext.jsontext import Json
-from ropext.loaders import Serving
+from ropext.base import guard
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json
+from ropext.base.table import Number, Table, with_rows
+from ropext.families.loaders import Serving
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.checkpoint.writing import Written
+from ropext.files.inspecting import open_model, read_again
+from ropext.files.schemes import read_positions
 from ropext.pipeline.extending import extension_json
 from ropext.planning import ExtensionPlan
-from ropext.report import text
-from ropext.report.result import Result
-from ropext.schemes import read_positions
-from ropext.table import Number, Table, with_rows
+from ropext.results.report import text
+from ropext.results.report.result import Result
 
 EDITED = ("file", "key", "before", "after")
 

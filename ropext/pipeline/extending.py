@@ -6,23 +6,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropext import guard
-from ropext.checkpoint import Snapshot, provenance, with_weights
-from ropext.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
-from ropext.checkpoint.snapshot import NoWeights
-from ropext.checkpoint.staging import check_output
-from ropext.checkpoint.writing import WriteManner, Written, write
-from ropext.errors import InputError
-from ropext.inputs import read_text
-from ropext.inspecting import open_model, planned
-from ropext.jsontext import Json
-from ropext.loaders import Serving
-from ropext.narration import Call, Say, told_of_files
+from ropext.base import guard
+from ropext.base.errors import InputError
+from ropext.base.inputs import read_text
+from ropext.base.jsontext import Json
+from ropext.base.narration import Call, Say, told_of_files
+from ropext.families.loaders import Serving
+from ropext.files.checkpoint import Snapshot, provenance, with_weights
+from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
+from ropext.files.checkpoint.snapshot import NoWeights
+from ropext.files.checkpoint.staging import check_output
+from ropext.files.checkpoint.writing import WriteManner, Written, write
+from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import reads
 from ropext.planning import ExtensionPlan
-from ropext.report.text import serving_text
-from ropext.sources import source_of
+from ropext.proof.sources import source_of
+from ropext.results.report.text import serving_text
 
 
 @dataclass(frozen=True)

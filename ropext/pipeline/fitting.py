@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import bundled, guard
-from ropext.checkpoint import provenance
-from ropext.inspecting import open_model, planned
-from ropext.narration import Call
+from ropext.base import bundled, guard
+from ropext.base.narration import Call
+from ropext.files.checkpoint import provenance
+from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing
 from ropext.options.training import Fit
 from ropext.pipeline import extending

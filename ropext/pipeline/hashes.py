@@ -4,11 +4,11 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ropext import bundled
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import sha256_of
-from ropext.jsontext import digest
+from ropext.base import bundled
+from ropext.base.jsontext import digest
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import sha256_of
 from ropext.options.fields import DOCUMENTS
 
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropext import bundled, guard
-from ropext.corpus.sources import Source, is_missing
-from ropext.errors import InputError, UsageError
-from ropext.inputs import from_home
-from ropext.narration import scrub
+from ropext.base import bundled, guard
+from ropext.base.errors import InputError, UsageError
+from ropext.base.inputs import from_home
+from ropext.base.narration import scrub
+from ropext.base.workdir import beside
+from ropext.evaluation.corpus.sources import Source, is_missing
 from ropext.options.fields import (
     EVALUATE,
     EXTEND,
@@ -31,7 +32,6 @@ from ropext.options.recipe import (
     role_at,
 )
 from ropext.results.gates import Gate, parse_gate, split_spec
-from ropext.workdir import beside
 
 
 def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:

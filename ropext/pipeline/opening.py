@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import workdir
-from ropext.checkpoint.provenance import TRAININGS, Record, read_record, record_in
-from ropext.errors import InputError
-from ropext.inputs import from_home
-from ropext.inspecting import open_model
-from ropext.jsontext import JsonObject
+from ropext.base import workdir
+from ropext.base.errors import InputError
+from ropext.base.inputs import from_home
+from ropext.base.jsontext import JsonObject
+from ropext.files.checkpoint.provenance import TRAININGS, Record, read_record, record_in
+from ropext.files.inspecting import open_model
 from ropext.options.door import public
 from ropext.pipeline.evaluated import Evaluated
 from ropext.pipeline.evidence import SECTION
 from ropext.pipeline.extended import Extended, opened_extension
 from ropext.pipeline.ran import Ran, opened_run
-from ropext.report.compared import Compared, compared_in
 from ropext.results import rundir
+from ropext.results.report.compared import Compared, compared_in
 
 if TYPE_CHECKING:
     from ropext.training.result import Finetuned, Fitted

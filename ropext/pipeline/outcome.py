@@ -8,14 +8,16 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ropext.atomic import os_errors
-from ropext.checkpoint import card, provenance
-from ropext.checkpoint.provenance import Record, read_record
-from ropext.checkpoint.staging import Output, check_output, recover, staged
-from ropext.checkpoint.writing import copy_file, place
-from ropext.errors import InputError, OutputExists
-from ropext.jsontext import JsonObject, digest, read_json, write_json
-from ropext.narration import clean_command
+from ropext.base.atomic import os_errors
+from ropext.base.errors import InputError, OutputExists
+from ropext.base.jsontext import JsonObject, digest, read_json, write_json
+from ropext.base.narration import clean_command
+from ropext.base.table import with_rows
+from ropext.base.workdir import STEPS, Flat, beside
+from ropext.files.checkpoint import card, provenance
+from ropext.files.checkpoint.provenance import Record, read_record
+from ropext.files.checkpoint.staging import Output, check_output, recover, staged
+from ropext.files.checkpoint.writing import copy_file, place
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import SECTION, Evidence, against, evidence_of, section_of
 from ropext.pipeline.hashes import Hashes
@@ -24,10 +26,8 @@ from ropext.pipeline.ran import OUTCOME, keep
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
 from ropext.pipeline.work import Work
-from ropext.report import tables
-from ropext.report.gates import gate_table
-from ropext.table import with_rows
-from ropext.workdir import STEPS, Flat, beside
+from ropext.results.report import tables
+from ropext.results.report.gates import gate_table
 
 PUSHED = (card.README, provenance.NAME)  # written for each output; a push alters them
 OWNED = "output.json"  # digests of the outputs that this run has written

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropext import guard
-from ropext.errors import UsageError
-from ropext.inspecting import open_model
-from ropext.narration import Call
+from ropext.base import guard
+from ropext.base.errors import UsageError
+from ropext.base.narration import Call
+from ropext.endpoint.gates import PortMetrics
+from ropext.endpoint.measuring import measure_port
+from ropext.endpoint.plan import PortPlan, plan_lines, prepare_port, reading_texts
+from ropext.endpoint.report import write_port_report
+from ropext.endpoint.texts import PortTexts
+from ropext.endpoint.vocabulary import text_tokenizer
+from ropext.files.inspecting import open_model
 from ropext.options.endpoint import AskPort, port_options
 from ropext.options.fields import reads
-from ropext.ports.gates import PortMetrics
-from ropext.ports.measuring import measure_port
-from ropext.ports.plan import PortPlan, plan_lines, prepare_port, reading_texts
-from ropext.ports.report import write_port_report
-from ropext.ports.texts import PortTexts
-from ropext.ports.vocabulary import text_tokenizer
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
 from ropext.results.perplexity import Documents
@@ -32,7 +32,9 @@ def plan_port(
     guard.check(reads(given, AskPort), {"--output": output})
     options = port_options(given)
     if options.data is not None:
-        from ropext.corpus import require_data  # late: most servers are asked without texts
+        from ropext.evaluation.corpus import (
+            require_data,  # late: most servers are asked without texts
+        )
         from ropext.evaluation.documents import source_of
 
         require_data(source_of(options))
@@ -56,7 +58,7 @@ def _texts(options: AskPort) -> tuple[str, ...]:
     """The texts of --data that surround keys."""
     if options.data is None or options.haystack != "text":
         return ()
-    from ropext.corpus import read_documents  # late: most servers are asked without
+    from ropext.evaluation.corpus import read_documents  # late: most servers are asked without
     from ropext.evaluation.documents import source_of
 
     texts = list[str]()
@@ -72,7 +74,7 @@ def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
     """The documents that an evaluation of a directory would read, with the tokens that it would."""
     import numpy as np
 
-    from ropext.corpus import DocumentEncoder, Wanted
+    from ropext.evaluation.corpus import DocumentEncoder, Wanted
     from ropext.evaluation.documents import read_corpus
 
     encoder = DocumentEncoder(text_tokenizer(_directory(options)), seed=options.seed)

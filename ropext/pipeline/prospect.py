@@ -3,14 +3,14 @@ choose and those that give the verdict."""
 
 from dataclasses import dataclass
 
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.corpus import Document, DocumentEncoder
-from ropext.errors import RopextError, UsageError
+from ropext.base.errors import RopextError, UsageError
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Call
 from ropext.evaluation.contenders import closed_forms, rivals
+from ropext.evaluation.corpus import Document, DocumentEncoder
 from ropext.evaluation.reads import NEXT_TOKEN
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import JsonObject
-from ropext.narration import Call
+from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
 from ropext.options.recipe import Recipe

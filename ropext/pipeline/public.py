@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropext.inputs import from_home, model_name
-from ropext.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
+from ropext.base.inputs import from_home, model_name
+from ropext.base.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
 from ropext.options.door import public
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing, is_run
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ropext.pipeline.evaluated import Evaluated
     from ropext.pipeline.extended import Extended
     from ropext.pipeline.ran import Ran
-    from ropext.report.compared import Compared
     from ropext.results.gates import Gate
+    from ropext.results.report.compared import Compared
     from ropext.training.result import Finetuned, Fitted
 
 
@@ -200,7 +200,7 @@ def evaluate(
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
     """Set finished evaluations side by side, paired on the same tokens: a run directory, or
     RUN:VARIANT; with `output` write the report there too."""
-    from ropext.report.compared import compare_runs
+    from ropext.results.report.compared import compare_runs
 
     names = [str(from_home(run)) for run in runs]
     place = None if output is None else from_home(output)

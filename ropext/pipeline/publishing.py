@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import guard
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.card import README
-from ropext.inputs import model_name
-from ropext.inspecting import read_again
-from ropext.narration import SILENT, Hooks, Say, silent
+from ropext.base import guard
+from ropext.base.inputs import model_name
+from ropext.base.narration import SILENT, Hooks, Say, silent
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.card import README
+from ropext.files.inspecting import read_again
+from ropext.files.schemes import read_positions
 from ropext.options.door import public
-from ropext.schemes import read_positions
 
 if TYPE_CHECKING:
-    from ropext.checkpoint.push import Pushed
+    from ropext.files.checkpoint.push import Pushed
 
 
 @public()
@@ -35,7 +35,7 @@ def push(
 ) -> "Pushed":
     """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
     or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
-    from ropext.checkpoint import push as pushing
+    from ropext.files.checkpoint import push as pushing
     from ropext.pipeline import outcome
     from ropext.results.gates import split_spec
     from ropext.results.model_index import figures

@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropext.errors import GateFailed, InputError
-from ropext.jsontext import Json, read_object, read_values, values_json, write_json
+from ropext.base.errors import GateFailed, InputError
+from ropext.base.jsontext import Json, read_object, read_values, values_json, write_json
+from ropext.base.stepdir import step_record
+from ropext.base.table import Table, verdict_first, with_rows
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import EVALUATION, Work
-from ropext.report import tables
-from ropext.report.gates import failures, gate_table
-from ropext.report.result import Result
-from ropext.report.text import how_to_serve
 from ropext.results import rundir
 from ropext.results.measurement import Measurement
-from ropext.stepdir import step_record
-from ropext.table import Table, verdict_first, with_rows
+from ropext.results.report import tables
+from ropext.results.report.gates import failures, gate_table
+from ropext.results.report.result import Result
+from ropext.results.report.text import how_to_serve
 
 OUTCOME = "outcome.json"  # what the evidence came to
 DONE = "done"

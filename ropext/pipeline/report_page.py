@@ -2,14 +2,14 @@
 
 import json
 
-from ropext.checkpoint import provenance
-from ropext.jsontext import read_object
+from ropext.base.jsontext import read_object
+from ropext.base.table import Table, with_rows
+from ropext.files.checkpoint import provenance
 from ropext.pipeline.evidence import Evidence, section_of
 from ropext.pipeline.work import Work
-from ropext.report import html, tables
-from ropext.report.gates import failures, gate_table
 from ropext.results import TUNED
-from ropext.table import Table, with_rows
+from ropext.results.report import html, tables
+from ropext.results.report.gates import failures, gate_table
 
 PLOTS = {
     "nll-by-position": "Loss by position",

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import guard
-from ropext.atomic import os_errors, write_text
-from ropext.checkpoint import provenance
-from ropext.checkpoint.staging import check_place, recover
-from ropext.errors import OutputExists, UsageError
-from ropext.inputs import from_home
-from ropext.jsontext import JsonObject
+from ropext.base import guard
+from ropext.base.atomic import os_errors, write_text
+from ropext.base.errors import OutputExists, UsageError
+from ropext.base.inputs import from_home
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Call, clean_command, scrub
+from ropext.base.workdir import Workdir
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.staging import check_place, recover
 from ropext.models.processes import from_first, rank_and_count, wait_for_everyone
-from ropext.narration import Call, clean_command, scrub
 from ropext.options.fields import EVALUATE
 from ropext.options.recipe import REPORT, STAGES, Recipe
 from ropext.pipeline import job, outcome
@@ -32,7 +33,6 @@ from ropext.pipeline.ran import DONE, Ran
 from ropext.pipeline.stage import Stage, resumable
 from ropext.pipeline.steps import stages_of
 from ropext.pipeline.work import Work, plan_run
-from ropext.workdir import Workdir
 
 if TYPE_CHECKING:
     from ropext.pipeline.prospect import Prospect

@@ -8,18 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.provenance import TRAINED_ON, read_record, rewrite
-from ropext.checkpoint.staging import recover, remove_output
-from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError
-from ropext.jsontext import JsonObject, digest
-from ropext.narration import kept_after_interrupt
+from ropext.base.errors import InputError
+from ropext.base.jsontext import JsonObject, digest
+from ropext.base.narration import kept_after_interrupt
+from ropext.base.stepdir import Step, has_finished_step
+from ropext.base.workdir import Flat, beside, release, remove
+from ropext.files.checkpoint.provenance import TRAINED_ON, read_record, rewrite
+from ropext.files.checkpoint.staging import recover, remove_output
+from ropext.files.checkpoint.unchanged import check_unchanged
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
 from ropext.pipeline.hashes import Hashes
 from ropext.pipeline.work import USED, Work
 from ropext.results.overlap import both, from_json, trained_in
-from ropext.stepdir import Step, has_finished_step
-from ropext.workdir import Flat, beside, release, remove
 
 
 def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:

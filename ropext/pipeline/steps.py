@@ -3,10 +3,11 @@ it takes."""
 
 from pathlib import Path
 
-from ropext.atomic import write_bytes
-from ropext.checkpoint.provenance import installed
-from ropext.jsontext import JsonObject, digest, dump
-from ropext.lengths import doubling_grid, lengths_text
+from ropext.base.atomic import write_bytes
+from ropext.base.jsontext import JsonObject, digest, dump
+from ropext.base.lengths import doubling_grid, lengths_text
+from ropext.base.workdir import Flat, release
+from ropext.files.checkpoint.provenance import installed
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import EVALUATE, EXTEND
 from ropext.options.recipe import PLAN
@@ -14,10 +15,9 @@ from ropext.pipeline.extending import warned, write_extension
 from ropext.pipeline.stage import CheckpointStage, Stage
 from ropext.pipeline.training_stages import FinetuneStage, FitStage
 from ropext.pipeline.work import Work
-from ropext.report.text import size
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
+from ropext.results.report.text import size
 from ropext.scaling import is_function
-from ropext.workdir import Flat, release
 
 
 class PlanStage(Stage):

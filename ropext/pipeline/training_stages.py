@@ -1,10 +1,10 @@
 """The stages of a run that train: a fit of the spectrum, and a LoRA."""
 
-from ropext.jsontext import JsonObject, digest
+from ropext.base.jsontext import JsonObject, digest
+from ropext.base.workdir import Flat
 from ropext.options.fields import EXTEND, FINETUNE, FIT
 from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.pipeline.stage import CheckpointStage, section_key
-from ropext.workdir import Flat
 
 
 class FitStage(CheckpointStage):

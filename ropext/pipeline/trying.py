@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ropext import corpus
-from ropext.checkpoint import with_weights
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.base.lengths import length_text
+from ropext.base.narration import Call
+from ropext.evaluation import corpus
 from ropext.evaluation.contenders import readable
 from ropext.evaluation.documents import read_corpus
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
-from ropext.lengths import length_text
+from ropext.files.checkpoint import with_weights
 from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
-from ropext.narration import Call
 from ropext.pipeline.prospect import Prospect
 from ropext.results import EXTENDED
 from ropext.results.measurement import Store

@@ -6,13 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext.atomic import os_errors
-from ropext.checkpoint import Snapshot, open_snapshot, with_weights
-from ropext.checkpoint.provenance import check_code, versions
-from ropext.inspecting import plan_of, told_far
-from ropext.lengths import doubling_grid
+from ropext.base.atomic import os_errors
+from ropext.base.lengths import doubling_grid
+from ropext.base.narration import NOBODY, Call, scrub, told_of_files
+from ropext.base.stepdir import Step, StepDir, left_by
+from ropext.base.workdir import MANIFEST, Flat, beside
+from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
+from ropext.files.checkpoint.provenance import check_code, versions
+from ropext.files.inspecting import plan_of, told_far
 from ropext.models.processes import is_main
-from ropext.narration import NOBODY, Call, scrub, told_of_files
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
 from ropext.pipeline.hashes import Hashes
@@ -20,8 +22,6 @@ from ropext.pipeline.job import gates_of
 from ropext.planning import Plan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
 from ropext.results.gates import Gate, Metrics
-from ropext.stepdir import Step, StepDir, left_by
-from ropext.workdir import MANIFEST, Flat, beside
 
 if TYPE_CHECKING:
     from ropext.evaluation.lineup import Lineup

@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol
 
-from ropext import families, forms, loaders
-from ropext.errors import RopextError
-from ropext.families import Model
+from ropext import families
+from ropext.base.errors import RopextError
+from ropext.base.jsontext import Json, JsonObject
+from ropext.families import Model, loaders
 from ropext.families.config import text_part
-from ropext.forms import Params
-from ropext.jsontext import Json, JsonObject
-from ropext.loaders import LoaderReading, OverrideLine, Serving
-from ropext.loaders.lookup import reading_in
-from ropext.loaders.table import Verdict
+from ropext.families.loaders import LoaderReading, OverrideLine, Serving
+from ropext.families.loaders.lookup import reading_in
+from ropext.families.loaders.table import Verdict
 from ropext.options.extend import Extend
-from ropext.rope import ABSENT, CONFIG, Edit, RopeSite
+from ropext.scaling import forms
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import ABSENT, CONFIG, Edit, RopeSite
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ class Carrier:
     def _file_flags(self, plan: PlannedExtension) -> str:
         """Return what makes llama-server read a GGUF of the base so; "" where nothing but a copy
         does. Such a file is not here: it says the base's theta, and no scaling."""
-        from ropext.loaders import gguf  # late: it reads a table of its own
+        from ropext.families.loaders import gguf  # late: it reads a table of its own
 
         main = plan.main
         row = gguf.converted_to(self.model.text_type)

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from ropext import loaders
-from ropext.forms import Params
-from ropext.loaders import LoaderReading, OverrideLine, Serving, gguf
-from ropext.loaders.gguf import GgufRope
+from ropext.families import loaders
+from ropext.families.loaders import LoaderReading, OverrideLine, Serving, gguf
+from ropext.families.loaders.gguf import GgufRope
 from ropext.planning.carrier import (
     CacheRules,
     Carrier,
@@ -16,7 +15,8 @@ from ropext.planning.carrier import (
     StandingModel,
     Words,
 )
-from ropext.rope import RopeSite
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import RopeSite
 
 FILE = Words(
     "metadata",

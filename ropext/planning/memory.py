@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.families.geometry import CacheLayer, attends
 from ropext.planning.carrier import CacheRules, Carrier
 

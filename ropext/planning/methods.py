@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropext import families, forms, scaling
-from ropext.errors import NotExpressible, UsageError, listed
+from ropext import families, scaling
+from ropext.base.errors import NotExpressible, UsageError, listed
 from ropext.families import Model
-from ropext.loaders import WRONG, LoaderReading, newest
+from ropext.families.loaders import WRONG, LoaderReading, newest
 from ropext.options.extend import KNOBS, Extend, knobs_for
 from ropext.options.fields import flag
 from ropext.planning.carrier import Carrier
-from ropext.rope import Explanation, Rope, RopeSite, explain, turns
+from ropext.scaling import forms
+from ropext.scaling.rope import Explanation, Rope, RopeSite, explain, turns
 
 LENGTH_ONLY = "length-only"  # takes the place of a method
 

@@ -4,12 +4,13 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ropext import loaders, scaling
-from ropext.errors import RopextError, UnsupportedModel, UsageError, listed
-from ropext.families import Model
+from ropext import scaling
+from ropext.base.errors import RopextError, UnsupportedModel, UsageError, listed
+from ropext.base.jsontext import values_json
+from ropext.base.narration import pasted
+from ropext.base.table import Table
+from ropext.families import Model, loaders
 from ropext.families.published import Published
-from ropext.jsontext import values_json
-from ropext.narration import pasted
 from ropext.options.extend import Extend
 from ropext.planning.carrier import DIRECTORY, Carrier, Words
 from ropext.planning.methods import (
@@ -25,11 +26,10 @@ from ropext.planning.methods import (
     rows_of,
     ways_of,
 )
-from ropext.rope import Edit, RopeSite, Spectrum
 from ropext.scaling import self_extend
+from ropext.scaling.rope import Edit, RopeSite, Spectrum
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
-from ropext.table import Table
 
 # Times the context with nothing trained: from here on --untrained is asked for. Nobody publishes an
 # untrained scaling by more than 4 times (families/published.json).

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from ropext import families, scaling
-from ropext.errors import InputError, NotExpressible, UnsupportedModel, UsageError
+from ropext.base.errors import InputError, NotExpressible, UnsupportedModel, UsageError
 from ropext.families import Model
-from ropext.forms import same
 from ropext.options.extend import KNOBS, Extend, knobs_for, resolve_target
 from ropext.options.fields import flag
 from ropext.planning.carrier import Carrier
@@ -24,8 +23,9 @@ from ropext.planning.methods import (
 )
 from ropext.planning.plan import ExtensionPlan, Plan, why_unfolded
 from ropext.planning.warnings import warnings_of
-from ropext.rope import Spectrum
 from ropext.scaling import self_extend
+from ropext.scaling.forms import same
+from ropext.scaling.rope import Spectrum
 from ropext.scaling.self_extend import FoldOptions
 
 # What speaks of a spectrum, which Self-Extend leaves alone.

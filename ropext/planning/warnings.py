@@ -5,7 +5,7 @@ list. It returns its sentence, which begins with the name in brackets, or "" whe
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ropext.loaders import WRONG, newest
+from ropext.families.loaders import WRONG, newest
 from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far, why_unfolded
 
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest

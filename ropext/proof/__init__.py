@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ropext import families, stock
-from ropext.checkpoint.provenance import Record
-from ropext.errors import ProofFailed, listed
-from ropext.families import Model
+from ropext import families
+from ropext.base.errors import ProofFailed, listed
+from ropext.base.jsontext import Json, JsonObject, dump, read_object
+from ropext.families import Model, stock
 from ropext.families.config import Dict, locate, parts
-from ropext.jsontext import Json, JsonObject, dump, read_object
+from ropext.files.checkpoint.provenance import Record
 from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
     LISTED,
@@ -30,7 +30,7 @@ from ropext.proof.comparing import (
     compare_tensors,
     compare_told,
 )
-from ropext.rope import CONFIG, Positions
+from ropext.scaling.rope import CONFIG, Positions
 
 if TYPE_CHECKING:
     from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers

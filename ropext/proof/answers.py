@@ -6,7 +6,7 @@ The child runs without ropext: its files name these types for the type checker a
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
-from ropext.jsontext import Json, JsonObject
+from ropext.base.jsontext import Json, JsonObject
 
 
 class WantedNumbers(TypedDict):

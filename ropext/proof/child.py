@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from ropext.jsontext import Json
+    from ropext.base.jsontext import Json
     from ropext.proof.answers import (
         Built,
         BuiltAttention,

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ropext import forms
-from ropext.errors import FilledTwice, ProofFailed, listed
-from ropext.jsontext import Json, JsonObject
-from ropext.rope import Positions, Site
+from ropext.base.errors import FilledTwice, ProofFailed, listed
+from ropext.base.jsontext import Json, JsonObject
+from ropext.scaling import forms
+from ropext.scaling.rope import Positions, Site
 from ropext.scaling.tables import starts
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from ropext.jsontext import Json, JsonObject
+    from ropext.base.jsontext import Json, JsonObject
     from ropext.proof.answers import BuiltNumbers, Turning, TypeDescription
 
 # What the geometry, the lengths and the costs are computed from.

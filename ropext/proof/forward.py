@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from ropext.jsontext import Json
+    from ropext.base.jsontext import Json
     from ropext.proof.answers import (
         BuiltAttention,
         BuiltRotary,

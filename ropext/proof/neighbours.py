@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropext.jsontext import JsonObject
+from ropext.base.jsontext import JsonObject
 from ropext.results.values import student
 
 HALF = 0.5  # of the way: nearer to the neighbour than to the plan

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext.errors import UsageError
-from ropext.inputs import is_path
-from ropext.jsontext import Json
-from ropext.lengths import length_text, parse_length
+from ropext.base.errors import UsageError
+from ropext.base.inputs import is_path
+from ropext.base.jsontext import Json
+from ropext.base.lengths import length_text, parse_length
 from ropext.options.evaluate import Measuring
+from ropext.options.tasks import RULER, TASK_NAMES, THIRTEEN
 from ropext.results import BASE, STRIDED
 from ropext.results.metrics import (
     DOCUMENTS,
@@ -32,7 +33,6 @@ from ropext.results.metrics import (
     metrics_of,
 )
 from ropext.results.scoring import ALL_TOKENS, Scoring
-from ropext.tasks import RULER, TASK_NAMES, THIRTEEN
 
 if TYPE_CHECKING:
     from ropext.results.values import Value

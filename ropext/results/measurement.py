@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.atomic import write_whole
-from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
-from ropext.lengths import length_text
+from ropext.base.atomic import write_whole
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
+from ropext.base.lengths import length_text
+from ropext.options.tasks import RULER, TASK_NAMES
 from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
@@ -36,7 +37,6 @@ from ropext.results.retrieval import (
     sign_test,
 )
 from ropext.results.values import Bootstrap, Value
-from ropext.tasks import RULER, TASK_NAMES
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ropext.bundled import SCHEME
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.card import Figure
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import Record, identity, read_record
-from ropext.errors import InputError
-from ropext.jsontext import Json, read_values
+from ropext.base.bundled import SCHEME
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, read_values
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.card import Figure
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import Record, identity, read_record
 from ropext.options.fields import DOCUMENTS, TABLES
+from ropext.options.tasks import TASKS, THIRTEEN
 from ropext.results import BASE, UNTOUCHED
 from ropext.results.gates import split_spec
 from ropext.results.measurement import Measurement
@@ -24,7 +25,6 @@ from ropext.results.overlap import Overlap, marked, overlap_in
 from ropext.results.retrieval import RULERS
 from ropext.results.rundir import read_run
 from ropext.results.values import Value, Values
-from ropext.tasks import TASKS, THIRTEEN
 
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -4,7 +4,7 @@ where each model came from, and the numbers of each."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ropext.jsontext import HIDDEN, IF_ANY, OR_NULL, Json, JsonObject, fields_of
+from ropext.base.jsontext import HIDDEN, IF_ANY, OR_NULL, Json, JsonObject, fields_of
 from ropext.results.perplexity import OctaveLoss
 from ropext.results.retrieval import RULERS, HeatCell
 from ropext.results.values import Value

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ropext.checkpoint.provenance import TRAINED_ON, Record, with_training
-from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject, fields_of, read_values
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject, fields_of, read_values
+from ropext.files.checkpoint.provenance import TRAINED_ON, Record, with_training
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.lengths import length_at_least, length_text, lengths_text, octaves
+from ropext.base.lengths import length_at_least, length_text, lengths_text, octaves
 from ropext.results import STRIDED
 from ropext.results.scoring import ALL_TOKENS, Scoring, Span
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value

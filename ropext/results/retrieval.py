@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import NumberIfAny
+from ropext.base.jsontext import NumberIfAny
+from ropext.options.tasks import RULER, TASKS, THIRTEEN
 from ropext.results.values import (
     FEWEST_DOCUMENTS,
     Z95,
@@ -23,7 +24,6 @@ from ropext.results.values import (
     wilson,
     worth_of,
 )
-from ropext.tasks import RULER, TASKS, THIRTEEN
 
 # NoLiMa's rule: effective while the score is at least this share of the short-context score.
 EFFECTIVE_SHARE = 0.85

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ropext.jsontext import Json, JsonObject, values_json
-from ropext.lengths import length_text
+from ropext.base.jsontext import Json, JsonObject, values_json
+from ropext.base.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
 from ropext.results.overlap import marked

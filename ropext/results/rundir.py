@@ -23,10 +23,18 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ropext import guard, workdir
-from ropext.atomic import write_text, write_whole
-from ropext.errors import GateFailed, InputError, NotMeasured, UsageError
-from ropext.jsontext import JsonObject, fields_of, read_json, read_values, values_json, write_json
+from ropext.base import guard, workdir
+from ropext.base.atomic import write_text, write_whole
+from ropext.base.errors import GateFailed, InputError, NotMeasured, UsageError
+from ropext.base.jsontext import (
+    JsonObject,
+    fields_of,
+    read_json,
+    read_values,
+    values_json,
+    write_json,
+)
+from ropext.base.workdir import STORES
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
 from ropext.results.measurement import MeasuredModel, Measurement, Store, write_array
@@ -37,7 +45,6 @@ from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
 from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import scoring_of
 from ropext.results.values import Bootstrap
-from ropext.workdir import STORES
 
 DOCUMENTS = "documents.json"
 ITEMS = "items.jsonl"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from ropext.jsontext import JsonObject
-from ropext.lengths import length_text
+from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import length_text
 
 Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read at a length [stop]
 

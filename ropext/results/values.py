@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from ropext.jsontext import HIDDEN, Number
+from ropext.base.jsontext import HIDDEN, Number
 
 Floats = npt.NDArray[np.float64]
 

@@ -3,11 +3,10 @@
 import re
 from dataclasses import replace
 
-from ropext import forms
-from ropext.errors import UsageError, did_you_mean
-from ropext.rope import Rope, Spectrum
-from ropext.scaling import by_parts, longrope, ntk, pi, self_extend, tables, yarn
+from ropext.base.errors import UsageError, did_you_mean
+from ropext.scaling import by_parts, forms, longrope, ntk, pi, self_extend, tables, yarn
 from ropext.scaling.method import Method, Scaling
+from ropext.scaling.rope import Rope, Spectrum
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-from ropext.errors import UsageError
-from ropext.forms import llama3_pair_factors
-from ropext.rope import Rope
+from ropext.base.errors import UsageError
+from ropext.scaling.forms import llama3_pair_factors
 from ropext.scaling.method import Method, Scaling
+from ropext.scaling.rope import Rope
 
 
 @dataclass(frozen=True)

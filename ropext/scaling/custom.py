@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ropext.errors import UsageError, class_of
-from ropext.rope import Rope, Spectrum, compression
+from ropext.base.errors import UsageError, class_of
 from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
+from ropext.scaling.rope import Rope, Spectrum, compression
 
 Result = TypeVar("Result")
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from ropext.rope import Rope
+from ropext.scaling.rope import Rope
 
 # What a function of a Rope and a factor is, before it has returned anything.
 Function = Callable[[Rope, float], Any]

@@ -5,11 +5,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ropext.errors import InputError, UsageError
-from ropext.forms import Params, longrope_attention
-from ropext.jsontext import untagged_float
-from ropext.rope import Rope
+from ropext.base.errors import InputError, UsageError
+from ropext.base.jsontext import untagged_float
+from ropext.scaling.forms import Params, longrope_attention
 from ropext.scaling.method import Method, Scaling
+from ropext.scaling.rope import Rope
 
 
 @dataclass(frozen=True)

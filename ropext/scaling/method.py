@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ropext.forms import Params
-from ropext.rope import Rope
+from ropext.scaling.forms import Params
+from ropext.scaling.rope import Rope
 
 
 @dataclass(frozen=True)

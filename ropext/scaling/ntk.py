@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from ropext.errors import UsageError
-from ropext.forms import LARGEST_THETA
-from ropext.rope import Rope
+from ropext.base.errors import UsageError
+from ropext.scaling.forms import LARGEST_THETA
 from ropext.scaling.method import Method, NoKnobs, Scaling
+from ropext.scaling.rope import Rope
 
 
 def _by_theta(rope: Rope, theta_ratio: float) -> Scaling:

@@ -1,7 +1,7 @@
 """Position Interpolation (Chen et al. 2023, arXiv 2306.15595)."""
 
-from ropext.rope import Rope
 from ropext.scaling.method import Method, NoKnobs, Scaling
+from ropext.scaling.rope import Rope
 
 
 def pi(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:

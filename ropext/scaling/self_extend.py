@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor

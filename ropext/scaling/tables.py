@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ropext.rope import Positions
+from ropext.scaling.rope import Positions
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ropext.errors import UsageError
-from ropext.forms import BETA_FAST, BETA_SLOW, Params, linear_ramp, mscale, yarn_bounds
-from ropext.rope import Rope, turns
+from ropext.base.errors import UsageError
+from ropext.scaling.forms import BETA_FAST, BETA_SLOW, Params, linear_ramp, mscale, yarn_bounds
 from ropext.scaling.method import Method, Scaling
+from ropext.scaling.rope import Rope, turns
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
-from ropext.jsontext import Json
+from ropext.base.jsontext import Json
 from ropext.serving.questions import Refusal, Turn
 from ropext.serving.turns import Item, TurnStreamer
 

@@ -20,11 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ropext.errors import InputError
-from ropext.jsontext import Json, JsonObject
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject
+from ropext.base.narration import Say, interruptible, silent
+from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
-from ropext.narration import Say, interruptible, silent
-from ropext.ports.server import KEY
 from ropext.serving.answers import AnswerSoFar
 from ropext.serving.connections import BACKLOG, AcceptErrors, bounded
 from ropext.serving.questions import (

@@ -9,8 +9,8 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ropext.narration import Say
-from ropext.systems import free_descriptors
+from ropext.base.narration import Say
+from ropext.base.systems import free_descriptors
 
 HEADER_SECONDS = 30
 BODY_SECONDS = 120  # for the whole body, after the headers

@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import identity
+from ropext.base.jsontext import Json, digest
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import Json, digest
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import identity
 from ropext.planning import ExtensionPlan
 from ropext.results import EXTENDED
 

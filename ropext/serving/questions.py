@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers.cli.serving.utils import BaseHandler, Modality
 
-from ropext.errors import InputError
-from ropext.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
+from ropext.base.errors import InputError
+from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import ask, panics_refused
 from ropext.serving.served import LiveModel
 

@@ -3,18 +3,18 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.adapter import read_lora
-from ropext.checkpoint.snapshot import with_weights
-from ropext.errors import UnsupportedModel
+from ropext.base.errors import UnsupportedModel
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Say, silent
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
 from ropext.evaluation.variants import follows_length, reach_of
-from ropext.inspecting import plan_config
-from ropext.jsontext import JsonObject
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.adapter import read_lora
+from ropext.files.checkpoint.snapshot import with_weights
+from ropext.files.inspecting import plan_config
 from ropext.models.adapter import add_adapter
 from ropext.models.load import load_model, loading_of, memory_errors, silenced
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Say, silent
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.planning import ExtensionPlan
@@ -110,7 +110,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
     """Return the transformers model (with its LoRA layers inside), extended by the plan."""
-    from ropext.patching import apply_plan, base_model
+    from ropext.models.patching import apply_plan, base_model
 
     if plan is not None:
         apply_plan(model, plan)

@@ -8,7 +8,7 @@ any model that a request names.
 from importlib import import_module
 from importlib.util import find_spec
 
-from ropext.errors import InputError
+from ropext.base.errors import InputError
 
 OLDEST = "5.16.1"  # of transformers, with which the tests were run
 NEWEST = "5.23.0"

@@ -19,10 +19,10 @@ from transformers.cli.serving.utils import (
     get_response_template,
 )
 
-from ropext.errors import InputError
-from ropext.jsontext import Json
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json
+from ropext.base.narration import Say
 from ropext.models.tokenizer import ask
-from ropext.narration import Say
 from ropext.serving.questions import Body, Refusal, Turn, question_of
 from ropext.serving.served import LiveModel, new_cache
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ropext import corpus
-from ropext.corpus.selection import NO_LIMIT, REMEDY
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json
+from ropext.base.lengths import length_text
+from ropext.evaluation import corpus
+from ropext.evaluation.corpus.selection import NO_LIMIT, REMEDY
 from ropext.evaluation.documents import DocumentWords, read_corpus
 from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads
-from ropext.jsontext import Json
-from ropext.lengths import length_text
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Trained, trained

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ropext import corpus
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.headers import read_header
-from ropext.checkpoint.provenance import READ_FROM
-from ropext.corpus.selection import NO_LIMIT, REMEDY
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
+from ropext.base.narration import Show
+from ropext.evaluation import corpus
+from ropext.evaluation.corpus.selection import NO_LIMIT, REMEDY
 from ropext.evaluation.reader import Models
 from ropext.evaluation.reads import masked_tokens
 from ropext.evaluation.variants import Variant, applied
 from ropext.families.config import text_part
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.headers import read_header
+from ropext.files.checkpoint.provenance import READ_FROM
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
-from ropext.narration import Show
 from ropext.options.training import Finetune
 from ropext.planning import InMemory
 from ropext.results import BASE, CONTROL, EXTENDED, TUNED, UNTUNED, rules

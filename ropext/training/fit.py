@@ -4,17 +4,17 @@ settled."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropext import corpus
-from ropext.checkpoint import open_snapshot, with_weights
-from ropext.checkpoint.provenance import read_record
-from ropext.errors import UnsupportedModel, UsageError
-from ropext.inspecting import open_model
+from ropext.base.errors import UnsupportedModel, UsageError
+from ropext.evaluation import corpus
+from ropext.files.checkpoint import open_snapshot, with_weights
+from ropext.files.checkpoint.provenance import read_record
+from ropext.files.inspecting import open_model
 from ropext.models import processes
 from ropext.models.tokenizer import load_tokenizer
+from ropext.options.tasks import check_amount
 from ropext.options.training import Fit
 from ropext.planning import Plan
 from ropext.results.overlap import trained_in
-from ropext.tasks import check_amount
 from ropext.training import data, defaults
 from ropext.training.data import TrainingData, judge_of
 from ropext.training.judge import few

@@ -8,7 +8,7 @@ from ropext.planning import Plan
 from ropext.results import BASE, FITTED, START, rules
 from ropext.results.measurement import Measurement
 from ropext.results.values import MARGIN
-from ropext.rope import compression
+from ropext.scaling.rope import compression
 from ropext.training import fit_report, spectrum
 
 

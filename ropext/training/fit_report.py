@@ -1,15 +1,15 @@
 """A fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
 from ropext import scaling
-from ropext.errors import listed
-from ropext.jsontext import JsonObject
-from ropext.lengths import octaves
-from ropext.loaders import WRONG, newest
+from ropext.base.errors import listed
+from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import octaves
+from ropext.base.table import Table, as_text, folded
+from ropext.families.loaders import WRONG, newest
 from ropext.planning import Plan
 from ropext.results import FITTED, START
 from ropext.results.perplexity import by_position
 from ropext.results.values import Value
-from ropext.table import Table, as_text, folded
 from ropext.training.report import (
     Story,
     json_files,
@@ -154,7 +154,7 @@ def _factors_picture(done: Fitted) -> bytes:
     """The pair factors beside those of the closed forms."""
     from matplotlib.ticker import FuncFormatter
 
-    from ropext.report import plots
+    from ropext.results.report import plots
 
     axis = plots.axes("Pair factors", "by how much each pair is slowed", "pair")
     forms = scaling.well_known(done.plan.main.rope, done.plan.target)
@@ -171,7 +171,7 @@ def _factors_picture(done: Fitted) -> bytes:
 
 
 def _positions_picture(done: Fitted) -> bytes:
-    from ropext.report import plots
+    from ropext.results.report import plots
 
     assert done.measurement is not None  # of a fit
     frame = done.measurement.frame

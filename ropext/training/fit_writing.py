@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from ropext import proof
-from ropext.checkpoint import provenance
-from ropext.checkpoint.card import Card, card_of
-from ropext.checkpoint.provenance import record_of
-from ropext.checkpoint.writing import DirectorySource, WriteManner, write
-from ropext.jsontext import JsonObject
-from ropext.narration import Show
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Show
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.card import Card, card_of
+from ropext.files.checkpoint.provenance import record_of
+from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
 from ropext.training.report import Story, write_files
 from ropext.training.result import Fitted
 

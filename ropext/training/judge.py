@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
-from ropext import corpus
+from ropext.base.jsontext import Json, JsonObject
+from ropext.base.narration import Hooks, Show, unseen
+from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader
 from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
-from ropext.jsontext import Json, JsonObject
-from ropext.narration import Hooks, Show, unseen
 from ropext.results import BASE, CONTROL, TUNED
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ropext.checkpoint import Snapshot
-from ropext.errors import InputError, UsageError, did_you_mean
+from ropext.base.errors import InputError, UsageError, did_you_mean
+from ropext.files.checkpoint import Snapshot
 from ropext.models import processes
 from ropext.models.load import (
     Loading,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.adapter import WEIGHTS
-from ropext.checkpoint.writing import place
-from ropext.jsontext import JsonObject
-from ropext.narration import Show
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Show
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.adapter import WEIGHTS
+from ropext.files.checkpoint.writing import place
 from ropext.options.fields import Link
 from ropext.scaling.tables import Growth
 
@@ -82,7 +82,7 @@ class NewRows:
         compared."""
         from safetensors.torch import load_file
 
-        from ropext.schemes import growing  # late: no rotary model needs it
+        from ropext.files.schemes import growing  # late: no rotary model needs it
 
         positions = self.table.positions
         (trained,) = load_file(adapter / WEIGHTS).values()

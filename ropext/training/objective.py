@@ -11,22 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
-from ropext import guard
-from ropext.atomic import reason_of
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import taken_digests, versions, weights_digest
-from ropext.checkpoint.staging import Output, check_output, check_space, recover, settle_output
-from ropext.checkpoint.unchanged import check_unchanged
-from ropext.errors import InputError, OutputExists, Stopped
-from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
-from ropext.evaluation.variants import Computing, Variant
-from ropext.jsontext import Json, JsonObject, digest, read_object, values_json
-from ropext.models import processes
-from ropext.models.head import foretold_bend
-from ropext.models.load import free_memory, memory_errors, skeleton
-from ropext.narration import (
+from ropext.base import guard
+from ropext.base.atomic import reason_of
+from ropext.base.errors import InputError, OutputExists, Stopped
+from ropext.base.jsontext import Json, JsonObject, digest, read_object, values_json
+from ropext.base.narration import (
     SILENT,
     Call,
     Hooks,
@@ -37,13 +26,7 @@ from ropext.narration import (
     told_of_files,
     unseen,
 )
-from ropext.options.fields import FILES, NUMBERS
-from ropext.options.training import Finetune, TrainingOptions
-from ropext.results.measurement import MeasuredModel, Measurement, Store
-from ropext.tasks import Item
-from ropext.training import defaults, loss, models
-from ropext.training.training import Training
-from ropext.workdir import (
+from ropext.base.workdir import (
     SCHEMA,
     USED,
     Workdir,
@@ -54,6 +37,29 @@ from ropext.workdir import (
     read,
     release,
 )
+from ropext.evaluation.reader import Progress, Reader
+from ropext.evaluation.reads import Reads
+from ropext.evaluation.variants import Computing, Variant
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
+from ropext.files.checkpoint.staging import (
+    Output,
+    check_output,
+    check_space,
+    recover,
+    settle_output,
+)
+from ropext.files.checkpoint.unchanged import check_unchanged
+from ropext.models import processes
+from ropext.models.head import foretold_bend
+from ropext.models.load import free_memory, memory_errors, skeleton
+from ropext.options.fields import FILES, NUMBERS
+from ropext.options.tasks import Item
+from ropext.options.training import Finetune, TrainingOptions
+from ropext.results.measurement import MeasuredModel, Measurement, Store
+from ropext.training import defaults, loss, models
+from ropext.training.training import Training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -4,25 +4,26 @@ it."""
 from dataclasses import dataclass
 from typing import Literal
 
-from ropext import bundled, families
-from ropext.checkpoint import Snapshot, open_snapshot
-from ropext.checkpoint.provenance import (
+from ropext import families
+from ropext.base import bundled
+from ropext.base.errors import InputError, UnsupportedModel, UsageError
+from ropext.base.jsontext import Json
+from ropext.families.config import named
+from ropext.files.checkpoint import Snapshot, open_snapshot
+from ropext.files.checkpoint.provenance import (
     READ_FROM,
     Record,
     read_record,
     record_of_config,
     scaled_by_config,
 )
-from ropext.errors import InputError, UnsupportedModel, UsageError
-from ropext.families.config import named
-from ropext.jsontext import Json
+from ropext.files.schemes import read_positions
+from ropext.files.schemes.plan import growth_of
 from ropext.models.load import is_masked
 from ropext.options.fields import flag
 from ropext.options.training import Finetune
 from ropext.results import BASE
 from ropext.scaling.tables import Growth
-from ropext.schemes import read_positions
-from ropext.schemes.plan import growth_of
 
 Train = Literal["lora", "new-rows", "both"]
 OF_A_LORA = (

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropext.checkpoint.provenance import TRAINED_ON
-from ropext.jsontext import Json, JsonObject, values_json
-from ropext.report.text import size
-from ropext.table import Table, columns
+from ropext.base.jsontext import Json, JsonObject, values_json
+from ropext.base.table import Table, columns
+from ropext.files.checkpoint.provenance import TRAINED_ON
+from ropext.results.report.text import size
 from ropext.training.objective import Objective
 from ropext.training.result import Finetuned, Fitted
 from ropext.training.rows import Rows

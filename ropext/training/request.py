@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropext import guard
-from ropext.corpus import Source, require_data
-from ropext.dequantising import directory_of
+from ropext.base import guard
+from ropext.base.narration import Call
+from ropext.base.workdir import beside
+from ropext.evaluation.corpus import Source, require_data
+from ropext.models.dequantising import directory_of
 from ropext.models.load import silenced
-from ropext.narration import Call
 from ropext.options.fields import Texts, reads
 from ropext.options.training import Finetune, Fit
-from ropext.workdir import beside
 
 if TYPE_CHECKING:  # of the two kinds one is imported
     from ropext.training.finetune import AdapterObjective

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ropext.errors import InputError
-from ropext.jsontext import HIDDEN, Json, JsonObject, read_object, read_values, values_json
+from ropext.base.errors import InputError
+from ropext.base.jsontext import HIDDEN, Json, JsonObject, read_object, read_values, values_json
+from ropext.base.table import Table
 from ropext.planning import Plan
-from ropext.report.result import Result
 from ropext.results import FITTED
 from ropext.results.measurement import Measurement
 from ropext.results.overlap import Overlap, overlap_in
+from ropext.results.report.result import Result
 from ropext.results.values import Value, Values
-from ropext.table import Table
 from ropext.training.judge import Numbers
 from ropext.training.objective import CONTENT, Objective
 from ropext.training.tables import finetune_table, fit_table

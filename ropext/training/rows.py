@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ropext.corpus import Document, DocumentEncoder
-from ropext.corpus.encoding import Flags, Ids
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.evaluation.corpus import Document, DocumentEncoder
+from ropext.evaluation.corpus.encoding import Flags, Ids
 from ropext.options.evaluate import DEPTHS
+from ropext.options.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
+from ropext.options.tasks.item import derived_rng, occurs, until_unambiguous
 from ropext.options.training import TrainingOptions
-from ropext.tasks import Haystack, Item, find_task, mkey, noise, repetition, running_text
-from ropext.tasks.item import derived_rng, occurs, until_unambiguous
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ropext.errors import InputError, Stopped, UnsupportedModel, UsageError
-from ropext.forms import LARGEST_THETA, yarn_bounds
-from ropext.jsontext import Json
-from ropext.rope import RopeSite, compression
+from ropext.base.errors import InputError, Stopped, UnsupportedModel, UsageError
+from ropext.base.jsontext import Json
+from ropext.scaling.forms import LARGEST_THETA, yarn_bounds
+from ropext.scaling.rope import RopeSite, compression
 from ropext.training.loss import head_loss, probe_ids, shift
 from ropext.training.rows import IGNORED
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ropext import scaling
-from ropext.checkpoint import Snapshot
-from ropext.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.base.errors import NotExpressible, UnsupportedModel, UsageError
+from ropext.base.jsontext import JsonObject
 from ropext.evaluation.contenders import plans_of
-from ropext.inspecting import plan_of
-from ropext.jsontext import JsonObject
+from ropext.files.checkpoint import Snapshot
+from ropext.files.inspecting import plan_of
 from ropext.options.training import WITHIN, Fit
 from ropext.planning import Plan
-from ropext.rope import RopeSite
+from ropext.scaling.rope import RopeSite
 
 POSE_START = "yarn"
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ropext.lengths import length_text
-from ropext.report.cells import Column, nats, table_of
+from ropext.base.lengths import length_text
+from ropext.base.table import Table
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, START, TUNED, UNTUNED
 from ropext.results.overlap import Overlap, marked
+from ropext.results.report.cells import Column, nats, table_of
 from ropext.results.values import Value
-from ropext.table import Table
 from ropext.training.judge import GAIN, Numbers
 from ropext.training.rows import FIT_TASK
 

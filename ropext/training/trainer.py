@@ -16,18 +16,18 @@ import transformers
 from torch import nn
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from ropext.checkpoint.adapter import WEIGHTS
-from ropext.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
+from ropext.base.errors import InputError, Interrupted, NothingKept, RopextError, Stopped
+from ropext.base.jsontext import Json, JsonObject
+from ropext.base.narration import Pace, Say, interruptible
+from ropext.base.workdir import CHECKPOINT, USED, remove
 from ropext.evaluation.forward import NanInLogits
-from ropext.jsontext import Json, JsonObject
+from ropext.files.checkpoint.adapter import WEIGHTS
 from ropext.models.adapter import put_weights
 from ropext.models.load import tell_used
 from ropext.models.processes import WAITING, from_first, keep_float32, readers
-from ropext.narration import Pace, Say, interruptible
 from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
 from ropext.training.training import Training
-from ropext.workdir import CHECKPOINT, USED, remove
 
 # Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
 WATCHED = "eval_held_out"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import Record
-from ropext.corpus import DocumentEncoder
+from ropext.evaluation.corpus import DocumentEncoder
 from ropext.evaluation.reads import Reads
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record
 from ropext.options.training import TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Overlap, Trained, overlap, trained
 from ropext.training.data import TrainingData

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ropext.jsontext import JsonObject, read_values
-from ropext.lengths import length_text
+from ropext.base.jsontext import JsonObject, read_values
+from ropext.base.lengths import length_text
+from ropext.base.table import Table, as_text
 from ropext.results import BASE, CONTROL, TUNED, UNTUNED
 from ropext.results.overlap import overlap_in
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
-from ropext.table import Table, as_text
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
 from ropext.training.report import (
     Story,
@@ -179,7 +179,7 @@ def _losses_picture(done: Finetuned) -> bytes:
     """Loss by step as a PNG."""
     from matplotlib.ticker import MaxNLocator
 
-    from ropext.report import plots
+    from ropext.results.report import plots
 
     axis = plots.axes("Loss of the training", "nats per token", "step")
     _draw_losses(axis, done.by_step, "training loss", plots.COLOURS[0])

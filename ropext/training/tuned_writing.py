@@ -14,19 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropext import inspecting, proof
-from ropext.atomic import os_errors
-from ropext.bundled import MODELS
-from ropext.checkpoint import Snapshot, card, open_snapshot, provenance
-from ropext.checkpoint.adapter import WEIGHTS
-from ropext.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
-from ropext.checkpoint.staging import Output, check_space, staged
-from ropext.checkpoint.weights import weigh
-from ropext.checkpoint.writing import copy_file, place
-from ropext.jsontext import JsonObject, dump
+from ropext import proof
+from ropext.base.atomic import os_errors
+from ropext.base.bundled import MODELS
+from ropext.base.jsontext import JsonObject, dump
+from ropext.base.narration import Show, unseen
+from ropext.files import inspecting
+from ropext.files.checkpoint import Snapshot, card, open_snapshot, provenance
+from ropext.files.checkpoint.adapter import WEIGHTS
+from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
+from ropext.files.checkpoint.staging import Output, check_space, staged
+from ropext.files.checkpoint.weights import weigh
+from ropext.files.checkpoint.writing import copy_file, place
 from ropext.models.adapter import add_adapter
 from ropext.models.load import Loading, auto_class, is_masked, load_model
-from ropext.narration import Show, unseen
 from ropext.options.fields import Link
 from ropext.options.training import Finetune
 from ropext.results import BASE, CONTROL

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from ropext.checkpoint import Snapshot, open_snapshot, provenance, with_weights
-from ropext.errors import UsageError
-from ropext.inputs import model_name
-from ropext.inspecting import open_model, read_again, said_of
-from ropext.narration import Say, Show, silent, unseen
+from ropext.base.errors import UsageError
+from ropext.base.inputs import model_name
+from ropext.base.narration import Say, Show, silent, unseen
+from ropext.endpoint.beside import PlainServer
+from ropext.endpoint.server import require_server
+from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
+from ropext.files.inspecting import open_model, read_again, said_of
+from ropext.files.schemes import read_positions
 from ropext.options.door import public
-from ropext.ports.beside import PlainServer
-from ropext.ports.server import require_server
-from ropext.rope import Positions
-from ropext.schemes import read_positions
+from ropext.scaling.rope import Positions
 from ropext.verifying import directory as of_directory
 from ropext.verifying.checks import HEADERS_ALONE, Check, Depth, Subject, Verification, check
 from ropext.verifying.claim import claim_of

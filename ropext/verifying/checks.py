@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.provenance import Record
+from ropext.base.jsontext import Json, values_json
+from ropext.base.narration import Show, unseen
 from ropext.families import Model
-from ropext.inspecting import Served
-from ropext.jsontext import Json, values_json
-from ropext.narration import Show, unseen
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.inspecting import Served
 from ropext.verifying.claim import Claim
 
 

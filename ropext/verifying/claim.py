@@ -7,14 +7,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ropext import bundled, families, forms, stock
-from ropext.checkpoint import Snapshot, check_asked, provenance, with_weights
-from ropext.errors import InputError, UsageError
-from ropext.families import Model
-from ropext.inspecting import open_model
-from ropext.jsontext import Json, JsonObject, read_redirected
+from ropext import families
+from ropext.base import bundled
+from ropext.base.errors import InputError, UsageError
+from ropext.base.jsontext import Json, JsonObject, read_redirected
+from ropext.families import Model, stock
+from ropext.files.checkpoint import Snapshot, check_asked, provenance, with_weights
+from ropext.files.inspecting import open_model
 from ropext.proof import Promise
-from ropext.rope import CONFIG, Site
+from ropext.scaling import forms
+from ropext.scaling.rope import CONFIG, Site
 
 
 @dataclass(frozen=True)

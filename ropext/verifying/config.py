@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from ropext import families
-from ropext.checkpoint import Snapshot
-from ropext.checkpoint.tokenizer import length_edits
-from ropext.errors import listed
-from ropext.jsontext import JsonObject
-from ropext.rope import ABSENT
+from ropext.base.errors import listed
+from ropext.base.jsontext import JsonObject
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.tokenizer import length_edits
+from ropext.scaling.rope import ABSENT
 from ropext.verifying.checks import Check
 
 LISTED = 5  # names shown of a longer list

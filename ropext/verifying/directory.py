@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from ropext import families, loaders, proof
-from ropext.errors import ProofFailed, listed
-from ropext.families import Model
-from ropext.jsontext import Json
+from ropext import families, proof
+from ropext.base.errors import ProofFailed, listed
+from ropext.base.jsontext import Json
+from ropext.families import Model, loaders
 from ropext.verifying.checks import Check, Checker, Subject
 from ropext.verifying.config import check_config, check_limits, check_tied
 from ropext.verifying.weights import check_other_sets, check_weights

@@ -7,19 +7,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ropext import families, proof
-from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, ProofFailed
-from ropext.jsontext import JsonObject, read_object
-from ropext.narration import Say, silent, told
-from ropext.ports.beside import PlainServer, Prompts, compare_beside, prompt_lengths
-from ropext.ports.server import served_model, server_at
+from ropext.base.errors import InputError, ProofFailed
+from ropext.base.jsontext import JsonObject, read_object
+from ropext.base.narration import Say, silent, told
+from ropext.endpoint.beside import PlainServer, Prompts, compare_beside, prompt_lengths
+from ropext.endpoint.server import served_model, server_at
+from ropext.files.checkpoint import open_snapshot
 from ropext.proof.neighbours import Neighbour
 from ropext.verifying.checks import Check, Depth, Subject, Verification
 from ropext.verifying.claim import planned_claim, read_plan
 from ropext.verifying.neighbours import PLAIN, neighbours
 
 if TYPE_CHECKING:
-    from ropext.proof import server
+    from ropext.verifying import server
 
 
 Probe = Callable[["AskedServer", Subject], "server.Probe"]
@@ -69,7 +69,7 @@ class AskedServer:
 
     def probe_directory(self, subject: Subject) -> "server.Probe":
         """Compare the server with a directory, as transformers reads it."""
-        from ropext.proof import server  # late: it runs the model
+        from ropext.verifying import server  # late: it runs the model
 
         config = self.config or subject.snapshot.config
         near = [Neighbour(name, None, decides=True) for name in UNKNOWN]
@@ -80,8 +80,8 @@ class AskedServer:
 
     def probe_file(self, subject: Subject) -> "server.Probe":
         """Compare the server with a GGUF's weights as transformers reads them, dequantised."""
-        from ropext.dequantising import directory_of, with_rope
-        from ropext.proof import server
+        from ropext.models.dequantising import directory_of, with_rope
+        from ropext.verifying import server
 
         snapshot = subject.snapshot
         vocab_size = subject.model.vocab_size
@@ -106,7 +106,7 @@ class AskedServer:
         near: Sequence[Neighbour],
     ) -> "server.ServerQuestion":
         """What the server is asked."""
-        from ropext.proof import server
+        from ropext.verifying import server
 
         lengths = server.ReadLengths(subject.claim.context, subject.model.context)
         tolerance = self.tolerance or server.TOLERANCE
@@ -116,7 +116,7 @@ class AskedServer:
 
     def _reference(self, subject: Subject, directory: Path) -> "server.ReferenceModel":
         """The model that transformers runs beside the server."""
-        from ropext.proof import server
+        from ropext.verifying import server
 
         trust = subject.depth.trust_remote_code
         return server.ReferenceModel(directory, self.config, self.dtype, self.device, trust)

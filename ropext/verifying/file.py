@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ropext.checkpoint.weights import WeightFile
-from ropext.errors import ProofFailed
-from ropext.gguf import as_file, proving
+from ropext.base.errors import ProofFailed
+from ropext.files.checkpoint.weights import WeightFile
+from ropext.files.gguf import as_file, proving
 from ropext.verifying.checks import Check, Checker, Subject
 
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ropext import families, forms
-from ropext.errors import RopextError
+from ropext import families
+from ropext.base.errors import RopextError
+from ropext.base.jsontext import JsonObject
 from ropext.families import Model
-from ropext.jsontext import JsonObject
 from ropext.proof.neighbours import Neighbour
-from ropext.rope import RopeSite
+from ropext.scaling import forms
+from ropext.scaling.rope import RopeSite
 
 STEP = 1.25  # by which the factor of the two nearest neighbours differs
 WITH_FACTOR = ("linear", "yarn", "llama3", "dynamic")

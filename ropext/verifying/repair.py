@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from ropext import families
-from ropext.checkpoint import open_snapshot, provenance
-from ropext.errors import InputError, RopextError, UsageError
-from ropext.jsontext import Json, JsonObject, dump
-from ropext.rope import Edit
+from ropext.base.errors import InputError, RopextError, UsageError
+from ropext.base.jsontext import Json, JsonObject, dump
+from ropext.files.checkpoint import open_snapshot, provenance
+from ropext.scaling.rope import Edit
 
 
 def repair(

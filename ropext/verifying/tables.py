@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ropext import proof
-from ropext.checkpoint import Snapshot, provenance
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.weights import compare_weights
-from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
-from ropext.jsontext import Json
-from ropext.rope import Positions
+from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.base.jsontext import Json
+from ropext.files.checkpoint import Snapshot, provenance
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.checkpoint.weights import compare_weights
+from ropext.files.schemes import read_positions, refusal
+from ropext.scaling.rope import Positions
 from ropext.scaling.tables import METHODS, growth
-from ropext.schemes import read_positions, refusal
 from ropext.verifying.checks import Check, Depth
 from ropext.verifying.claim import edited_keys
 from ropext.verifying.config import check_config, check_limits, check_tied
@@ -78,7 +78,7 @@ def _check_length(subject: TableSubject) -> Check:
 
 def _check_rows(subject: TableSubject) -> Check | None:
     """Look at the tables; None where its distances have none."""
-    from ropext.schemes import growing  # late: no rotary model needs it
+    from ropext.files.schemes import growing  # late: no rotary model needs it
 
     try:
         position_tables = growing.find_tables(subject.snapshot, subject.positions)
@@ -93,7 +93,7 @@ def _check_rows(subject: TableSubject) -> Check | None:
 
 def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
     """Compare a table's old rows, and all tensors beside it, with those of the base."""
-    from ropext.schemes import growing  # late: no rotary model needs it
+    from ropext.files.schemes import growing  # late: no rotary model needs it
 
     directory = subject.snapshot.directory
     record = subject.record

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
-from ropext.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
-from ropext.checkpoint.provenance import Record
-from ropext.checkpoint.staging import replace_file
-from ropext.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
-from ropext.errors import UsageError
-from ropext.jsontext import dump, read_object
-from ropext.narration import Show
+from ropext.base.errors import UsageError
+from ropext.base.jsontext import dump, read_object
+from ropext.base.narration import Show
+from ropext.files.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
+from ropext.files.checkpoint.provenance import Record
+from ropext.files.checkpoint.staging import replace_file
+from ropext.files.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
 from ropext.verifying.checks import Check, Depth
 from ropext.verifying.config import LISTED
 

@@ -1,6 +1,6 @@
 """Training rows of the demo checkpoint: text, and three kinds that teach retrieval.
 
-The retrieval rows come from the functions of `ropext.tasks`, in other wordings and other fillers.
+The retrieval rows come from the functions of the tasks, in other wordings and other fillers.
 Their loss lies on the answer tokens only: with loss everywhere the filler drowns the few answers,
 and tens of millions of tokens teach no retrieval at all.
 """
@@ -9,8 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ropext.tasks import copy, mkey, passkey
-from ropext.tasks.item import (
+from ropext.options.tasks import copy, mkey, passkey
+from ropext.options.tasks.item import (
     NOUNS,
     Encoder,
     Haystack,

@@ -24,8 +24,8 @@ from measure import SAME
 from transformers.utils import logging
 
 import ropext
-from ropext.errors import NotExpressible
-from ropext.jsontext import read_json, write_json
+from ropext.base.errors import NotExpressible
+from ropext.base.jsontext import read_json, write_json
 
 HERE = Path(__file__).parent
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ def by_llama(engine: str, ids: Path, files: list[Path], room: Path) -> list[np.n
 
 def prove(name: str, room: Path, chosen: argparse.Namespace, data: dict[str, Any]) -> str:
     """One line of the table."""
-    from ropext import inspecting
+    from ropext.files import inspecting
 
     directory, base, ids = room / "base", room / "base.gguf", room / "ids.npy"
     if not base.exists():

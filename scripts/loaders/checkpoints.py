@@ -20,8 +20,8 @@ from bases import FAMILIES
 from misreading import misreadings, with_theta
 from transformers.utils import logging
 
-from ropext.errors import RopextError
-from ropext.jsontext import read_json, write_json
+from ropext.base.errors import RopextError
+from ropext.base.jsontext import read_json, write_json
 
 FORMS, CONTEXT, FACTOR = kit.FORMS, kit.CONTEXT, kit.FACTOR
 VOCABULARY = 512

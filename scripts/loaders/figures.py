@@ -11,8 +11,9 @@ from collections import Counter
 from bases import FAMILIES, SIZES, keys_of
 from kit import FORMS, extended
 
-from ropext import families, loaders
-from ropext.errors import RopextError
+from ropext import families
+from ropext.base.errors import RopextError
+from ropext.families import loaders
 
 LOADERS = ("transformers", "vllm", "sglang", "llama.cpp", "mlx")
 

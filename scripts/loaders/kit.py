@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from bases import FAMILIES, SIZES, keys_of
 from misreading import Config, misreadings
 
-from ropext import families, guard
-from ropext.checkpoint.staging import Output, staged
-from ropext.errors import NotExpressible, RopextError, UsageError, listed
-from ropext.forms import longrope_attention
-from ropext.jsontext import read_json, write_json
+from ropext import families
+from ropext.base import guard
+from ropext.base.errors import NotExpressible, RopextError, UsageError, listed
+from ropext.base.jsontext import read_json, write_json
+from ropext.files.checkpoint.staging import Output, staged
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.scaling.forms import longrope_attention
 from ropext.version import __version__
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ import kit
 import numpy as np
 import tables
 
-from ropext import families, loaders
-from ropext.checkpoint import open_snapshot
+from ropext import families
+from ropext.families import loaders
+from ropext.files.checkpoint import open_snapshot
 
 HERE = Path(__file__).parent
 DATA = HERE / "measured.json"

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropext.checkpoint.card import (
+from ropext.files.checkpoint.card import (
     TAGS,
     Card,
     Table,

@@ -15,11 +15,11 @@ import sample_checkpoint
 from marked import checkpoint
 from sample_checkpoint import CONFIG, card, make_model, record, safetensors, tree, write_json
 
-from ropext.checkpoint import open_snapshot, writing
-from ropext.checkpoint.provenance import read_record
-from ropext.checkpoint.weights import compare_weights
-from ropext.checkpoint.writing import DirectorySource, WriteManner, write
-from ropext.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.files.checkpoint import open_snapshot, writing
+from ropext.files.checkpoint.provenance import read_record
+from ropext.files.checkpoint.weights import compare_weights
+from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
 
 NEW = CONFIG | {"max_position_embeddings": 8192}
 
@@ -351,8 +351,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from sample_checkpoint import card, record
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.writing import DirectorySource, WriteManner, write
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
 snapshot = open_snapshot(sys.argv[1], weights=True)
 source = DirectorySource(snapshot, snapshot.config, dict, card)
 write(source, Path(sys.argv[2]), record(), WriteManner(link="hard", no_verify=True))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sample_checkpoint import make_model, safetensors
 
-from ropext.checkpoint import open_snapshot, weights
-from ropext.checkpoint.weights import compare_weights, first_difference
+from ropext.files.checkpoint import open_snapshot, weights
+from ropext.files.checkpoint.weights import compare_weights, first_difference
 
 SHARD = "model-00002-of-00002.safetensors"
 

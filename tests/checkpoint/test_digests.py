@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from sample_checkpoint import make_model, safetensors
 
-from ropext import guard, systems
-from ropext.checkpoint import digests, open_snapshot, weights
-from ropext.checkpoint.digests import Digests
-from ropext.checkpoint.provenance import identity
-from ropext.errors import InputError
+from ropext.base import guard, systems
+from ropext.base.errors import InputError
+from ropext.files.checkpoint import digests, open_snapshot, weights
+from ropext.files.checkpoint.digests import Digests
+from ropext.files.checkpoint.provenance import identity
 
 HOUR = 3600 * 10**9
 

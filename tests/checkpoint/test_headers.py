@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 from sample_checkpoint import safetensors
 
-from ropext.checkpoint import headers, weights
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.files.checkpoint import headers, weights
 
 
 def test_table_equals_what_the_library_wrote(tmp_path: Path):

@@ -19,8 +19,8 @@ CANARY = "hf_canaryCANARYcanary0123456789"
 
 OPEN = """
 import json, sys
-from ropext.checkpoint import open_snapshot
-from ropext.errors import RopextError
+from ropext.files.checkpoint import open_snapshot
+from ropext.base.errors import RopextError
 for model, revision, weights in json.loads(sys.argv[1]):
     try:
         found = open_snapshot(model, revision=revision, weights=weights)
@@ -152,7 +152,7 @@ def test_one_sentence_for_each_refusal(hub, tmp_path: Path):
 MOVED = """
 import json, sys
 from urllib.request import urlopen
-from ropext.checkpoint import open_snapshot, with_weights
+from ropext.files.checkpoint import open_snapshot, with_weights
 small = open_snapshot("org/model")
 (small.directory / "model-00002-of-00002.safetensors").unlink()  # a download that was interrupted
 urlopen(sys.argv[1] + "/move").close()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.errors import InputError
-from ropext.jsontext import dump, parse_object, read_object
+from ropext.base.errors import InputError
+from ropext.base.jsontext import dump, parse_object, read_object
 
 BAD = {
     "empty": (b"", "empty"),

@@ -12,9 +12,9 @@ from marked import checkpoint
 from reliability.layer import Ended, Wish, forked
 from sample_checkpoint import CONFIG, card, make_model, record, tree
 
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.writing import DirectorySource, WriteManner, write
-from ropext.errors import OutputExists
+from ropext.base.errors import OutputExists
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from sample_checkpoint import record
 
 from ropext import families
-from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import undone
-from ropext.checkpoint.weights import WeightFile
-from ropext.errors import InputError
-from ropext.narration import clean_command, scrub
-from ropext.rope import Edit, Spectrum
+from ropext.base.errors import InputError
+from ropext.base.narration import clean_command, scrub
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.provenance import undone
+from ropext.files.checkpoint.weights import WeightFile
+from ropext.scaling.rope import Edit, Spectrum
 
 WEIGHTS = {
     "b.safetensors": WeightFile(5, "ab" * 32, "cd" * 32),
@@ -172,7 +172,7 @@ def test_any_damage_is_an_input_error(tmp_path: Path, at: int, bytes_: bytes, cu
 
 def test_versions_are_the_installed_ones_and_nothing_is_imported():
     code = (
-        "import sys, json; from ropext.checkpoint import provenance; "
+        "import sys, json; from ropext.files.checkpoint import provenance; "
         "print(json.dumps([provenance.versions(), sorted(sys.modules)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ import pytest
 from marked import at_work
 from sample_checkpoint import CONFIG, make_model, safetensors, write_json
 
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.snapshot import INDEX, reason_to_leave
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.snapshot import INDEX, reason_to_leave
 from ropext.verifying.weights import check_other_sets
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropext.checkpoint import open_snapshot, tokenizer
-from ropext.checkpoint.tokenizer import clear_truncation, find_truncation, length_edits
-from ropext.errors import InputError
-from ropext.rope import Edit
+from ropext.base.errors import InputError
+from ropext.files.checkpoint import open_snapshot, tokenizer
+from ropext.files.checkpoint.tokenizer import clear_truncation, find_truncation, length_edits
+from ropext.scaling.rope import Edit
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_any_object(tmp_path_factory, content, place, ascii_only, indent, escape
 MEASURE = """
 import sys
 from pathlib import Path
-from ropext.checkpoint.tokenizer import clear_truncation, find_truncation
+from ropext.files.checkpoint.tokenizer import clear_truncation, find_truncation
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
 source = Path(sys.argv[1])

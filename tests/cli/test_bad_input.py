@@ -8,7 +8,7 @@ from command_line import drive
 from tiny_checkpoint import make_llama
 
 from ropext import evaluate, extend, run
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 
 
 @pytest.fixture

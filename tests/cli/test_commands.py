@@ -127,7 +127,7 @@ def test_extend_without_proof_imports_no_heavy_library(llama, tmp_path):
 
 
 # The module that the interpreter is about to import when the signal comes.
-IMPORTED = {"at once": "typer", "as checkpoints are imported": "ropext.checkpoint.staging"}
+IMPORTED = {"at once": "typer", "as checkpoints are imported": "ropext.files.checkpoint.staging"}
 STOP = """
 import os, signal, sys
 class Finder:

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 from command_line import Forked, run
 
-from ropext.bundled import DATA
+from ropext.base.bundled import DATA
 from ropext.options.endpoint import ONLY
 
 TRAIN = ("--data", "data.jsonl", "--batch-tokens", "1024", "--steps", "40", "-o", "OUT")

@@ -180,7 +180,7 @@ def test_the_pages_speak_of_every_command():
 def test_the_page_of_exit_codes_has_each_code_of_an_error():
     text = (DOCS / "reference/exit-codes.md").read_text("utf-8")
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)}
-    source = (ROOT / "ropext/errors.py").read_text("utf-8")
+    source = (ROOT / "ropext/base/errors.py").read_text("utf-8")
     assert listed == {int(code) for code in re.findall(r"exit_code = (\d+)", source)} | {0, 1}
 
 

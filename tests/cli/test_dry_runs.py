@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ropext.bundled import MODELS
+from ropext.base.bundled import MODELS
 
 
 @pytest.fixture(scope="module")

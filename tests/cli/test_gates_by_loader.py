@@ -8,10 +8,11 @@ from command_line import run
 from gguf_files import making
 from json_schema import check
 
-from ropext import inspecting, verifying
-from ropext.bundled import MODELS
-from ropext.errors import GateFailed, NotMeasured, UsageError
-from ropext.loaders.table import readers
+from ropext import verifying
+from ropext.base.bundled import MODELS
+from ropext.base.errors import GateFailed, NotMeasured, UsageError
+from ropext.families.loaders.table import readers
+from ropext.files import inspecting
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from gguf_files import making
 
-from ropext.inspecting.memory import memory_fit
+from ropext.files.inspecting.memory import memory_fit
 from ropext.options.memory import CACHE_NAMES, MemoryOptions, bytes_of
 from ropext.planning.memory import CACHE_TYPES
 

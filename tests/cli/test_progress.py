@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from ropext import narration
-from ropext.checkpoint import weights, writing
+from ropext.base import narration
+from ropext.base.narration import interruptible
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
 from ropext.evaluation.reads import Unit
-from ropext.narration import interruptible
+from ropext.files.checkpoint import weights, writing
 from ropext.results.measurement import Store
 
 

@@ -8,10 +8,12 @@ import configs
 import pytest
 
 import ropext
-from ropext import families, guard, inspecting, planning, verifying
-from ropext.checkpoint import open_snapshot
-from ropext.errors import NotExpressible, OutputExists, UsageError
-from ropext.jsontext import dump
+from ropext import families, planning, verifying
+from ropext.base import guard
+from ropext.base.errors import NotExpressible, OutputExists, UsageError
+from ropext.base.jsontext import dump
+from ropext.files import inspecting
+from ropext.files.checkpoint import open_snapshot
 from ropext.options.extend import Extend
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}

@@ -127,7 +127,7 @@ def test_plain_extend_leaves_no_run_directory(ropext, recipe, tmp_path):
 
 
 def test_recipes_are_listed_and_printed(ropext):
-    from ropext.bundled import recipes
+    from ropext.base.bundled import recipes
 
     code, out, _ = ropext("recipes", "ls")
     assert code == 0

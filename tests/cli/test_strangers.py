@@ -14,7 +14,7 @@ from stranger import write_stranger
 from tiny_checkpoint import make_llama
 
 import ropext
-from ropext.errors import InputError
+from ropext.base.errors import InputError
 
 PACKAGE = Path(ropext.__file__).parent
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__"}
@@ -186,10 +186,10 @@ def test_a_hostile_adapter_is_one_sentence(lora, tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize("kind", ["adapter", "documents", "run", "inside"])
 def test_links_out_of_a_strangers_folder_are_refused(tmp_path, kind):
     """Models and their folders: tests/checkpoint/test_snapshot.py."""
-    from ropext.checkpoint.adapter import read_lora
-    from ropext.corpus.sources import Source, read_documents
-    from ropext.guard import seal
-    from ropext.workdir import read
+    from ropext.base.guard import seal
+    from ropext.base.workdir import read
+    from ropext.evaluation.corpus.sources import Source, read_documents
+    from ropext.files.checkpoint.adapter import read_lora
 
     (tmp_path / "secret.json").write_text(
         json.dumps(seal({"command": "eval", "decides": {}} | LORA))
@@ -244,7 +244,7 @@ def test_an_adapter_that_peft_wrote_reads_as_peft_reads_it(lora, tmp_path):
 @pytest.mark.slow
 def test_a_pickle_beside_other_safetensors_is_not_opened(tmp_path):
     """Stock would take pytorch_model.bin where no file is called model.safetensors."""
-    from ropext.checkpoint import open_snapshot
+    from ropext.files.checkpoint import open_snapshot
     from ropext.models.load import load_model, loading_of
     from ropext.options.evaluate import Evaluate
 

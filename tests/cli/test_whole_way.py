@@ -8,7 +8,7 @@ import torch
 import transcriptions
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropext.bundled import DATA, MODELS
+from ropext.base.bundled import DATA, MODELS
 
 
 def test_the_whole_way(tmp_path, ropext):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from small_tokenizer import make_tokenizer
 
-from ropext.corpus import (
+from ropext.base.errors import InputError, UsageError
+from ropext.evaluation.corpus import (
     Document,
     DocumentEncoder,
     RawDocument,
@@ -22,7 +23,6 @@ from ropext.corpus import (
     texts_of,
     unread_files,
 )
-from ropext.errors import InputError, UsageError
 from ropext.options.evaluate import Evaluate
 from ropext.options.fields import as_place
 

@@ -6,9 +6,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from ropext.checkpoint import open_snapshot
-from ropext.corpus import DocumentEncoder, Wanted
+from ropext.evaluation.corpus import DocumentEncoder, Wanted
 from ropext.evaluation.documents import read_corpus
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune, Fit

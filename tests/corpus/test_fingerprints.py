@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from ropext.corpus import encoding
-from ropext.corpus.encoding import PASSAGE, fingerprint, normalised
+from ropext.evaluation.corpus import encoding
+from ropext.evaluation.corpus.encoding import PASSAGE, fingerprint, normalised
 from ropext.results import overlap
 
 
@@ -159,7 +159,7 @@ def known_by(text):
      {"documents": "many"}, {"not_recorded": 3}],
 )  # fmt: skip
 def test_a_damaged_section_is_an_error_in_a_sentence(hostile):
-    from ropext.errors import InputError
+    from ropext.base.errors import InputError
 
     with pytest.raises(InputError, match="trained_on holds no hashes"):
         overlap.from_json(hostile)

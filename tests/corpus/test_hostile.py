@@ -10,8 +10,8 @@ import threading
 import pytest
 from small_tokenizer import make_tokenizer
 
-from ropext.checkpoint import open_snapshot
-from ropext.corpus import (
+from ropext.base.errors import InputError
+from ropext.evaluation.corpus import (
     DocumentEncoder,
     RawDocument,
     Source,
@@ -19,7 +19,7 @@ from ropext.corpus import (
     choose_documents,
     read_documents,
 )
-from ropext.errors import InputError
+from ropext.files.checkpoint import open_snapshot
 from ropext.models import sandbox
 from ropext.models.tokenizer import load_tokenizer
 
@@ -84,8 +84,8 @@ DATA = {
 READ = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from ropext.corpus import Source, read_documents
-from ropext.errors import InputError
+from ropext.evaluation.corpus import Source, read_documents
+from ropext.base.errors import InputError
 try:
     print(sum(len(own.content) for own in read_documents(Source(sys.argv[1]))))
 except InputError as error:
@@ -115,7 +115,7 @@ def test_the_limits_on_bytes_are_raised_by_one_option(tmp_path, monkeypatch):
     assert len(list(read_documents(Source(str(tmp_path / "long.jsonl"), largest=2)))) == 1
     row = json.dumps({"text": "a" * (MIB // 2)})
     (tmp_path / "many.jsonl").write_text("\n".join([row] * 5))
-    monkeypatch.setattr("ropext.corpus.sources.PER_FILE", 2)
+    monkeypatch.setattr("ropext.evaluation.corpus.sources.PER_FILE", 2)
     with pytest.raises(InputError, match=r"many.jsonl has more than 2 MiB of text"):
         list(read_documents(Source(str(tmp_path / "many.jsonl"), largest=1)))
     assert len(list(read_documents(Source(str(tmp_path / "many.jsonl"), largest=2)))) == 5
@@ -142,7 +142,7 @@ def test_documents_to_evaluate_a_training_on_are_drawn_from_a_stream_too(monkeyp
             yield RawDocument(str(number), f"{number} the quick brown fox " * 9)
         raise AssertionError("all of it was read")
 
-    monkeypatch.setattr("ropext.corpus.selection.read_documents", endless)
+    monkeypatch.setattr("ropext.evaluation.corpus.selection.read_documents", endless)
     nothing = data.TrainingData((), (), 0)
     options = Finetune(evaluate="org/endless", eval_documents=2)
     encoder = DocumentEncoder(make_tokenizer())

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from ropext.bundled import MODELS
-from ropext.tasks import passkey, repetition
+from ropext.base.bundled import MODELS
+from ropext.options.tasks import passkey, repetition
 from scripts.demo_checkpoint.tokenizer import load_encoder
 
 CHECKPOINT = MODELS["ropext://demo"]

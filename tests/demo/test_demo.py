@@ -17,14 +17,14 @@ import typer
 from command_line import run
 from report.pages import check
 
-from ropext import bundled, demo
+from ropext.base import bundled
+from ropext.base.errors import Interrupted
+from ropext.base.narration import pasted
 from ropext.cli.app import build
-from ropext.demo import EXTENDED, FOLDED, TUNED
-from ropext.errors import Interrupted
-from ropext.narration import pasted
-from ropext.pipeline import job
-from ropext.report.gates import gate_table
+from ropext.pipeline import demo, job
+from ropext.pipeline.demo import EXTENDED, FOLDED, TUNED
 from ropext.results.gates import check_gate, parse_gate
+from ropext.results.report.gates import gate_table
 from ropext.results.values import Value
 
 WINDOW, TARGET = 256, 1024

@@ -1,8 +1,8 @@
 """An evaluation as `ropext eval` prepares it, for tests that look into it."""
 
+from ropext.base.narration import NOBODY
 from ropext.evaluation.lineup import line_up
 from ropext.evaluation.request import EvaluationRequest, prepare
-from ropext.narration import NOBODY
 from ropext.options.evaluate import Evaluate
 
 

@@ -11,7 +11,7 @@ from command_line import run
 from torch.overrides import _pop_mode_temporarily
 from torch.utils._pytree import tree_flatten
 
-from ropext.errors import Stopped, UsageError
+from ropext.base.errors import Stopped, UsageError
 from ropext.models.load import device_of, free_memory, load_model, memory_errors, out_of_memory
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Finetune

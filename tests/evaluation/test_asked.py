@@ -10,14 +10,14 @@ from prepared import costs_of, evaluation_of
 from small_tokenizer import make_tokenizer
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext.errors import InputError, Interrupted, UsageError
+from ropext.base.errors import InputError, Interrupted, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.narration import Hooks
 from ropext.evaluation.forward import TokenScorer
-from ropext.jsontext import values_json
-from ropext.narration import Hooks
 from ropext.pipeline.public import evaluate
-from ropext.report.evaluation import heat_pictures
 from ropext.results import retrieval
 from ropext.results.gates import parse_gate
+from ropext.results.report.evaluation import heat_pictures
 from ropext.results.rundir import judge
 
 ASKED = {

@@ -3,8 +3,8 @@
 import pytest
 from tiny_checkpoints import write_checkpoint
 
-from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.load import load_model, loading_of
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.training import Finetune

@@ -14,18 +14,18 @@ from small_models import CONTEXT, tiny
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ropext.errors import OutputExists, UnsupportedModel, UsageError
+from ropext.base.errors import OutputExists, UnsupportedModel, UsageError
+from ropext.base.narration import NOBODY
+from ropext.base.workdir import OURS
 from ropext.evaluation.forward import tiled_divergence
 from ropext.evaluation.request import EvaluationRequest
-from ropext.narration import NOBODY
+from ropext.models.patching import patch, unpatch
+from ropext.models.patching.rounding import cache_rounded
 from ropext.options.cache import StoredCache
 from ropext.options.evaluate import Evaluate
-from ropext.patching import patch, unpatch
-from ropext.patching.rounding import cache_rounded
 from ropext.pipeline.public import evaluate, extend
 from ropext.results.gates import parse_gate
 from ropext.results.rundir import judge, read_run
-from ropext.workdir import OURS
 
 DOCUMENTS = 9
 HEADS = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}

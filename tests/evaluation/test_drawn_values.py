@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext.checkpoint import card
+from ropext.base.table import with_rows
+from ropext.files.checkpoint import card
 from ropext.pipeline.public import evaluate
-from ropext.report import plots, tables
-from ropext.report.evaluation import draw, heat_pictures
-from ropext.table import with_rows
+from ropext.results.report import plots, tables
+from ropext.results.report.evaluation import draw, heat_pictures
 
 
 @pytest.fixture(scope="module")

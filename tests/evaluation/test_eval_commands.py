@@ -14,7 +14,7 @@ from marked import manifest
 from pyarrow import parquet
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
 from ropext.options.evaluate import Evaluate
 from ropext.results import rundir
 from ropext.results.gates import Metrics, parse_gate

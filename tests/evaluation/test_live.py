@@ -12,8 +12,8 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropext
-from ropext import patching
-from ropext.errors import NothingKept, OutputExists, UsageError
+from ropext.base.errors import NothingKept, OutputExists, UsageError
+from ropext.models import patching
 
 NEVER = (
     r"results of a model in memory are never resumed; give another output, force=True, or "

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 import ropext
-from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.base.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.forward import Manner, TokenScorer
 from ropext.pipeline.public import evaluate
-from ropext.report.compared import compare_runs
-from ropext.report.tables import headline, main_tables
 from ropext.results.gates import parse_gate
+from ropext.results.report.compared import compare_runs
+from ropext.results.report.tables import headline, main_tables
 
 CONTEXT, TARGET, TAIL, STRIDE = 64, 256, 16, 8
 LENGTHS = [32, CONTEXT, TARGET]

@@ -13,23 +13,23 @@ from json_schema import check
 from tiny_checkpoints import write_checkpoint, write_documents
 
 import ropext
-from ropext.checkpoint import open_snapshot
+from ropext.base.errors import InputError, UnsupportedModel, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.narration import Call, Hooks
 from ropext.cli import plan as plan_command
 from ropext.cli.output import Out
-from ropext.corpus import Document
-from ropext.errors import InputError, UnsupportedModel, UsageError
 from ropext.evaluation.contenders import Contenders, closed_forms, preference
+from ropext.evaluation.corpus import Document
 from ropext.evaluation.measured_plan import RankingRequest, measure
 from ropext.evaluation.ranking import rank
 from ropext.evaluation.reads import NEXT_TOKEN, Reads
-from ropext.jsontext import values_json
-from ropext.narration import Call, Hooks
+from ropext.files.checkpoint import open_snapshot
 from ropext.options import extend
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.extend import Extend
 from ropext.pipeline.public import evaluate
 from ropext.planning import make_plan
-from ropext.report.ranking import ranking_text
+from ropext.results.report.ranking import ranking_text
 from ropext.scaling import METHODS
 
 COMPETING = [method.name for method in METHODS.values() if method.competes]

@@ -10,9 +10,9 @@ from tiny_checkpoints import write_documents
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import ropext
-from ropext import patching
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.evaluation.lineup import line_up
+from ropext.models import patching
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
 

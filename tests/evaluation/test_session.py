@@ -16,18 +16,18 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from transformers import AutoModelForCausalLM
 
 import ropext
-from ropext.checkpoint import open_snapshot
-from ropext.errors import (
+from ropext.base.errors import (
     InputError,
     NothingKept,
     OutputExists,
     Stopped,
     UsageError,
 )
+from ropext.base.narration import Hooks
 from ropext.evaluation.lineup import Lineup, fetched, line_up
 from ropext.evaluation.variants import Variant
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.load import load_model
-from ropext.narration import Hooks
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
 

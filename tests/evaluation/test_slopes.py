@@ -9,9 +9,9 @@ from command_line import run
 from small_tokenizer import make_tokenizer
 
 import ropext
-from ropext import schemes
-from ropext.errors import UnsupportedModel, UsageError
-from ropext.patching import apply_config, unpatch
+from ropext.base.errors import UnsupportedModel, UsageError
+from ropext.files import schemes
+from ropext.models.patching import apply_config, unpatch
 from ropext.planning import InMemory
 from ropext.scaling.tables import growth
 

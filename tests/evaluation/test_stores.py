@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 
-from ropext.checkpoint.digests import Digests
+from ropext.base.workdir import Workdir
 from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import line_up
+from ropext.files.checkpoint.digests import Digests
 from ropext.options.evaluate import Evaluate
 from ropext.pipeline.public import evaluate
-from ropext.workdir import Workdir
 
 
 @pytest.fixture(scope="module")

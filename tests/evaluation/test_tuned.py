@@ -8,8 +8,8 @@ from tiny_checkpoints import LENGTHS, write_checkpoint, write_documents
 from trained import train
 
 import ropext
-from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import read_record
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.provenance import read_record
 from ropext.pipeline.public import evaluate
 
 TRAINING = {"steps": 6, "batch_tokens": 512, "learning_rate": 0.01, "rank": 4, "eval_every": 6}

@@ -8,7 +8,7 @@ import tiny
 from transformers import CONFIG_MAPPING
 
 from ropext import families
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
 from ropext.families.config import census
 from ropext.options.extend import Extend
 from ropext.planning import make_plan

@@ -15,14 +15,15 @@ import pytest
 import tiny
 from hiding import hidden
 
-from ropext import families, inspecting, proof, stock
+from ropext import families, proof
+from ropext.base.errors import InputError, ProofFailed, RopextError, UnsupportedModel
 from ropext.cli.app import main
-from ropext.errors import InputError, ProofFailed, RopextError, UnsupportedModel
-from ropext.families import described
+from ropext.families import described, stock
 from ropext.families.config import auto_class, census, locate
 from ropext.families.described import forget
 from ropext.families.model import LENGTH_KEYS
 from ropext.families.table import FAMILIES
+from ropext.files import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 

@@ -19,10 +19,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from ropext import families
-from ropext.errors import NotExpressible
-from ropext.forms import same
+from ropext.base.errors import NotExpressible
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.scaling.forms import same
 
 ROTARY = {"phi3": Phi3RotaryEmbedding, "hunyuan_v1_dense": HunYuanDenseV1RotaryEmbedding}
 LENGTHS = {"original_max_position_embeddings": 1024}

@@ -9,7 +9,7 @@ import pytest
 from published import LLAMA3, LONG, config
 
 from ropext import families
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 

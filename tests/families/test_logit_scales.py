@@ -3,7 +3,7 @@
 import pytest
 
 from ropext import families, scaling
-from ropext.errors import InputError
+from ropext.base.errors import InputError
 from ropext.families.described import NO_FACTS
 from ropext.options.extend import Extend
 from ropext.planning import make_plan

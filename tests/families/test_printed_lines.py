@@ -13,7 +13,7 @@ from building import Case, differences, rotary_types
 from stock import describe
 from tiny import modern, text_part, wrapped
 
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
 

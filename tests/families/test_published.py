@@ -5,13 +5,14 @@ import tiny
 from building import FACTOR, Case, Stock, differences, scaled
 from published import CONFIGS, LLAMA, RECIPES, config
 
-from ropext import families, forms
-from ropext.errors import NotExpressible
+from ropext import families
+from ropext.base.errors import NotExpressible
 from ropext.families.config import packaged
 from ropext.families.table import FAMILIES
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report import text
+from ropext.results.report import text
+from ropext.scaling import forms
 
 
 def test_a_context_that_is_told_replaces_the_stated_one():

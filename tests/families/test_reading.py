@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import CONFIGS, LLAMA, config
 
-from ropext import families, stock
-from ropext.errors import InputError, RopextError, UnsupportedModel
+from ropext import families
+from ropext.base.errors import InputError, RopextError, UnsupportedModel
 from ropext.families import config as config_room
+from ropext.families import stock
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.rope import ABSENT
+from ropext.scaling.rope import ABSENT
 
 BASE = LLAMA | {"model_type": "llama", "rope_theta": 50000.0, "max_position_embeddings": 256}
 YARN = {

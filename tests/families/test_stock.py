@@ -22,14 +22,15 @@ from building import (
 )
 from tiny import text_part, wrapped
 
-from ropext import families, forms
-from ropext.errors import InputError
+from ropext import families
+from ropext.base.errors import InputError
 from ropext.families import config
 from ropext.families.described import NO_FACTS
 from ropext.families.geometry import attends, is_windowed
 from ropext.families.table import family
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.scaling import forms
 
 # The census ran 127 decoder and 10 masked-LM types of transformers 5.23 (gemma3n needs timm, the
 # two assistants are drafters): these task heads must be built for at least so many.

@@ -4,11 +4,12 @@ import configs
 import published
 import pytest
 
-from ropext import families, forms
-from ropext.errors import NotExpressible
+from ropext import families
+from ropext.base.errors import NotExpressible
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report import text
+from ropext.results.report import text
+from ropext.scaling import forms
 
 TRAINED = "if its weights were trained after that scaling, or this is not known"
 NOT_TRAINED = "if its weights were not trained after that scaling"

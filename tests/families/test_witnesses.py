@@ -14,7 +14,7 @@ import published
 import pytest
 
 from ropext import families, proof
-from ropext.rope import Site, Spectrum
+from ropext.scaling.rope import Site, Spectrum
 
 SIZES = published.LLAMA
 # rope_scaling.long_factor of Phi-3.5-mini, as in MindSpeed-LLM's evaluation script of it: there,

@@ -21,14 +21,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import ropext
-from ropext import families, forms, inspecting, verifying
-from ropext.checkpoint import open_snapshot
-from ropext.checkpoint.provenance import read_record
+from ropext import families, verifying
+from ropext.base.errors import RopextError
 from ropext.cli import output
-from ropext.errors import RopextError
+from ropext.files import inspecting
+from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint.provenance import read_record
+from ropext.files.schemes.plan import TablePlan
 from ropext.planning import Plan
-from ropext.report import text
-from ropext.schemes.plan import TablePlan
+from ropext.results.report import text
+from ropext.scaling import forms
 from ropext.verifying.checks import Depth, Subject
 from ropext.verifying.claim import claim_of
 from ropext.verifying.directory import check_lengths

@@ -7,7 +7,7 @@ import tiny
 from building import Case, Stock, differences
 
 from ropext.planning import Plan
-from ropext.rope import Spectrum
+from ropext.scaling.rope import Spectrum
 
 
 @dataclass

@@ -9,10 +9,10 @@ import configs
 import published
 import tiny
 
-from ropext.checkpoint import provenance
-from ropext.checkpoint.provenance import record_of
-from ropext.checkpoint.snapshot import Snapshot
 from ropext.families.config import census
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.provenance import record_of
+from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.options import extend
 from ropext.planning import make_plan
 

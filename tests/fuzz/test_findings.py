@@ -12,15 +12,16 @@ from configs import LLAMA
 from fuzz import campaign, seeds
 
 import ropext
-from ropext import families, forms, inspecting, planning, verifying
-from ropext.checkpoint.card import BEGIN, END, Card, render
-from ropext.checkpoint.provenance import read_record
+from ropext import families, planning, verifying
+from ropext.base.errors import InputError, NotExpressible, RopextError, UsageError
+from ropext.base.inputs import read_text
 from ropext.cli.output import as_json, visible
-from ropext.errors import InputError, NotExpressible, RopextError, UsageError
-from ropext.inputs import read_text
+from ropext.files import inspecting
+from ropext.files.checkpoint.card import BEGIN, END, Card, render
+from ropext.files.checkpoint.provenance import read_record
 from ropext.options.extend import parse_extend
 from ropext.results.model_index import figures
-from ropext.scaling import METHODS
+from ropext.scaling import METHODS, forms
 from ropext.verifying import repair, verify
 
 SMALL = seeds.SMALL_LLAMA
@@ -184,7 +185,7 @@ def check_told_on_one_line(text):
 
 
 def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
-    from ropext.report import text
+    from ropext.results.report import text
 
     config = SMALL | {"layer_types": ["full\nlicense      free", "full_attention"]}
     (checkpoint / "config.json").write_text(json.dumps(config))
@@ -198,7 +199,7 @@ def test_a_line_cannot_be_forged_by_the_name_of_a_layer(checkpoint):
 
 
 def test_a_line_cannot_be_forged_by_a_limit(checkpoint):
-    from ropext.report import text
+    from ropext.results.report import text
 
     (checkpoint / "generation_config.json").write_text('{"max_length": "1\\nlicense      free"}')
     seen = inspecting.inspect(str(checkpoint))
@@ -327,7 +328,7 @@ def test_an_original_of_one_token_is_no_longrope():
 
 
 def test_a_plan_of_other_peoples_text_is_shown_safely(checkpoint):
-    from ropext.report import text
+    from ropext.results.report import text
 
     config = SMALL | {
         "layer_types": ["\x1b]0;x\x07"] * 2,

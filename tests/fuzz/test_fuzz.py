@@ -18,14 +18,15 @@ from hypothesis import Phase, given, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
 
-from ropext import families, inspecting, verifying
-from ropext.checkpoint import provenance
-from ropext.checkpoint.snapshot import INDEX, INDEX_LIMIT
-from ropext.errors import InputError, RopextError
+from ropext import families, verifying
+from ropext.base.errors import InputError, RopextError
+from ropext.base.inputs import CONFIG_LIMIT
 from ropext.families import config as families_config
 from ropext.families import model, reading, respelling
-from ropext.inputs import CONFIG_LIMIT
-from ropext.report import text
+from ropext.files import inspecting
+from ropext.files.checkpoint import provenance
+from ropext.files.checkpoint.snapshot import INDEX, INDEX_LIMIT
+from ropext.results.report import text
 
 INPUTS = 400
 DRAWN_FROM = (campaign, seeds, shapes, families_config, reading, respelling, provenance, text)

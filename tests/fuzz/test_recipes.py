@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ropext.errors import RopextError
+from ropext.base.errors import RopextError
 from ropext.options.fields import item_of, spelled
 from ropext.options.recipe import SECTIONS, RecipeSource, make, parse, read_recipe
 

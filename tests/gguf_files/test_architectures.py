@@ -6,8 +6,9 @@ import transcriptions
 from gguf_files import ggml, making
 
 import ropext
-from ropext import families, inspecting
-from ropext.errors import NotExpressible, UnsupportedModel
+from ropext import families
+from ropext.base.errors import NotExpressible, UnsupportedModel
+from ropext.files import inspecting
 
 DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
 STANDING = np.array([1.0] * 4 + [1e30] * 12, np.float32)

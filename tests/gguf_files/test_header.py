@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gguf_files import making
 
-from ropext import inspecting
-from ropext.errors import InputError, RopextError, UnsupportedModel, UsageError
-from ropext.gguf import open_gguf
-from ropext.gguf.header import STRING, TYPES, read_gguf
+from ropext.base.errors import InputError, RopextError, UnsupportedModel, UsageError
+from ropext.files import inspecting
+from ropext.files.gguf import open_gguf
+from ropext.files.gguf.header import STRING, TYPES, read_gguf
 
 gguf = making.gguf
 KINDS = {

@@ -8,9 +8,9 @@ from gguf_files import ggml, making
 from safetensors.numpy import save_file
 
 import ropext
-from ropext import inspecting
-from ropext.checkpoint.provenance import read_record
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.files import inspecting
+from ropext.files.checkpoint.provenance import read_record
 
 CONFIG = {
     "model_type": "llama",

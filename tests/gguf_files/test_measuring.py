@@ -12,13 +12,14 @@ from command_line import run
 from gguf_files import making
 
 import ropext
-from ropext import bundled, dequantising, guard
-from ropext.checkpoint import staging
-from ropext.dequantising import directory_of
-from ropext.errors import InputError, NotExpressible, UsageError
+from ropext.base import bundled, guard
+from ropext.base.errors import InputError, NotExpressible, UsageError
+from ropext.base.narration import NOBODY
 from ropext.evaluation import request
-from ropext.gguf import open_gguf, proving
-from ropext.narration import NOBODY
+from ropext.files.checkpoint import staging
+from ropext.files.gguf import open_gguf, proving
+from ropext.models import dequantising
+from ropext.models.dequantising import directory_of
 from ropext.options.evaluate import Evaluate
 from ropext.options.training import Fit
 from ropext.training import fit, origin, starts

@@ -8,9 +8,9 @@ import pytest
 from gguf_files import making, test_architectures
 
 import ropext
-from ropext import inspecting
-from ropext.errors import InputError, UsageError
-from ropext.gguf import open_gguf
+from ropext.base.errors import InputError, UsageError
+from ropext.files import inspecting
+from ropext.files.gguf import open_gguf
 
 TABLE = Path(ropext.__file__).parent / "loaders" / "gguf.json"
 ARCHITECTURES = json.loads(TABLE.read_text("utf-8"))["architectures"]

@@ -7,8 +7,9 @@ import pytest
 from command_line import run
 from gguf_files import making
 
-from ropext import bundled, inspecting
-from ropext.gguf.modelfile import Modelfile, _add_messages
+from ropext.base import bundled
+from ropext.files import inspecting
+from ropext.files.gguf.modelfile import Modelfile, _add_messages
 
 COMMANDS = {"from", "license", "template", "system", "adapter", "draft", "renderer", "parser"}
 COMMANDS |= {"parameter", "message", "requires"}

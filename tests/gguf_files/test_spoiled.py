@@ -14,10 +14,11 @@ from fuzz import campaign
 from gguf_files import making, test_architectures
 
 import ropext
-from ropext import inspecting, verifying
-from ropext.errors import RopextError
-from ropext.gguf.header import read_gguf
-from ropext.report import text
+from ropext import verifying
+from ropext.base.errors import RopextError
+from ropext.files import inspecting
+from ropext.files.gguf.header import read_gguf
+from ropext.results.report import text
 
 INPUTS = int(os.environ.get("GGUF_INPUTS", "300"))
 NUMBERS = (0, 1, 2, 7, 32, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1)

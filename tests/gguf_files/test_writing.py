@@ -14,9 +14,8 @@ from command_line import run
 from gguf_files import ggml, making
 
 import ropext
-from ropext import inspecting, verifying
-from ropext.checkpoint import staging
-from ropext.errors import (
+from ropext import verifying
+from ropext.base.errors import (
     InputError,
     NotExpressible,
     NotMeasured,
@@ -25,14 +24,16 @@ from ropext.errors import (
     RopextError,
     UsageError,
 )
-from ropext.gguf import open_gguf, proving, writing
-from ropext.gguf.header import read_gguf
-from ropext.guard import signed
-from ropext.narration import Call
+from ropext.base.guard import signed
+from ropext.base.narration import Call
+from ropext.files import inspecting
+from ropext.files.checkpoint import staging
+from ropext.files.gguf import open_gguf, proving, writing
+from ropext.files.gguf.header import read_gguf
 from ropext.pipeline import extending
 from ropext.pipeline.extended import Extended
-from ropext.report.screen import plan_screen
-from ropext.report.text import serving_text
+from ropext.results.report.screen import plan_screen
+from ropext.results.report.text import serving_text
 
 KEYS = ("context_length", "rope.freq_base", "rope.scaling")
 DRIFT = 64 * 2**-23  # ggml multiplies up a power in float32
@@ -271,8 +272,8 @@ def test_from_original_goes_back_to_the_recorded_base(base, tmp_path):
 
 
 def test_llama_3_is_known_by_its_rope_factors(tmp_path):
-    from ropext.forms import llama3_pair_factors
-    from ropext.rope import plain_inv_freq
+    from ropext.scaling.forms import llama3_pair_factors
+    from ropext.scaling.rope import plain_inv_freq
 
     plain = plain_inv_freq(64, 500_000.0)
     factors = np.array(llama3_pair_factors(plain, 8192, 8.0, 1.0, 4.0), np.float32)
@@ -465,7 +466,7 @@ def test_a_temperature_of_queries_counts_from_where_it_counted(tmp_path):
 
 def test_the_proof_of_a_file_accepts_no_name_that_llama_cpp_does_not_read(tmp_path):
     """Older names are Ollama's: a file with them alone is not what was planned in llama.cpp."""
-    from ropext.errors import ProofFailed
+    from ropext.base.errors import ProofFailed
 
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     yarn |= {"rope.scaling.original_context_length": 64}

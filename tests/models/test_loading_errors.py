@@ -2,8 +2,8 @@
 
 import pytest
 
-from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.load import Loading, load_model, loading_errors
 
 

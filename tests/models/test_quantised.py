@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import ropext
-from ropext.bundled import MODELS
-from ropext.checkpoint import open_snapshot
-from ropext.errors import Stopped, UnsupportedModel
+from ropext.base.bundled import MODELS
+from ropext.base.errors import Stopped, UnsupportedModel
+from ropext.files.checkpoint import open_snapshot
 from ropext.models.load import Loading, loading_errors, memory_errors
 
 NOT_A_LIBRARY = "bitsandbytes_of_mine.functional"

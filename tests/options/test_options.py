@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
 from ropext.options import endpoint, extend
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Extend

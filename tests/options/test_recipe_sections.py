@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ropext.errors import InputError, RopextError, UsageError
+from ropext.base.errors import InputError, RopextError, UsageError
 from ropext.options.endpoint import ONLY
 from ropext.options.evaluate import Evaluate as EvaluationOptions
 from ropext.options.extend import Extend, Reach

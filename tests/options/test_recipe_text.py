@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
 from ropext.options.recipe import RecipeSource, make, parse, read_recipe
 
 GOOD = """\

@@ -10,10 +10,11 @@ from marked import manifest
 
 import ropext
 from benchmarks import counting_model
-from ropext.bundled import DATA
-from ropext.checkpoint import open_snapshot
-from ropext.errors import InputError, UsageError
-from ropext.narration import NOBODY
+from ropext.base.bundled import DATA
+from ropext.base.errors import InputError, UsageError
+from ropext.base.narration import NOBODY
+from ropext.base.table import escape
+from ropext.files.checkpoint import open_snapshot
 from ropext.pipeline import job
 from ropext.pipeline.choice import AutoChoice
 from ropext.pipeline.choosing import ChoiceStep
@@ -23,7 +24,6 @@ from ropext.results.model_index import figures
 from ropext.results.rules import Standing
 from ropext.results.values import Value
 from ropext.scaling import METHODS
-from ropext.table import escape
 
 HELD_OUT = [json.loads(line)["text"] for line in DATA["ropext://held-out"].read_text().splitlines()]
 AUTO = ("extend", "ropext://demo", "--factor", "2", "--method", "auto")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ropext
-from ropext import guard
-from ropext.bundled import DATA
-from ropext.errors import InputError, UsageError
+from ropext.base import guard
+from ropext.base.bundled import DATA
+from ropext.base.errors import InputError, UsageError
 
 FOLDER = "measured"
 

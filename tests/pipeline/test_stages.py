@@ -13,18 +13,18 @@ from command_line import run
 from marked import at_work, checkpoint, manifest
 
 import ropext
-from ropext.bundled import MODELS
-from ropext.checkpoint import open_snapshot
-from ropext.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
-from ropext.jsontext import read_object, read_values, write_json
-from ropext.narration import Call, Hooks
+from ropext.base.bundled import MODELS
+from ropext.base.errors import GateFailed, InputError, Interrupted, OutputExists, UsageError
+from ropext.base.jsontext import read_object, read_values, write_json
+from ropext.base.narration import Call, Hooks
+from ropext.base.stepdir import has_finished_step
+from ropext.files.checkpoint import open_snapshot
 from ropext.pipeline import hashes, job, outcome, running, stage, steps
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.ran import Ran
 from ropext.pipeline.running import NOT_DONE, Stages, forecast
 from ropext.pipeline.work import plan_run
 from ropext.results.gates import Outcome
-from ropext.stepdir import has_finished_step
 
 SMALL = {"model": "ropext://demo", "extend": {"method": "yarn", "factor": 2, "no_verify": True}}
 
@@ -138,7 +138,7 @@ def test_a_changed_key_does_the_stages_that_read_it_again(tmp_path):
 def test_changed_weights_of_the_base_are_seen_though_their_header_is_the_same(tmp_path):
     import shutil
 
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
     wish = SMALL | {"model": "base"}
@@ -620,7 +620,7 @@ def test_where_it_runs_decides_nothing_and_how_it_reads_does(tmp_path):
     assert inputs(max_docs=9) != inputs()
     # Documents count by their content, not by their name.
     content = (tmp_path / "copy.jsonl", inputs()["evaluate.data"])
-    from ropext.bundled import DATA
+    from ropext.base.bundled import DATA
 
     content[0].write_bytes(DATA["ropext://held-out"].read_bytes())
     assert inputs(data=str(content[0]))["evaluate.data"] == content[1]
@@ -666,7 +666,7 @@ def test_an_output_below_a_file_is_told_in_a_sentence(tmp_path, place):
 def test_an_output_inside_the_model_is_refused_before_anything_is_written(tmp_path):
     import shutil
 
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     shutil.copytree(MODELS["ropext://demo"], tmp_path / "base")
     before = sorted(tmp_path.rglob("*"))

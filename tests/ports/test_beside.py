@@ -9,8 +9,8 @@ from command_line import run
 from test_endpoint import serving
 
 import ropext
-from ropext.errors import InputError
-from ropext.ports import beside
+from ropext.base.errors import InputError
+from ropext.endpoint import beside
 
 
 def plain(ids: list[int]) -> list[float]:

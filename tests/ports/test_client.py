@@ -6,9 +6,9 @@ import json
 import pytest
 from fake_server import Fake, serving
 
-from ropext.errors import InputError, NoServer, ProofFailed
-from ropext.ports import logprobs
-from ropext.ports import server as client
+from ropext.base.errors import InputError, NoServer, ProofFailed
+from ropext.endpoint import logprobs
+from ropext.endpoint import server as client
 
 QUESTION = {"messages": [{"content": "What is the pass key?"}], "max_tokens": 9}
 

@@ -8,7 +8,7 @@ from command_line import run
 from fake_server import Fake, looked_up, serving
 
 import ropext
-from ropext.bundled import MODELS
+from ropext.base.bundled import MODELS
 from ropext.evaluation import assembling
 from ropext.results.measurement import discordances
 from ropext.results.retrieval import ItemScore, sign_test

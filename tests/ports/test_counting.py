@@ -3,11 +3,11 @@
 import pytest
 from fake_server import TEMPLATE, Fake, serving, words
 
-from ropext.errors import InputError
-from ropext.ports.counting import counting_of
-from ropext.ports.port import Port
-from ropext.ports.server import server_at
-from ropext.ports.vocabulary import tokenizer_at
+from ropext.base.errors import InputError
+from ropext.endpoint.counting import counting_of
+from ropext.endpoint.port import Port
+from ropext.endpoint.server import server_at
+from ropext.endpoint.vocabulary import tokenizer_at
 
 TEXT = "The sky is blue. " * 100
 
@@ -63,7 +63,7 @@ def test_a_gguf_counts_with_its_vocabulary(tmp_path) -> None:
     from gguf import GGUFWriter
     from tokenizers import Tokenizer
 
-    from ropext.bundled import MODELS
+    from ropext.base.bundled import MODELS
 
     stock = MODELS["ropext://demo"] / "tokenizer.json"
     coder = Tokenizer.from_file(str(stock))

@@ -18,9 +18,9 @@ from command_line import run
 from fake_server import Fake, looked_up, serving, words
 from json_schema import check_file
 
-from ropext.narration import Call, Hooks, told
+from ropext.base.narration import Call, Hooks, told
+from ropext.endpoint.port import error_text
 from ropext.pipeline.ports import evaluate_port, plan_port
-from ropext.ports.port import error_text
 from ropext.results.rundir import read_run
 
 LENGTHS = ("--lengths", "256,1024", "--items", "2")

@@ -12,10 +12,10 @@ from command_line import run
 from fake_server import Fake, serving
 
 import ropext
-from ropext.ports import losses
-from ropext.ports.port import Port
-from ropext.ports.server import server_at
-from ropext.report import evaluation
+from ropext.endpoint import losses
+from ropext.endpoint.port import Port
+from ropext.endpoint.server import server_at
+from ropext.results.report import evaluation
 from ropext.results.rundir import read_run
 
 LENGTHS = "128,512"
@@ -43,7 +43,7 @@ def stock() -> Stock:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropext import bundled
+    from ropext.base import bundled
 
     model = AutoModelForCausalLM.from_pretrained(bundled.MODELS["ropext://demo"]).eval()
 

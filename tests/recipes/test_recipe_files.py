@@ -12,10 +12,11 @@ import typer
 import yaml
 from json_schema import complaints
 
-from ropext import bundled, inspecting
+from ropext.base import bundled
+from ropext.base.errors import UsageError
 from ropext.cli.app import build
 from ropext.cli.recipes import header
-from ropext.errors import UsageError
+from ropext.files import inspecting
 from ropext.options.recipe import read_recipe, schema
 from ropext.pipeline import job
 from ropext.pipeline.public import run

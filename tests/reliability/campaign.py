@@ -77,7 +77,7 @@ PRELOADED = (
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg", "peft", "transformers.trainer"),
     *("transformers.models.llama.modeling_llama", "peft.utils.transformers_weight_conversion"),
     *("ropext.evaluation.evaluation", "ropext.proof.child", "ropext.training.finetune"),
-    *("ropext.training.fit", "ropext.report.tables"),
+    *("ropext.training.fit", "ropext.results.report.tables"),
     *(
         "ropext.cli.app",
         "ropext.pipeline.running",
@@ -131,7 +131,7 @@ def run(
 
 
 def _disturb(room: Path, meanwhile: Callable[[Path], None]) -> None:
-    from ropext.checkpoint import staging
+    from ropext.files.checkpoint import staging
 
     commit = staging._commit
 
@@ -147,8 +147,9 @@ def _command(
     command: Command, room: Path, largest: int | None, meanwhile: Callable[[Path], None] | None
 ) -> int:
     """Run a command line in this process, a child; its exit code."""
-    from ropext import demo, stock
     from ropext.cli import app
+    from ropext.families import stock
+    from ropext.pipeline import demo
 
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))

@@ -18,8 +18,8 @@ from tests.support import paths  # noqa: F401  it leads to what follows
 # isort: split
 from reliability.__main__ import conduct, parse, ready
 
-from ropext import guard
-from ropext.checkpoint import staging, writing
+from ropext.base import guard
+from ropext.files.checkpoint import staging, writing
 
 
 def nothing() -> None:

@@ -7,8 +7,8 @@ import pytest
 from reliability.commands import prepare
 
 import ropext
-from ropext.errors import OutputExists
-from ropext.locks import locked
+from ropext.base.errors import OutputExists
+from ropext.base.locks import locked
 
 pytestmark = pytest.mark.slow
 

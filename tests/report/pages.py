@@ -5,7 +5,7 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
-from ropext.report.html import STYLE
+from ropext.results.report.html import STYLE
 
 TAGS = {
     *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "ul", "li"),

@@ -15,9 +15,9 @@ from markdown_it import MarkdownIt
 from pages import Elements, check
 from tiny_checkpoints import write_checkpoint, write_documents
 
-from ropext import guard
-from ropext.report.html import Page, as_html, write
-from ropext.table import Table, as_csv
+from ropext.base import guard
+from ropext.base.table import Table, as_csv
+from ropext.results.report.html import Page, as_html, write
 
 pytestmark = pytest.mark.slow
 

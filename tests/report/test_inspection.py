@@ -4,8 +4,8 @@ import json
 
 import configs
 
-from ropext import inspecting
-from ropext.report import text
+from ropext.files import inspecting
+from ropext.results.report import text
 
 
 def shown(tmp_path, config):

@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 
-from ropext.report import plots
-from ropext.report.plots import Curve, LinePlot
+from ropext.results.report import plots
+from ropext.results.report.plots import Curve, LinePlot
 from ropext.results.retrieval import HeatCell
 from ropext.results.values import Value
-from ropext.rope import Rope
+from ropext.scaling.rope import Rope
 
 NAMES = (r"a$\frac$b", "$x$", r"\$x$", "_hidden", "x" * 250, "中文 é", "bell\x07\n", "a_b")
 VALUES = (Value(1.0, None, None, 1), Value(2.0, None, None, 1))

@@ -5,10 +5,10 @@ import base64
 import pytest
 from pages import check
 
-from ropext.report.cells import number, shown
-from ropext.report.html import Page, as_html
+from ropext.base.table import Table, as_markdown, as_text, columns
+from ropext.results.report.cells import number, shown
+from ropext.results.report.html import Page, as_html
 from ropext.results.values import Value
-from ropext.table import Table, as_markdown, as_text, columns
 
 HOSTILE = '<script>alert(1)</script>"><img src=http://x.example/a onerror=alert(2)>'
 PNG = base64.b64decode(

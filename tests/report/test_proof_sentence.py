@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext.report import text
+from ropext.results.report import text
 
 PROVED = {
     "transformers": "5.0",

@@ -7,10 +7,10 @@ import pytest
 
 from ropext.options import extend
 from ropext.planning import make_plan
-from ropext.report.ranking import ranking_table, ranking_text, ranking_verdict
-from ropext.report.text import extend_command
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.perplexity import Frame, Reading
+from ropext.results.report.ranking import ranking_table, ranking_text, ranking_verdict
+from ropext.results.report.text import extend_command
 from ropext.results.rules import rank
 from ropext.results.values import Bootstrap
 

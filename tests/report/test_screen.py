@@ -7,11 +7,11 @@ from dataclasses import replace
 import configs
 import pytest
 
-from ropext import inspecting
+from ropext.files import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report import text
-from ropext.report.screen import plan_screen, served_screen
+from ropext.results.report import text
+from ropext.results.report.screen import plan_screen, served_screen
 
 PAIRS = tuple(1 + 0.1 * pair for pair in range(64))
 

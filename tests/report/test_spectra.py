@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ropext import scaling
-from ropext.report import plots
-from ropext.report.evaluation import spectra_of
 from ropext.results import EXTENDED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelSource
 from ropext.results.perplexity import Frame
+from ropext.results.report import plots
+from ropext.results.report.evaluation import spectra_of
 from ropext.results.values import Bootstrap
-from ropext.rope import Rope, Spectrum
+from ropext.scaling.rope import Rope, Spectrum
 
 ROPE = Rope(128, 1e4, 4096)
 TARGET = 32768

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from test_tables_of_rows import BASE, extended, lone, results
 
-from ropext.report import tables
-from ropext.report.cells import Column, nats, point, table_of
-from ropext.report.comparison import tidy_item_table
-from ropext.table import Number, Table, as_csv, as_latex, in_format, records
+from ropext.base.table import Number, Table, as_csv, as_latex, in_format, records
+from ropext.results.report import tables
+from ropext.results.report.cells import Column, nats, point, table_of
+from ropext.results.report.comparison import tidy_item_table
 
 VALUE = ("value", "value low", "value high")
 

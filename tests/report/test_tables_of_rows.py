@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ropext.report import tables
-from ropext.report.cells import shown
+from ropext.base.table import as_text
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.perplexity import Frame
+from ropext.results.report import tables
+from ropext.results.report.cells import shown
 from ropext.results.values import Bootstrap, Value, wilson
-from ropext.table import as_text
 
 
 def lone(value, half=0.1, n=16):

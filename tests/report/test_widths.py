@@ -13,13 +13,13 @@ import published
 import pytest
 from gguf_files import making
 
-from ropext import inspecting
-from ropext.errors import RopextError
-from ropext.inspecting import plan_config
-from ropext.inspecting.serving import read_again
+from ropext.base.errors import RopextError
+from ropext.files import inspecting
+from ropext.files.inspecting import plan_config
+from ropext.files.inspecting.serving import read_again
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
-from ropext.report import text
+from ropext.results.report import text
 
 TRANSCRIPTS = Path(__file__).parents[1] / "golden/transcripts"
 MODELS = published.CONFIGS | {

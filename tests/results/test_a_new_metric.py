@@ -3,13 +3,13 @@
 import numpy as np
 
 from ropext.options.evaluate import Measuring
-from ropext.report import tables
-from ropext.report.cells import shown
 from ropext.results import metrics, rundir
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.report import tables
+from ropext.results.report.cells import shown
 from ropext.results.values import Bootstrap
 
 FRAME = Frame(64, (64,), 16, Bootstrap(3))

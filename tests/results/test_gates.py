@@ -2,13 +2,13 @@
 
 import pytest
 
-from ropext.errors import UsageError
-from ropext.jsontext import values_json
+from ropext.base.errors import UsageError
+from ropext.base.jsontext import values_json
 from ropext.options.evaluate import Evaluate
-from ropext.report.gates import failures
 from ropext.results import metrics
 from ropext.results.gates import Metrics, check_gate, parse_gate
 from ropext.results.metrics import Judged, Metric
+from ropext.results.report.gates import failures
 from ropext.results.values import Value, difference_of_shares, wilson
 
 VALUES = {

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropext.errors import InputError, UsageError
-from ropext.jsontext import read_values, values_json
-from ropext.lengths import (
+from ropext.base.errors import InputError, UsageError
+from ropext.base.jsontext import read_values, values_json
+from ropext.base.lengths import (
     doubling_grid,
     length_text,
     octaves,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.errors import InputError
-from ropext.report.compared import compare_runs
+from ropext.base.errors import InputError
+from ropext.results.report.compared import compare_runs
 from ropext.results.rundir import read_back, read_run
 
 RUN = Path(__file__).with_name("recorded") / "run"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.errors import InputError
-from ropext.jsontext import write_json
+from ropext.base.errors import InputError
+from ropext.base.jsontext import write_json
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.perplexity import Frame

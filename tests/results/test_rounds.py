@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ropext.jsontext import values_json
+from ropext.base.jsontext import values_json
 from ropext.results import UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers

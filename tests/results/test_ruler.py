@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.evaluate import Evaluate
-from ropext.report.comparison import item_table
-from ropext.report.tables import score_text
+from ropext.options.tasks import THIRTEEN
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import item_differences
 from ropext.results.model_index import _of_metrics
+from ropext.results.report.comparison import item_table
+from ropext.results.report.tables import score_text
 from ropext.results.retrieval import (
     ItemScore,
     mean_of_tasks,
@@ -22,7 +23,6 @@ from ropext.results.retrieval import (
     share_of,
 )
 from ropext.results.values import Bootstrap, Value, wilson
-from ropext.tasks import THIRTEEN
 
 CONTEXT = 4096
 

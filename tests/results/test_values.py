@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropext.jsontext import read_values, values_json
+from ropext.base.jsontext import read_values, values_json
 from ropext.results.retrieval import ItemScore, difference_of
 from ropext.results.values import Bootstrap, Value, student, wilson, worth_of
 

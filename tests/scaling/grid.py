@@ -6,8 +6,9 @@ from typing import Any
 
 import transcriptions as truth
 
-from ropext import forms, scaling
-from ropext.rope import Rope, Spectrum
+from ropext import scaling
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope, Spectrum
 
 # 2, 4 and 6 have one, two and three pairs: odd ramps, ramp ends beyond dim/2. 20 and 24 are what
 # partial rotation leaves of a head of 80 and 96; 96 and 192 are not powers of two.

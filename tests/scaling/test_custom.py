@@ -14,12 +14,12 @@ import pytest
 from comparing import assert_close
 
 import ropext
-from ropext.checkpoint import provenance
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
+from ropext.files.checkpoint import provenance
 from ropext.options.evaluate import Evaluate
 from ropext.options.recipe import read_recipe
-from ropext.rope import Rope
 from ropext.scaling import custom
+from ropext.scaling.rope import Rope
 
 PAGE = Path(ropext.__file__).parents[1] / "docs" / "adding-a-method.md"
 WRONG = """

@@ -10,9 +10,10 @@ from comparing import assert_close, assert_number
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ropext import forms, scaling
-from ropext.errors import RopextError
-from ropext.rope import Rope, Spectrum, plain_inv_freq
+from ropext import scaling
+from ropext.base.errors import RopextError
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
 
 # Two float64 routes to one number; powers of large thetas lose a few digits.
 ROUNDING = 1e-10

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from comparing import assert_close, assert_number
 
-from ropext import forms, scaling
-from ropext.rope import Rope, Spectrum
+from ropext import scaling
+from ropext.scaling import forms
 from ropext.scaling.longrope import parse_pair_factors
+from ropext.scaling.rope import Rope, Spectrum
 
 # The values are printed to 12 digits or more.
 BOUND = 1e-11

@@ -8,8 +8,8 @@ import pytest
 from comparing import assert_close, assert_number, worst_pair
 from grid import CASES, Case, case_id, points
 
-from ropext import forms
-from ropext.rope import Rope
+from ropext.scaling import forms
+from ropext.scaling.rope import Rope
 
 transformers = pytest.importorskip("transformers")
 

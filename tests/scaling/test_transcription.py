@@ -5,7 +5,7 @@ from comparing import assert_close, assert_number
 from grid import CASES, Case, case_id, points
 
 from ropext import scaling
-from ropext.rope import Rope
+from ropext.scaling.rope import Rope
 
 BOUND = 1e-12
 

@@ -11,12 +11,12 @@ import torch
 from command_line import run
 
 import ropext
-from ropext import schemes
-from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
 from ropext.families.config import census
-from ropext.patching import unpatch
+from ropext.files import schemes
+from ropext.files.schemes.reading import DISTANCES, OTHERS
+from ropext.models.patching import unpatch
 from ropext.scaling.tables import starts
-from ropext.schemes.reading import DISTANCES, OTHERS
 
 T5 = {"vocab_size": 99, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 T5_TEXT = {"vocab_size": 99, "hidden_size": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2}
@@ -229,7 +229,7 @@ def test_more_than_is_read_is_not_claimed(tmp_path):
 
 
 def test_a_key_that_stock_does_not_read_gets_no_name(made, tmp_path, monkeypatch):
-    from ropext.schemes import plan
+    from ropext.files.schemes import plan
 
     monkeypatch.setattr(plan, "lengthened", lambda config, *_: dict(config))
     with pytest.raises(ProofFailed, match="apart up to a distance of 91, which is not what"):

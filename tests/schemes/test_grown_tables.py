@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ropext
-from ropext.errors import InputError, ProofFailed, UnsupportedModel, UsageError
-from ropext.inspecting import plan_config
+from ropext.base.errors import InputError, ProofFailed, UnsupportedModel, UsageError
+from ropext.files.inspecting import plan_config
 from ropext.options.extend import Extend
 from ropext.pipeline.publishing import push
 from ropext.scaling.tables import METHODS
@@ -183,7 +183,7 @@ def test_tables_of_two_lengths_under_one_key_are_refused(base, tmp_path):
 
 
 def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
-    from ropext.schemes import growing
+    from ropext.files.schemes import growing
 
     rows = growing.encoded
     monkeypatch.setattr(growing, "grown", lambda *given: rows(np.zeros((66, 16)), "BF16"))
@@ -195,7 +195,7 @@ def test_what_is_written_wrong_gets_no_name(base, tmp_path, monkeypatch):
 def test_rows_between_the_old_ones_are_proved_and_a_recorded_digest_is_read(
     base, tmp_path, monkeypatch
 ):
-    from ropext.schemes import growing
+    from ropext.files.schemes import growing
 
     out = ropext.extend(base, tmp_path / "out", factor=4, hash=True, no_verify=True).output
     record = json.loads((out / "ropext.json").read_text())

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ropext import schemes
-from ropext.errors import InputError
+from ropext.base.errors import InputError
 from ropext.families.config import census
-from ropext.rope import Positions
+from ropext.files import schemes
+from ropext.files.schemes.reading import OTHERS, TABLES
+from ropext.scaling.rope import Positions
 from ropext.scaling.tables import methods_for
-from ropext.schemes.reading import OTHERS, TABLES
 
 NARROW = {
     "hidden_size": 16,

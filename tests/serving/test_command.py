@@ -112,7 +112,7 @@ def test_help_promises_no_method_that_is_recommended(capsys):
 
 
 def test_parts_that_have_moved_are_named(monkeypatch):
-    from ropext.errors import InputError
+    from ropext.base.errors import InputError
     from ropext.serving import stock
 
     monkeypatch.setattr(stock, "PARTS", (*stock.PARTS, "Elsewhere"))

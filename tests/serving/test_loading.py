@@ -25,7 +25,7 @@ def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
     import peft
     from transformers import AutoModelForCausalLM
 
-    from ropext.patching import patch
+    from ropext.models.patching import patch
     from ropext.serving.served import ServeOptions, load
 
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -48,7 +48,7 @@ def test_an_adapter_is_served_on_top_of_an_extended_model(directory, tmp_path):
 def test_window_group_and_the_papers_rule_are_served_as_they_are_patched(directory):
     from transformers import AutoModelForCausalLM
 
-    from ropext.patching import patch
+    from ropext.models.patching import patch
     from ropext.scaling.self_extend import FoldOptions
     from ropext.serving.served import ServeOptions, load
 

@@ -174,7 +174,7 @@ def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(
 
 def test_a_port_that_is_in_use_is_refused_before_anything_is_loaded():
     pytest.importorskip("uvicorn")
-    from ropext.errors import InputError
+    from ropext.base.errors import InputError
     from ropext.serving import app
 
     with socket.create_server(("127.0.0.1", 0)) as used:

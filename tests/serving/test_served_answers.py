@@ -4,9 +4,9 @@ import pytest
 import torch
 from serving.conftest import TARGET, opened
 
-from ropext.errors import InputError
-from ropext.ports.logprobs import require_logprobs
-from ropext.ports.server import server_at
+from ropext.base.errors import InputError
+from ropext.endpoint.logprobs import require_logprobs
+from ropext.endpoint.server import server_at
 
 LONG = "the quick brown fox jumps over the lazy dog " * 12  # beyond the trained context
 MESSAGES = [{"role": "user", "content": LONG}]

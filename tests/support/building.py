@@ -9,13 +9,14 @@ from pathlib import Path
 
 import tiny
 
-from ropext import families, forms, scaling
-from ropext.errors import NotExpressible
+from ropext import families, scaling
+from ropext.base.errors import NotExpressible
 from ropext.families.config import census, defaults_of
 from ropext.families.described import NO_FACTS
 from ropext.families.table import family
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
+from ropext.scaling import forms
 
 STOCK = Path(__file__).with_name("stock.py")
 FACTOR = 4

@@ -6,7 +6,7 @@ Drawn whole are those of the files below, and each kind of picture by the comman
 
 import base64
 
-from ropext.report import plots
+from ropext.results.report import plots
 
 # Test files that look at pictures.
 LOOKING = (

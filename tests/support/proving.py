@@ -9,7 +9,7 @@ import json
 import warnings
 from logging import CRITICAL, NOTSET, getLogger
 
-from ropext import stock
+from ropext.families import stock
 
 apart = stock.ask_child
 

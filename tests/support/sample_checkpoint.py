@@ -4,9 +4,9 @@ import json
 import struct
 from pathlib import Path
 
-from ropext.checkpoint.card import Card
-from ropext.checkpoint.provenance import Record, SiteRecord
-from ropext.rope import Spectrum
+from ropext.files.checkpoint.card import Card
+from ropext.files.checkpoint.provenance import Record, SiteRecord
+from ropext.scaling.rope import Spectrum
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

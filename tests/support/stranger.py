@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-from ropext.bundled import MODELS
+from ropext.base.bundled import MODELS
 
 CODE = """\
 import sys

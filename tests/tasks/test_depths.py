@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ropext.tasks.asking import Order
-from ropext.tasks.needles import Needles
+from ropext.options.tasks.asking import Order
+from ropext.options.tasks.needles import Needles
 
 PAGE = Path(__file__).parents[2] / "docs/reference/tasks.md"
 SAID = re.search(

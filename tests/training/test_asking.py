@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ropext.corpus import Document
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
+from ropext.evaluation.corpus import Document
+from ropext.options.tasks import mkey, repetition
+from ropext.options.tasks.item import NOUNS
 from ropext.options.training import Finetune
-from ropext.tasks import mkey, repetition
-from ropext.tasks.item import NOUNS
 from ropext.training.rows import ControlRows, Full, KeyRows, Pose, Rows
 
 

@@ -16,7 +16,7 @@ from test_finetune import OPEN, ROOT
 from tiny_llama import new_llama, write_tokenizer
 
 import ropext
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.training import launch
 
 pytestmark = pytest.mark.slow

@@ -25,23 +25,23 @@ from trained import count_training, train
 
 import ropext
 from ropext import verifying
+from ropext.base.errors import InputError, OutputExists, Stopped, UsageError
+from ropext.base.jsontext import values_json
+from ropext.base.locks import lock_of
+from ropext.base.narration import Call, Hooks, Pace
+from ropext.base.table import records
+from ropext.base.workdir import beside
 from ropext.cli.fit import show_counted
 from ropext.cli.output import Out
-from ropext.errors import InputError, OutputExists, Stopped, UsageError
 from ropext.evaluation.forward import NanInLogits
-from ropext.jsontext import values_json
-from ropext.locks import lock_of
-from ropext.narration import Call, Hooks, Pace
 from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Frame, Reading
 from ropext.results.values import Bootstrap, Value
-from ropext.table import records
 from ropext.training import fit_report, report, tables, trainer, tuned_report
 from ropext.training.judge import numbers_of
 from ropext.training.request import FinetuneRequest
-from ropext.workdir import beside
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,10 @@ from trained import count_training, train
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
 from ropext import verifying
-from ropext.errors import InputError, Stopped, UsageError
+from ropext.base.errors import InputError, Stopped, UsageError
+from ropext.base.narration import Call, Hooks
 from ropext.models.adapter import add_adapter
 from ropext.models.load import memory_errors
-from ropext.narration import Call, Hooks
 from ropext.options.training import Finetune
 from ropext.training import learning, models, trainer, tuned_writing
 from ropext.training.finetune import prepare

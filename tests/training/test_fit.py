@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from trained import count_training, train
 
 import ropext
-from ropext import guard, verifying
-from ropext.errors import (
+from ropext import verifying
+from ropext.base import guard
+from ropext.base.errors import (
     InputError,
     NotExpressible,
     OutputExists,
@@ -24,9 +25,9 @@ from ropext.errors import (
     UnsupportedModel,
     UsageError,
 )
+from ropext.base.jsontext import values_json
+from ropext.base.narration import Call, Hooks
 from ropext.evaluation.forward import NanInLogits, TokenScorer
-from ropext.jsontext import values_json
-from ropext.narration import Call, Hooks
 from ropext.results import rules
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.perplexity import Reading

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_llama import SHAPE, new_llama
 
-from ropext.errors import InputError, UnsupportedModel, UsageError
+from ropext.base.errors import InputError, UnsupportedModel, UsageError
+from ropext.models.patching import apply_config
 from ropext.options.extend import Extend
-from ropext.patching import apply_config
 from ropext.planning import make_plan
 from ropext.training import spectrum
 from ropext.training.spectrum import Learner, LeftGuards

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_llama import SHAPE, VOCABULARY, new_llama
 
-from ropext.corpus import Document
+from ropext.evaluation.corpus import Document
 from ropext.training import loss
 from ropext.training.rows import Collator, Pose, Row, Rows
 

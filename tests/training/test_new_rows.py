@@ -17,8 +17,8 @@ from transformers import (
 )
 
 import ropext
-from ropext.checkpoint.provenance import read_record
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
+from ropext.files.checkpoint.provenance import read_record
 from ropext.options.training import Finetune
 from ropext.training import models
 from ropext.training.new_rows import NewRows

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import ropext
-from ropext.errors import InputError
+from ropext.base.errors import InputError
 from ropext.training.origin import open_origin
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ropext import workdir
+from ropext.base import workdir
 from ropext.training import judge, trainer
 
 NAMES = ("adapter_model.safetensors", "optimizer.pt", "trainer_state.json", "complete")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ropext.corpus import Document
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.evaluation.corpus import Document
 from ropext.training.rows import ControlRows, Full, Pose, Rows, glue
 
 

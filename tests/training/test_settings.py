@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.fields import item_of
 from ropext.options.training import Finetune, Fit
 from ropext.training import defaults

@@ -6,7 +6,7 @@ from test_finetune import RUN
 from tiny_llama import new_llama
 from trained import count_training, train
 
-from ropext.errors import InputError, UsageError
+from ropext.base.errors import InputError, UsageError
 from ropext.evaluation.costs import num_parameters
 from ropext.models import processes
 from ropext.training import models, trainer
@@ -36,7 +36,7 @@ def test_several_processes_read_rows_of_their_own(launched):
 
 
 def test_the_head_of_a_tied_model_is_no_weight_of_its_own(extended):
-    from ropext.checkpoint import open_snapshot
+    from ropext.files.checkpoint import open_snapshot
     from ropext.models.load import skeleton
 
     made = skeleton(open_snapshot(str(extended)))

@@ -8,7 +8,7 @@ from test_finetune import RUN
 from tiny_llama import CONTEXT
 from trained import count_training, train
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 from ropext.options.training import Finetune, Fit
 from ropext.training import finetune, fit, models
 from ropext.training.rows import ControlRows, WithShort

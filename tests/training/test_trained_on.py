@@ -7,12 +7,12 @@ import pytest
 from trained import count_training, train
 
 import ropext
-from ropext.narration import Call, Hooks
+from ropext.base.narration import Call, Hooks
 from ropext.pipeline.public import evaluate
-from ropext.report import tables
-from ropext.report.compared import compare
 from ropext.results.gates import parse_gate
 from ropext.results.model_index import figures
+from ropext.results.report import tables
+from ropext.results.report.compared import compare
 from ropext.results.rundir import gather, judge
 from ropext.training import report, tuned_report
 

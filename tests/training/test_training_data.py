@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ropext import corpus
-from ropext.errors import InputError
+from ropext.base.errors import InputError
+from ropext.evaluation import corpus
 from ropext.options.evaluate import DocumentOptions
 from ropext.options.training import Finetune
 from ropext.training import data

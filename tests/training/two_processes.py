@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ropext.base.narration import NOBODY
 from ropext.models.processes import keep_float32
-from ropext.narration import NOBODY
 from ropext.options.training import Finetune
 from ropext.results import rules
 from ropext.training import finetune, models, trainer

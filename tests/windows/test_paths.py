@@ -12,14 +12,15 @@ import pytest
 from tiny_checkpoint import make_llama
 
 import ropext
-from ropext import extend, loaders, plan, verify
-from ropext.corpus.sources import Source, read_documents
-from ropext.errors import InputError
-from ropext.inputs import is_path
-from ropext.narration import pasted
+from ropext import extend, plan, verify
+from ropext.base.errors import InputError
+from ropext.base.inputs import is_path
+from ropext.base.narration import pasted
+from ropext.base.systems import move
+from ropext.evaluation.corpus.sources import Source, read_documents
+from ropext.families import loaders
 from ropext.options.recipe import read_recipe
 from ropext.results.gates import split_spec
-from ropext.systems import move
 
 WORDS = ["plain", "two words", r"C:\my models\out", r"C:\R&D", "a,b", "x;y|z", "模型"]
 WORDS += ["C:\\my dir\\", 'a "b']

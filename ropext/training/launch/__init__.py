@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ropext.errors import UsageError
+from ropext.base.errors import UsageError
 
 NAMES = ("ddp", "fsdp2", "fsdp2_cp")
 

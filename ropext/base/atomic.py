@@ -1,0 +1,98 @@
+"""Files that are there whole or not at all: written beside their names, flushed, renamed."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ropext.base.errors import InputError, RopextError
+from ropext.base.systems import copy_owner, move
+
+HALF_WRITTEN = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{16}\.ropext-tmp")
+Write = Callable[[BinaryIO], object]
+
+
+@contextmanager
+def os_errors(output: Path) -> Iterator[None]:
+    """Turn an error of the file system into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{output} cannot be written: {reason}{where}") from error
+
+
+def reason_of(error: Exception) -> str | None:
+    """Return why the file system refused a write, also if safetensors or tokenizers (Rust) or
+    torch.save (C++) put that into a text; None for any other error."""
+    if isinstance(error, RopextError):
+        return None
+    if isinstance(error, OSError):  # without a number it is transformers' own, about a model
+        return None if error.errno is None else error.strerror or type(error).__name__
+    cause = re.search(r"[^:]*\(os error \d+\)", str(error))
+    if cause is not None:
+        return cause[0].strip()
+    if any(known in str(error) for known in ("file write failed", "unexpected pos")):
+        return "a file could not be written whole"
+    return None
+
+
+@contextmanager
+def library_errors(output: Path) -> Iterator[None]:
+    """Turn an error of the file system in a library's writer into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = reason_of(error)
+        if reason is None:
+            raise
+        raise InputError(f"{output} cannot be written: {reason}") from error
+
+
+def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
+    """Write beside the name, flush to the disk, rename. `keep` gives the file the owner and the
+    mode of the one that it replaces."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
+    try:
+        with temporary.open("xb") as stream:
+            if keep and path.exists():
+                copy_owner(path, temporary)
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        move(temporary.replace, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def run_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the file system at a file of a run, which can go on, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or type(error).__name__}; what is finished "
+            "is kept; run the same command to resume"
+        ) from error
+
+
+def write_whole(path: Path, write: Write) -> None:
+    """Write a file of a run, and its folder where that is missing."""
+    with run_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(path, write)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole binary file."""
+    write_whole(path, lambda stream: stream.write(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file."""
+    write_bytes(path, text.encode())

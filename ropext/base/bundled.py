@@ -1,0 +1,239 @@
+"""Names of what comes with the package or lies where other programs keep it, understood wherever
+a model or data is named.
+
+    ropext://demo       the bundled checkpoint, for a MODEL
+    ropext://held-out   documents it was never trained on, for DATA
+    ropext://tuning     documents to tune on, for DATA
+
+    ollama:NAME[:TAG]   a GGUF that Ollama has pulled, for a MODEL
+    NAME.gguf           one in LM Studio's folder, where no such file is here
+
+    smoke-test          a recipe, for RECIPE (`ropext recipes ls`)
+
+So a command or recipe that uses them runs from any directory and records no path of this machine.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ropext.base.errors import InputError, did_you_mean
+from ropext.base.inputs import read_bytes
+from ropext.base.jsontext import read_object
+
+SCHEME = "ropext://"
+_DEMO = Path(__file__).parents[1] / "demo"
+
+MODELS = {f"{SCHEME}demo": _DEMO / "checkpoint"}
+DATA = {
+    f"{SCHEME}held-out": _DEMO / "data" / "held-out.jsonl",
+    f"{SCHEME}tuning": _DEMO / "data" / "tuning.jsonl",
+}
+
+BUNDLED = {"model": MODELS, "data": DATA}
+
+OLLAMA = "ollama:"
+LISTED = 8  # names shown of a longer list
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
+_BESIDE = re.compile(r"mmproj|.*-(?!00001)\d{5}-of-\d{5}\.gguf")  # no model's first file
+# [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
+_PULLED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/){0,2}[A-Za-z0-9][\w.-]*(?::\w[\w.-]*)?", re.ASCII)
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with ropext, by name: in the package, or beside it in a checkout."""
+    inside = Path(__file__).parents[1] / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a bundled recipe; a name that is none is refused with its neighbours."""
+    known = recipes()
+    wanted = name.removesuffix(".yaml")
+    if wanted in known:
+        return known[wanted]
+    hint = did_you_mean(wanted, known, "`ropext recipes ls` lists them")
+    if wanted != name:
+        raise InputError(f"{name[:80]} is neither a file nor a bundled recipe; {hint}")
+    raise InputError(f"there is no bundled recipe {name[:80]}; {hint}")
+
+
+def find_bundled(name: str, kind: Literal["model", "data"]) -> Path | None:
+    """Return the directory of a bundled checkpoint, or the file of bundled documents; None if the
+    name is not of this kind."""
+    if not name.startswith(SCHEME):
+        return None
+    known = BUNDLED[kind]
+    if name in known:
+        return known[name]
+    for other, names in BUNDLED.items():
+        if name in names:
+            said = f"{name} is bundled {other}, not {kind}"
+            raise InputError(f"{said}; bundled {kind}: {_list(known)}")
+    ask = did_you_mean(name, known, f"known are {_list(known)}")
+    raise InputError(f"{name[:80]} is not among ropext's bundled {kind}; {ask}")
+
+
+def _list(names: Collection[object]) -> str:
+    shown = [str(name) for name in names][:LISTED]
+    if len(names) > LISTED:
+        shown.append(f"{len(names) - LISTED} more")
+    return ", ".join(shown)
+
+
+def find_gguf(name: str) -> Path | None:
+    """The GGUF file that a name is of, by its first bytes where it is called otherwise; None where
+    the name is of something else."""
+    if name.startswith(OLLAMA):
+        return _in_ollama(name, "model")
+    path = Path(os.path.expanduser(name))
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # a name that is too long, for one
+        raise InputError(f"{name[:80]} cannot be read: {error.strerror}") from error
+    if is_file:
+        return path if name.lower().endswith(".gguf") or _begins_as_gguf(path) else None
+    if path.is_dir():  # one model alone, as `extend -o DIR` writes it, in parts or not
+        files = [file for file in path.glob("*.gguf") if not _BESIDE.match(file.name)]
+        other = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
+        return files[0] if len(files) == 1 and not other else None
+    if not name.lower().endswith(".gguf"):  # of LM Studio's folder too: others are ids of the hub
+        return None
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"there is no file {name}")
+    folder = _lm_studio()
+    escaped = glob.escape(name)  # USER/REPO/FILE, or the last part alone
+    paths = sorted({*folder.glob(escaped), *folder.glob(f"*/*/{escaped}")})
+    if len(paths) > 1:
+        said = f"{name} is in LM Studio's folder {len(paths)} times: {_list(paths)}"
+        raise InputError(f"{said}; name one by its path")
+    if not paths:
+        there = [path.name for path in sorted(folder.glob("*/*/*.gguf"))]
+        models = [file for file in there if not _BESIDE.match(file)]
+        holds = f", which holds {_list(models)}" if models else ""
+        raise InputError(f"there is no file {name}, here or in LM Studio's folder {folder}{holds}")
+    return paths[0]
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def find_projector(name: str, path: Path) -> Path | None:
+    """What encodes images or sound for the GGUF at `path`: a file beside it, or Ollama's blob."""
+    if name.startswith(OLLAMA):
+        return _in_ollama(name, "projector")
+    return min(path.parent.glob("mmproj*.gguf"), default=None)
+
+
+def _in_ollama(name: str, kind: str) -> Path | None:
+    """The blob that Ollama's manifest of a name lists as its model or projector."""
+    home, manifest = _manifest(name)
+    return _blob(home, manifest, name, kind)
+
+
+@dataclass(frozen=True)
+class KeptByOllama:
+    """What Ollama keeps of a model."""
+
+    layers: tuple[tuple[str, Path], ...]  # kind and blob, in their order
+    missing: tuple[str, ...]  # kinds of layers whose blob is not there
+    config: dict[str, Any]
+
+
+def kept_by_ollama(name: str) -> KeptByOllama | None:
+    """All that Ollama keeps of a model; None for a name that is none of its."""
+    if not name.startswith(OLLAMA):
+        return None
+    home, manifest = _manifest(name)
+    stored = read_object(manifest)
+    listed = stored.get("layers")
+    layers = list[tuple[str, Path]]()
+    missing = list[str]()
+    for layer in listed if isinstance(listed, list) else ():
+        kind = str(layer.get("mediaType") if isinstance(layer, dict) else layer)
+        kind = kind.removeprefix("application/vnd.ollama.image.")
+        blob = _blob_of(home, layer)
+        if blob is None:
+            missing.append(kind)
+        else:
+            layers.append((kind, blob))
+    config = dict[str, Any]()
+    blob = _blob_of(home, stored.get("config"))
+    if blob is not None:
+        with suppress(InputError):
+            config = read_object(blob)
+    return KeptByOllama(tuple(layers), tuple(missing), config)
+
+
+def _blob_of(home: Path, layer: object) -> Path | None:
+    """The file of an entry of a manifest, where it is there."""
+    digest = str(layer.get("digest")) if isinstance(layer, dict) else ""
+    path = home / "blobs" / digest.replace(":", "-")
+    return path if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file() else None
+
+
+def _manifest(name: str) -> tuple[Path, Path]:
+    """Ollama's folder and its manifest of a name."""
+    wanted = name.removeprefix(OLLAMA)
+    if not _PULLED.fullmatch(wanted):
+        raise InputError(f"{name[:80]} is not a model name of Ollama, such as ollama:qwen3:8b")
+    model, _, tag = wanted.partition(":")
+    default = ["registry.ollama.ai", "library"]
+    parts = model.split("/")
+    place = [*default[: 3 - len(parts)], *parts, tag or "latest"]
+    configured = os.environ.get("OLLAMA_MODELS")
+    homes = [Path(configured)] if configured else [Path.home() / ".ollama/models", OLLAMA_SERVICE]
+    for home in homes:
+        manifest = home.joinpath("manifests", *place)
+        if manifest.is_file():
+            return home, manifest
+    pulled = [path for home in homes for path in sorted(home.glob("manifests/*/*/*/*"))]
+    known = ["/".join(path.parts[-4:-1]) + f":{path.name}" for path in pulled]
+    known = [name.removeprefix("registry.ollama.ai/").removeprefix("library/") for name in known]
+    raise InputError(
+        f"{name} was not pulled into {homes[0]} (OLLAMA_MODELS names another folder); there "
+        + (f"are {_list(known)}" if known else "is none")
+    )
+
+
+def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
+    layers = read_object(manifest).get("layers")
+    for layer in layers if isinstance(layers, list) else ():
+        if (
+            isinstance(layer, dict)
+            and layer.get("mediaType") == f"application/vnd.ollama.image.{kind}"
+        ):
+            path = _blob_of(home, layer)
+            if path is not None:
+                return path
+            digest = str(layer.get("digest"))
+            raise InputError(
+                f"{manifest} names the {kind} {digest[:80]}, which is not in {home}/blobs"
+            )
+    if kind == "projector":
+        return None
+    raise InputError(f"{name} has no GGUF file in Ollama: {manifest} lists none")
+
+
+def _lm_studio() -> Path:
+    """LM Studio's folder of models: that of its settings, else the default in its home, which a
+    pointer file names where it is another than ~/.lmstudio."""
+    home = Path.home() / ".lmstudio"
+    chosen = None
+    with suppress(InputError):
+        pointer = Path.home() / ".lmstudio-home-pointer"
+        home = Path(read_bytes(pointer, 4096).decode(errors="replace").strip() or home)
+    with suppress(InputError):
+        chosen = read_object(home / "settings.json").get("downloadsFolder")
+    return Path(chosen) if isinstance(chosen, str) and chosen else home / "models"

@@ -1,0 +1,150 @@
+"""Files that others made, and their paths: no link that leads out of its folder, regular files
+alone, no more bytes than a limit, and text in the encodings that programs write."""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+from ropext.base.errors import InputError, UsageError, class_of
+from ropext.base.systems import open_raw
+
+# Bytes. Refused before parsing: parsed JSON takes up to thirty times the memory of its text.
+CONFIG_LIMIT = 16 * 10**6
+OPTION_FILE_LIMIT = 16 << 20  # bytes
+
+# A file of the hub's cache, which is named after its content's hash.
+_BLOB = re.compile(r"(models|datasets)--[^/\\]+[/\\]blobs[/\\][0-9a-f]{40,64}\Z")
+LINKED = (".safetensors", ".gguf")  # weights, which are read as nothing else
+
+
+def check_link(path: Path, home: Path) -> None:
+    """Refuse a link in the directory `home` of a model, an adapter, documents or a run that leads
+    out of it: git and tar keep links, so a stranger's may name any file of this machine."""
+    if not path.is_symlink() or not path.exists():
+        return
+    real = Path(os.path.realpath(path))
+    is_weights = path.name.endswith(LINKED) and real.is_file()
+    is_inside = real.is_relative_to(os.path.realpath(home))
+    if is_weights or is_inside or _BLOB.search(str(real)):
+        return
+    raise InputError(
+        f"{path} is a link to {real}, outside of {home}; put the file itself there if you want it "
+        "read"
+    )
+
+
+def check_links(directory: Path) -> None:
+    """Refuse every link in a directory that leads out of it."""
+    for folder, folders, files in os.walk(directory):
+        for name in folders + files:
+            check_link(Path(folder, name), directory)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file, reached through links or not; anything else is refused.
+
+    O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be looked at.
+    """
+    try:
+        descriptor = open_raw(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is not a regular file (nor a link to one), so it is not read")
+    return descriptor
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b""
+        if size <= limit:
+            data = file.read(limit + 1)  # it may have grown
+    size = max(size, len(data))
+    if size > limit:
+        raise InputError(
+            f"{path} has {size:,} bytes, more than the {limit // 10**6} MB that a file of its kind "
+            "may have"
+        )
+    return data
+
+
+def read_text(path: str) -> str:
+    """Read a small text file that an option names."""
+    return as_text(read_bytes(Path(path), OPTION_FILE_LIMIT))
+
+
+def as_text(data: bytes) -> str:
+    """Decode what a user made: PowerShell 5.1's > writes UTF-16, other programs a mark."""
+    return data.decode(json.detect_encoding(data), errors="replace")
+
+
+LONGEST_NAME = 255  # bytes, on the file systems of all three systems
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """Return the name of a model; refuse what is no name, such as a model in memory."""
+    if model == "":
+        raise UsageError("the name of the model is empty; give its directory, file or hub id")
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    inside = inside_wrapper(model) or "model"
+    raise UsageError(
+        f"name a model by its directory, its file or its hub id, not by {class_of(model)}; "
+        f"to write a model in memory that `ropext.patch` extended, use `ropext.save({inside}, "
+        f"DIR)`; for any other model {inside}.save_pretrained"
+    )
+
+
+def inside_wrapper(model: object) -> str:
+    """Say in Python what a wrapper of torch's (torch.compile, DataParallel) holds; "" of what is
+    none."""
+    for name in ("_orig_mod", "module"):
+        if hasattr(model, name):
+            return f"model.{name}"
+    return ""
+
+
+def not_a_model(wanted: str, given: object) -> UsageError:
+    """Say that a model in memory was wanted, and what to pass where torch wraps one."""
+    sentence = f"{wanted}, not {class_of(given)}"
+    inside = inside_wrapper(given)
+    if inside:
+        sentence += f" around one; pass {inside}"
+    return UsageError(sentence)
+
+
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path in which `~` is the user's home folder, as it is in MODEL; refuse what is no
+    path."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"a path is a text or a pathlib.Path, not {class_of(path)}")
+    place = Path(os.path.expanduser(path))
+    check_names(place)
+    return place
+
+
+def check_names(place: Path, hint: str = "") -> None:
+    """Refuse a path with a part that no file system takes for a name."""
+    for part in place.parts:
+        if "\0" in part or len(os.fsencode(part)) > LONGEST_NAME:
+            raise UsageError(
+                f"{part[:40]!r}... is no name of a file: it is longer than {LONGEST_NAME} bytes, "
+                f"or holds a null character{hint}"
+            )
+
+
+def is_path(text: str) -> bool:
+    """Whether a text can be nothing but a path; in ID:CONFIG no slash follows the colon."""
+    return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a shard name stays in its directory and is what it looks like."""
+    if name in ("", ".", "..") or len(name) >= 256:
+        return False
+    return name.isprintable() and "/" not in name and "\\" not in name

@@ -1,0 +1,262 @@
+"""JSON: from strangers read strictly and within limits, and written as transformers writes it."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from ropext.base.atomic import write_bytes
+from ropext.base.errors import InputError
+from ropext.base.inputs import CONFIG_LIMIT, as_text, read_bytes
+
+Json = Any  # a value as json.loads gives it
+JsonObject = Mapping[str, Json]
+T = TypeVar("T")
+# A field that may hold not-a-number, which `values_json` writes as null.
+_OR_NAN = BeforeValidator(lambda value: math.nan if value is None else value)
+Number = Annotated[float, _OR_NAN]
+NumberIfAny = Annotated[float | None, _OR_NAN]  # None: it has no number; an absent key
+# Metadata of a field that `values_json` treats in another way than the rest.
+HIDDEN = {"json": None}  # never written
+OR_NULL = {"json": "null"}  # written even if it holds None, its default
+IF_ANY = {"json": "any"}  # left out if it is empty
+
+# Objects and arrays in one file. The largest real configs (added tokens, quantiser groups) hold
+# some ten thousand; 16 MB of "{}" would be five million Python objects.
+CONTAINER_LIMIT = 500_000
+
+# Real configs nest five deep. Anything near Python's recursion limit would fail in later steps.
+DEPTH_LIMIT = 64
+
+# What transformers spells infinity as, which JSON lacks.
+INFINITY = {"__float__": "Infinity"}
+
+
+# What ropext writes for itself.
+
+
+def write_json(path: Path, data: Json) -> None:
+    """Write indented JSON in the order given, newline at the end; not-a-number is refused."""
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
+
+
+def digest(data: Json) -> str:
+    """Return the SHA-256 of a value as JSON, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: Path) -> Json:
+    """Read a JSON file of a run directory."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def values_json(data: Any) -> Json:
+    """Turn dataclasses, mappings and sequences into JSON. A number that is not finite becomes
+    null; a field whose default is None is left out if it holds None, unless its metadata say
+    otherwise (HIDDEN, OR_NULL, IF_ANY)."""
+    if hasattr(data, "to_json"):
+        data = data.to_json()
+    elif is_dataclass(data):
+        data = fields_of(data)
+    if isinstance(data, Mapping):
+        return {key: values_json(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [values_json(item) for item in data]
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    if isinstance(data, Path):
+        return str(data)
+    return data
+
+
+def fields_of(data: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that its JSON has."""
+    values = dict[str, Any]()
+    for field in fields(data):
+        value = getattr(data, field.name)
+        if _is_written(field, value):
+            values[field.name] = value
+    return values
+
+
+def _is_written(field: Field[Any], value: Any) -> bool:
+    """Return whether the JSON of a dataclass has a field that holds this value."""
+    how = field.metadata.get("json", "")
+    if how == "":
+        return value is not None or field.default is not None
+    if how == IF_ANY["json"]:
+        return bool(value)
+    return how is not None
+
+
+def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T:
+    """Read what `values_json` wrote of a value of this type: a dataclass, or a container of them.
+
+    The file may come from anyone: the first key that is missing or holds another type is named.
+    """
+    known: Any = kind
+    try:
+        read: T = _adapter(known).validate_python(data)
+    except ValidationError as error:
+        raise InputError(f"{place} is damaged: {_damage(error)}{remedy}") from None
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+_NOUNS = {
+    "dict": "an object",
+    "dataclass": "an object",
+    "mapping": "an object",
+    "tuple": "an array",
+    "list": "an array",
+    "string": "a text",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+def _damage(error: ValidationError) -> str:
+    """Say what the first wrong value is not, by its key."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"the key {key!r} is missing"
+    return f"{key[:200] or 'its content'} is not {noun(first['type'])}"
+
+
+def noun(error_type: str) -> str:
+    """Return what pydantic expected, in words, by the type of its error."""
+    return _NOUNS.get(error_type.partition("_")[0], "a whole number in range")
+
+
+# What strangers wrote.
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """Read the JSON object in a file; everything else about it is an InputError of one sentence."""
+    return parse_object(read_bytes(path, CONFIG_LIMIT), str(path))
+
+
+def read_redirected(path: Path) -> dict[str, Json]:
+    """Read the JSON object in a file that a shell may have redirected in another encoding."""
+    data = read_bytes(path, CONFIG_LIMIT)
+    if json.detect_encoding(data) != "utf-8":
+        data = as_text(data).encode()
+    return parse_object(data, str(path))
+
+
+def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> dict[str, Json]:
+    """Parse a JSON object. Duplicate keys, NaN, Infinity and depth bombs are refused.
+
+    transformers' {"__float__": "Infinity"} is an object like any other and stays one.
+    """
+    if data.count(b"{") + data.count(b"[") > containers:
+        raise InputError(f"{name} holds more than {containers:,} objects and arrays")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 text (byte {error.start + 1})") from None
+    try:
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
+        )
+    except json.JSONDecodeError as error:
+        raise InputError(_describe(error, text, name)) from None
+    except RecursionError:
+        raise InputError(f"{name} is nested too deeply to be a config") from None
+    except ValueError as error:  # our own refusals, and an integer of more than 4300 digits
+        raise InputError(f"{name} is not valid: {error}") from None
+    if not isinstance(value, dict):
+        kind = {list: "array", type(None): "null"}.get(type(value), type(value).__name__)
+        raise InputError(f"{name} holds a JSON {kind}; expected an object")
+    level: list[Json] = [value]
+    for _ in range(DEPTH_LIMIT):
+        below = list[Json]()
+        for container in level:
+            children = container.values() if isinstance(container, dict) else container
+            below += [child for child in children if isinstance(child, dict | list)]
+        if not below:
+            return value
+        level = below
+    raise InputError(f"{name} is nested more than {DEPTH_LIMIT} levels deep")
+
+
+def _no_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not a JSON number")
+
+
+def _finite(token: str) -> float:
+    value = float(token)
+    if math.isinf(value):
+        raise ValueError(f"{token[:40]} is too large for a number")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"the key {twice[:80]!r} occurs twice in one object")
+    return entries
+
+
+def _describe(error: json.JSONDecodeError, text: str, name: str) -> str:
+    if not text.strip():
+        return f"{name} is empty, where a JSON object is expected"
+    where = f"line {error.lineno}, column {error.colno}"
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
+        return f"{name} is cut short: the JSON ends inside a value ({where})"
+    return f"{name} is not valid JSON: {error.msg} ({where})"
+
+
+def dump(value: JsonObject) -> bytes:
+    """Write JSON as transformers does, but in the order of the keys: indent 2, a final newline."""
+    value = tagged(value)
+    try:
+        return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except UnicodeEncodeError:  # a lone surrogate, legal in JSON only as an escape
+        return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def tagged(value: Json) -> Json:
+    """Spell infinity, which JSON lacks, as transformers does. A channel that never turns is a
+    longrope factor of infinity."""
+    if isinstance(value, Mapping):
+        return {key: tagged(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [tagged(item) for item in value]
+    if value == math.inf:
+        return dict(INFINITY)
+    return value
+
+
+def untagged_float(value: Json) -> Json:
+    """Give transformers' spelling of infinity as a number, every other value as it is."""
+    return math.inf if value == INFINITY else value
+
+
+def untagged(value: Json) -> Json:
+    """Copy JSON with infinity as a number, as transformers has it in memory."""
+    value = untagged_float(value)
+    if isinstance(value, Mapping):
+        return {key: untagged(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [untagged(item) for item in value]
+    return value

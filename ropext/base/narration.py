@@ -1,0 +1,283 @@
+"""How a long piece of work tells how far it is, and how it is stopped; it prints nothing itself."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropext.base.errors import Interrupted
+
+Say = Callable[[str], None]  # a sentence
+# What is done, of how much, and what it is. The first call, as the work begins, starts the clock.
+Show = Callable[[int, int, str], None]
+Clock = Callable[[], float]
+
+_TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
+_USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
+# The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
+_SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
+HIDDEN = "***"
+LEAST_KEY = 12  # characters; a shorter one may be a word, as EMPTY or lm-studio
+
+SECONDS = 30.0  # between two lines of a log
+FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
+
+
+def scrub(text: str) -> str:
+    """Remove tokens from a text: those of the environment, of a known shape, or inside a URL."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        token = os.environ.get(name)
+        if token:
+            text = text.replace(token, HIDDEN)
+    key = os.environ.get("ROPEXT_ENDPOINT_KEY", "")
+    if len(key) >= LEAST_KEY:  # a server may repeat it in an error
+        text = text.replace(key, HIDDEN)
+    return _USERINFO.sub(rf"\1{HIDDEN}@", _TOKEN.sub(HIDDEN, text))
+
+
+def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line to record: the program by its name alone, no secret in any word; nothing of
+    a call from Python."""
+    if not argv:
+        return ()
+    words = ["ropext"]
+    hide = False
+    for word in argv[1:]:
+        option, equals, _ = word.partition("=")
+        secret = bool(_SECRET_OPTION.fullmatch(option))
+        if hide:
+            words.append(HIDDEN)
+        elif secret and equals:
+            words.append(f"{option}={HIDDEN}")
+        else:
+            words.append(scrub(word))
+        hide = secret and not equals
+    return tuple(words)
+
+
+def pasted(*words: str) -> str:
+    """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
+    slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
+    bare = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII)
+    plain = re.compile(rf'[^"{marks}]+')
+    if slash:  # a program there takes \" for a quote, and backslashes before a quote by twos
+        # Between quotes PowerShell runs $(...) and ends at “, ” and „, unless a ` escapes them.
+        said = [re.sub("[$`“”„]", r"`\g<0>", word) for word in words]
+        said = [re.sub(r'(\\*)"', r'\1\1\\"', f'{word}"')[:-2] for word in said]
+        said = [f'"{word}"' for word in said]
+    else:
+        said = [f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in words]
+    return " ".join(a if bare.fullmatch(a) else b for a, b in zip(words, said, strict=True))
+
+
+def continued(command: str, width: int) -> list[str]:
+    """Break a command between words, into lines that a POSIX shell, or Python inside brackets,
+    joins again; a JSON argument stays in one line, whatever its length."""
+    if sys.platform == "win32" or len(command) <= width:
+        return [command]
+    lines = [""]
+    python = re.match(r"[\w.]+\(", command)
+    for word in re.findall(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""", command):
+        if lines[-1] and len(f"{lines[-1]} {word} \\") > width:
+            lines[-1] += "" if python else " \\"
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".lstrip()
+    return lines
+
+
+def silent(sentence: str) -> None:
+    """A `Say` for those who want to hear nothing."""
+
+
+def unseen(done: int, total: int, what: str) -> None:
+    """A `Show` for those who want to see nothing."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """How a long piece of work speaks with whoever started it, and hears that it is to stop."""
+
+    say: Say = silent
+    show: Show = unseen
+    stop: Callable[[], bool] = lambda: False
+
+
+SILENT = Hooks()
+
+
+@dataclass(frozen=True)
+class Call:
+    """How work was asked for, from the command line or from Python. Nothing in it decides a
+    number."""
+
+    hooks: Hooks = SILENT
+    command: tuple[str, ...] = ()  # the words of the command line; none from Python
+    force: bool = False  # what ropext wrote may be replaced
+    trust_remote_code: bool = False  # a model's own code may run
+    keep_previous: bool = False  # of a run: what it replaces is kept beside it
+
+
+NOBODY = Call()  # nobody listens, and nothing is replaced
+
+
+# For what is said by calls that take no Hooks, however deep: reading a config may start a child.
+_LISTENER: ContextVar[Say] = ContextVar("listener", default=silent)
+
+
+@contextmanager
+def heard_by(say: Say) -> Iterator[None]:
+    """Let `say` hear what is told to the listener meanwhile."""
+    token = _LISTENER.set(say)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def tell_listener(sentence: str) -> None:
+    """Say a sentence to whoever started the command; from Python nobody hears it."""
+    _LISTENER.get()(sentence)
+
+
+@dataclass
+class Pace:
+    """When to tell how far a long piece of work is: after its first unit, then every so often."""
+
+    pause: float = SECONDS
+    clock: Clock = time.monotonic
+    patience: float = 0.0
+    begun: float = field(default=0.0, init=False)
+    called: float | None = field(default=None, init=False)  # when the first piece of work began
+    first: int = field(default=-1, init=False)  # units when the clock was started
+    done: int = field(default=-1, init=False)  # units at the last call
+    told: float | None = field(default=None, init=False)
+
+    def left(self, done: int, total: int) -> str | None:
+        """The time left where it is to be told now, else None. Fewer units than before are of
+        another piece of work, whose clock starts anew."""
+        now = self.clock()
+        self.called = now if self.called is None else self.called
+        if self.first < 0 or done < self.done or done == self.first:
+            self.begun = now
+            self.first = done
+            self.done = done
+            return None
+        self.done = done
+        if self.told is None and now - self.called < self.patience:
+            return None  # what is soon over is not told at all
+        if self.told is not None and now - self.told < self.pause:
+            return None
+        self.told = now
+        return duration((now - self.begun) * (total - done) / (done - self.first))
+
+
+def in_tokens(done: int, total: int) -> str:
+    return f"{done:,} of {total:,} tokens"
+
+
+def in_gigabytes(done: int, total: int) -> str:
+    return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB"
+
+
+def in_bytes(count: int) -> str:
+    """A size as disks have it: below a gigabyte in megabytes, which are not 0.00 so soon."""
+    return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.2f} MB"
+
+
+def told(
+    say: Say,
+    clock: Clock = time.monotonic,
+    amount: Callable[[int, int], str] = in_tokens,
+    patience: float = 0.0,
+) -> Show:
+    """Progress in sentences, for where no bar is drawn."""
+    pace = Pace(clock=clock, patience=patience)
+
+    def show(done: int, total: int, what: str) -> None:
+        left = pace.left(done, total)
+        if left is not None and done < total:
+            say(f"{100 * done // total} % ({amount(done, total)}), about {left} left: {what}")
+
+    return show
+
+
+def told_of_files(say: Say, clock: Clock = time.monotonic) -> Show:
+    """The same of files that are copied, hashed or compared; units are bytes."""
+    return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def interruptible(
+    say: Say, sentence: str, *, at_once: bool = False
+) -> Iterator[Callable[[], bool]]:
+    """Answer the first Ctrl-C, or a scheduler's SIGTERM, with a sentence, and yield whether it
+    came; a second one ends now.
+
+    With `at_once` it is raised as a KeyboardInterrupt; else the work asks, after each of its units.
+    """
+    caught: list[int] = []
+
+    def answer(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        caught.append(number)
+        with suppress(RuntimeError):  # it came while a line was being written: no other fits in
+            say(sentence)
+        if at_once:
+            raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.getsignal(kind) for kind in kinds}
+    for kind, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as a script's background has Ctrl-C
+            signal.signal(kind, answer)
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def kept_after_interrupt(
+    sentence: str, has_kept: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Say of an interrupt what is kept; where nothing is, it stays a KeyboardInterrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not has_kept():
+            raise
+        raise Interrupted(f"interrupted; {sentence}") from None
+
+
+@contextmanager
+def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
+    """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
+    sentence = "stopping after the current document (Ctrl-C again ends at once)"
+    with interruptible(say, sentence) as stopping:
+
+        def pause(done: int, total: int, what: str) -> None:
+            show(done, total, what)
+            if stopping():
+                raise KeyboardInterrupt("interrupted; nothing was kept")
+
+        yield pause
+        if stopping():
+            raise KeyboardInterrupt("interrupted; nothing was kept")

@@ -1,0 +1,314 @@
+"""The folder of a run: whose it is, what decides its numbers, and who goes on in it.
+
+It is OUT.run beside the output OUT of fit, finetune and run; of eval the output itself.
+
+    run.json             the command, by name under "decides" what its numbers follow from, and what
+                         else is good to know
+    stages/STEP/run.json  the same of one step of a run, which is done once (ropext/base/stepdir.py)
+
+The same command with the same deciding values goes on in it. With other values it begins anew where
+that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
+and a file whose name is none of `OURS` never deleted: a user put it there.
+
+Where the folder is the output itself, the manifest lists what a run wrote, under "files", each with
+its digest. What was edited since, and a result that is not listed, is kept: the command is refused
+until --force. Only while a run writes its results ("writes_results", until it is done) a result
+that is not listed may be its own, from before a kill. A step lists what it left wherever that
+lies, and nothing before it is finished.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ropext.base import guard
+from ropext.base.atomic import HALF_WRITTEN, os_errors
+from ropext.base.errors import OutputExists
+from ropext.base.inputs import check_links
+from ropext.base.jsontext import read_json, write_json
+from ropext.base.locks import lock_of, locked
+from ropext.base.narration import Say, silent
+
+MANIFEST = "run.json"
+USED = guard.USED
+STORES = "variants/"  # of an evaluation: what each model read
+UNITS = (STORES, "readings/", "steps/")
+STEPS = "stages"  # of a run: the folders of its steps
+BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
+PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
+ABSENT = object()
+# What was read in a regime; `states-KEY`, `kl-KEY-REGIME` and `agreement-KEY-REGIME` by --kl.
+UNIT = r"([a-z]+(-[0-9a-f]{8})?(-pass)?(-\d+)?/[0-9a-f]+\.npy|" + (
+    r"items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
+)
+# Questions in words and their answers: TASK-LENGTH-HAYSTACK[-QUESTION], first-word-LENGTH.
+WORDED = r"[a-z][\w-]*-\d+(-\d+(-[0-9a-f]{32})?)?\.json"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")  # the folder of one, in a folder of OUT.run
+# All names that ropext, transformers and accelerate give to files in the folder of a run.
+OURS = re.compile(
+    "|".join(
+        (
+            r"(run|documents|results|choice|outcome)\.json|used\.log",
+            r"(items|choosing|verdict)\.jsonl|report\.(md|html)|documents/[0-9a-f]+\.npy",
+            r"plots/(overview|nll-by-position|tail|gain|spectra|difference-by-position|retrieval-.+)\.png",
+            rf"{STEPS}/[a-z]+/{re.escape(MANIFEST)}",
+            rf"(variants|readings)/[^/]+/{UNIT}|variants/[^/]+/{WORDED}|steps/[^/]+/\d+/(knobs\.json|{UNIT})",
+            rf"(tuned|control|fitted-[\w-]+)/(tmp-)?{CHECKPOINT.pattern}/(.+/)?"
+            r"(complete|README\.md|(adapter|model|pytorch_model)[^/]*\.(safetensors|json|bin)"
+            r"|(optimizer|scheduler|scaler|rng_state)[^/]*\.(pt|pth|bin)"
+            r"|trainer_state\.json|training_args\.bin|__\d+_\d+\.distcp|\.metadata"
+            r"|\.tmp\w{6})",  # safetensors' own file, when a kill comes in it
+            HALF_WRITTEN.pattern,
+        )
+    )
+)
+RESULTS = "writes_results"  # in a manifest: a run has begun to write them
+LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # of a manifest as it is read
+SCHEMA = "schema"  # in what decides: a number that goes up when the same values give something else
+
+Flat = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workdir:
+    """The folder of one run."""
+
+    output: Path  # as the user named it
+    command: str  # eval, fit, finetune or run
+    decides: Mapping[str, Any]  # with other values it is another run
+    about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
+
+    # Whether no other process takes the folder meanwhile.
+    takes_lock: ClassVar[bool] = True
+
+    @property
+    def folder(self) -> Path:
+        """Where it works."""
+        return beside(self.output) if self.command in BESIDE else self.output
+
+    def has_begun(self) -> bool:
+        """Whether this very run has claimed the folder, now or earlier."""
+        manifest = sealed(self.folder)
+        return manifest is not None and not self._other(manifest)
+
+    def _other(self, manifest: Mapping[str, Any]) -> list[str]:
+        """What another run's manifest differs in."""
+        if manifest["command"] != self.command:
+            return ["command"]
+        return differences(manifest["decides"], self.decides)
+
+    def check(self, force: bool | None) -> None:
+        """Refuse a folder that this run may not take, and change nothing. `force` is None where the
+        command has no such flag."""
+        folder = self.folder
+        manifest = sealed(folder)
+        guard.check({}, {"a run's folder": folder})
+        if manifest is None:
+            if folder.is_file() or not all(map(HALF_WRITTEN.fullmatch, guard.listing(folder))):
+                raise OutputExists(
+                    f"ropext {self.command} would keep its run in {folder}, which holds "
+                    "something else; give another -o"
+                )
+        elif manifest["command"] != self.command:
+            raise OutputExists(
+                f"{folder} holds a run of ropext {manifest['command']}, and ropext "
+                f"{self.command} does not overwrite it, not even with --force. Repeat that command "
+                "to resume it, give another -o, or delete the folder"
+            )
+        elif (names := self._other(manifest)) and not force and has_work(folder):
+            anew = "" if force is None else ", or --force to start over"
+            if SCHEMA in names:
+                raise OutputExists(
+                    f"{folder} holds a run of another version of ropext {self.command}, whose "
+                    f"results differ; give another -o{anew}"
+                )
+            raise OutputExists(
+                f"{folder} holds another run of ropext {self.command} (it differs in "
+                f"{first_of(names)}); repeat that command to resume it, give another -o{anew}"
+            )
+        if not force and (names := self._edited()):
+            anew = "" if force is None else "; --force writes them again"
+            raise OutputExists(
+                f"{folder} holds files that were added or edited since ropext wrote its own: "
+                f"{guard.shown(names)}; move them away first, or give another -o{anew}"
+            )
+
+    def _edited(self) -> list[str]:
+        """The files of ropext's names that are not as a run of this folder left them."""
+        manifest = sealed(self.folder)
+        if manifest is None or self.command in BESIDE:
+            return []
+        listed = manifest.get(guard.FILES, {})
+        names = []
+        for name in _results(self.folder):
+            if name in listed:
+                is_ours = guard.is_in_state(self.folder / name, listed[name])
+            else:  # a unit gets its name at any time of a run
+                is_ours = name.startswith(UNITS) or RESULTS in manifest
+            if not is_ours:
+                names.append(name)
+        return names
+
+    def write_results(self) -> None:
+        """Note that from now on the run writes its results."""
+        if self.command in BESIDE:
+            return
+        manifest = sealed(self.folder)
+        assert manifest is not None
+        self._write_manifest(manifest.get(guard.FILES, {}), {RESULTS: True})
+
+    def _write_manifest(self, files: Mapping[str, Any] | None, more: Mapping[str, Any]) -> None:
+        manifest = {"command": self.command, "decides": self.decides, **self.about, **more}
+        if files is not None and self.command not in BESIDE:
+            manifest[guard.FILES] = files
+        write_json(self.folder / MANIFEST, guard.seal(_plain(manifest)))
+
+    @contextmanager
+    def claimed(
+        self, force: bool | None, rank: int = 0, world: int = 1, say: Say = silent
+    ) -> Iterator[None]:
+        """Hold the folder, new or as this run left it; of several processes the first one does. A
+        run that fails before it has kept anything leaves no folder."""
+        if rank != 0:
+            yield
+            return
+        lock = locked(self.folder.resolve(), self.output) if self.takes_lock else nullcontext()
+        with lock:
+            with os_errors(self.folder):
+                self._begin(force, say)
+            try:
+                yield
+            except BaseException:
+                if world == 1:
+                    self._give_up()
+                raise
+            self._finish(say)
+
+    def _begin(self, force: bool | None, say: Say) -> None:
+        """Take the folder, and clear away what another run left there."""
+        self.check(force)
+        for name in self._edited():
+            if name.startswith(STORES):  # what a model read is not taken from an edited file
+                (self.folder / name).unlink()
+        kept = sealed(self.folder) or {}
+        if not self.has_begun():  # the manifest stays: after a kill it says whose this is
+            # What models read is named by all that decides it: it is as good for another run.
+            stores = STORES if self.command == "eval" else MANIFEST
+            remove(self.folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
+        there = set(guard.listing(self.folder))
+        files = {k: v for k, v in kept.get(guard.FILES, {}).items() if k in there}
+        writes = {RESULTS: True} if RESULTS in kept else {}
+        self._write_manifest(files, writes)
+
+    def _give_up(self) -> None:
+        """Leave no folder where nothing was kept."""
+        if not has_work(self.folder):
+            remove(self.folder)
+
+    def _finish(self, say: Say) -> None:
+        """Clear away what is of no more use, and list what was written."""
+        if self.command in PASSING:
+            with os_errors(self.folder):
+                remove(self.folder, say=say)
+            return
+        with os_errors(self.folder):
+            for name in filter(HALF_WRITTEN.fullmatch, guard.listing(self.folder)):
+                (self.folder / name).unlink()
+        if self.command not in BESIDE:
+            written = {name: guard.state(self.folder / name) for name in _results(self.folder)}
+            self._write_manifest(written, {})
+
+
+def beside(output: Path) -> Path:
+    """OUT.run."""
+    return output.parent / f"{output.name}.run"
+
+
+def release(folder: Path, output: Path) -> None:
+    """Delete the lock that a killed run left; refuse while another one runs."""
+    real = folder.resolve()
+    if lock_of(real).exists():
+        with locked(real, output):
+            pass
+
+
+def _results(folder: Path) -> list[str]:
+    """The files in a run's folder that have names of ropext's, but for its manifest and its log."""
+    names = [name for name in guard.listing(folder) if OURS.fullmatch(name)]
+    return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
+
+
+def remove(
+    folder: Path,
+    stays: Callable[[str], bool] = lambda name: False,
+    below: str = ".",
+    say: Say = silent,
+) -> None:
+    """Delete what ropext wrote into a run's folder, or its part `below`, the manifest last, and
+    the folder if that was all. Say what a user put there, which is kept."""
+    part = folder / below
+    names = [(part / name).relative_to(folder).as_posix() for name in guard.listing(part)]
+    for name in sorted(names, key=MANIFEST.__eq__):
+        if OURS.fullmatch(name) and not stays(name):
+            (folder / name).unlink(missing_ok=True)
+    for place, _, _ in os.walk(part, topdown=False):
+        with suppress(OSError):  # it holds something
+            os.rmdir(place)
+    kept = [name for name in guard.listing(folder) if not OURS.fullmatch(name)]
+    if kept:
+        say(f"{folder} keeps {guard.shown(kept)}, which ropext did not write")
+
+
+def has_work(folder: Path) -> bool:
+    """Whether there is more than a manifest. An option's mistake that is found late leaves none."""
+    return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, without its list of files; None where there is none, or none that
+    ropext wrote."""
+    manifest = sealed(folder)
+    return manifest and {k: v for k, v in manifest.items() if k not in LEFT_OUT}
+
+
+def sealed(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder as it was written; None where there is none of ropext's."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    check_links(folder)
+    manifest = read_json(folder / MANIFEST)
+    return manifest if guard.is_sealed(manifest) else None
+
+
+def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The names under which two mappings differ, dotted where they are nested."""
+    old = _flat(before)
+    new = _flat(_plain(wanted))
+    return [key for key in {**new, **old} if old.get(key, ABSENT) != new.get(key, ABSENT)]
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
+    flat: Flat = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = item
+    return flat
+
+
+def _plain(value: Mapping[str, Any]) -> Flat:
+    """As JSON gives it back: tuples are lists."""
+    plain: Flat = json.loads(json.dumps(value, default=str))
+    return plain
+
+
+def first_of(names: list[str]) -> str:
+    """The first of some names, for a message."""
+    more = " …" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

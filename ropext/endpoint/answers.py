@@ -1,0 +1,177 @@
+"""What became of a question: found, missed, refused, truncated, or no answer.
+
+An answer is a stranger's text: it is matched, kept and shown, and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ropext.endpoint.counting import Counting
+from ropext.endpoint.port import Port, Reply
+from ropext.endpoint.questions import Question
+from ropext.options.tasks.asking import match
+from ropext.results.retrieval import FOUND, MISSED, NO_ANSWER, REFUSED, ItemScore
+
+GROWN = 16
+LEAST_GROWN = 2048  # times the room, and tokens, where a model thinks first
+MOST_ERROR = 0.08  # as a share: usage that is further from the count is of another prompt
+FIRST_ERROR = 0.04  # as a share, at the shortest length: no shorter one shows how exact usage is
+REST = 0.5  # of the deeper questions are answered by a server that cut the start off
+SETTINGS = "num_ctx of Ollama, Context Length of LM Studio, -c of llama-server"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server made of one question."""
+
+    outcome: str
+    said: str
+    score: float  # the share of what was asked for that it names
+    counted: int  # tokens of the prompt, as they were counted before
+    tokens: int | None  # and by the server's usage
+    cached: int = 0
+    reason: str = ""
+    date: str = ""  # on which it was given, UTC
+
+    @property
+    def read(self) -> int | None:
+        """Return the most tokens of the prompt that the server can have read, by its usage.
+
+        Some servers count a cached prefix in `tokens`, some beside it.
+        """
+        if self.tokens is None:
+            return None
+        return self.tokens + self.cached
+
+    @property
+    def error(self) -> float | None:
+        """Return by which share usage and count differ; None if the usage is of another prompt."""
+        if self.tokens is None or self.read is None:
+            return None
+        off = min(abs(self.tokens - self.counted), abs(self.read - self.counted))
+        share = off / max(self.counted, 1)
+        if share > MOST_ERROR:
+            return None
+        return share
+
+
+def answered(port: Port, question: Question) -> Answer:
+    """Ask a question; a model that spent its tokens on thinking is asked once more, with more."""
+    text = question.prompt(port.api)
+    reply = port.ask(text, question.room)
+    score = _score(question, reply)
+    if reply.ran_out and score < 1 and (reply.has_thought or not reply.said):
+        longer = port.ask(text, max(GROWN * question.room, LEAST_GROWN))
+        if not longer.error:
+            reply = longer
+    return judged(question, reply)
+
+
+def _score(question: Question, reply: Reply) -> float:
+    return match(reply.said, question.asked.references, question.asked.part)
+
+
+def judged(question: Question, reply: Reply) -> Answer:
+    """Return the outcome of a question by the reply alone; `cuts` finds what the server cut."""
+    today = datetime.now(UTC).date().isoformat()
+    answer = Answer(
+        MISSED, reply.said, 0.0, question.counted, reply.tokens, reply.cached, date=today
+    )
+    if reply.error:
+        return replace(answer, outcome=REFUSED, reason=reply.error)
+    if not reply.said:
+        reason = "it is empty"
+        if reply.ran_out:
+            reason = (
+                "its tokens were spent on thinking: --chat-args enable_thinking=false asks without"
+            )
+        return replace(answer, outcome=NO_ANSWER, reason=reason)
+    score = _score(question, reply)
+    if score >= 1:
+        return replace(answer, outcome=FOUND, score=score)
+    return replace(answer, outcome=MISSED, score=score)
+
+
+ByLength = Mapping[int, Sequence[Answer]]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The lengths that the server cut, and those of which it is not known."""
+
+    reasons: Mapping[int, str]  # by length: how it is known that the server cut the prompts
+    unknown: Sequence[int]  # lengths at which something was missed and no usage shows a whole read
+
+
+def cuts_by_usage(answers: ByLength, counting: Counting, limit: int | None) -> Cuts:
+    """Compare each prompt's count with what the server read of it, from the shortest length on.
+
+    If one prompt of a length was cut, the length was: to leave out only its missed questions would
+    choose by the outcome.
+    """
+    reasons = dict[int, str]()
+    unknown = list[int]()
+    error: float | None = None  # of the usage, at the nearest shorter length that was not cut
+    for length in sorted(answers):
+        group = [answer for answer in answers[length] if answer.outcome != REFUSED]
+        cut = [reason for answer in group if (reason := _cut(answer, counting, error, limit))]
+        if cut:
+            reasons[length] = cut[0]
+            continue
+        missed = [answer for answer in group if answer.outcome == MISSED]
+        if not all(_is_whole(answer, counting, error or 0.0) for answer in missed):
+            unknown.append(length)
+        told = [answer.error for answer in group if answer.error is not None]
+        if told:
+            error = max(told)
+    return Cuts(reasons, unknown)
+
+
+def _cut(answer: Answer, counting: Counting, error: float | None, limit: int | None) -> str:
+    """Return how it is known that a server cut this prompt; empty if it is not known."""
+    if error is None:
+        error = FIRST_ERROR
+    least = answer.counted - counting.slack(answer.counted, error)
+    if limit is not None and limit < least:
+        return f"the server says that it takes {limit} tokens; {SETTINGS}"
+    if answer.read is not None and answer.read < least:
+        return (
+            f"the server read {answer.read} of {answer.counted} tokens and reported no error; "
+            f"raise {SETTINGS}"
+        )
+    return ""
+
+
+def _is_whole(answer: Answer, counting: Counting, error: float) -> bool:
+    """Return True if the usage shows that the server read the whole prompt."""
+    if answer.error is None:
+        return False
+    return answer.error * answer.counted <= counting.slack(answer.counted, error)
+
+
+def lost_its_start(items: Sequence[ItemScore]) -> bool:
+    """Whether a server that cannot repeat the first word of a text answers what stands behind."""
+    behind = [item for item in items if item.is_read and (item.depth or 0.0) >= REST]
+    return bool(behind) and sum(item.points for item in behind) >= REST * len(behind)
+
+
+def scored(question: Question, answer: Answer) -> ItemScore:
+    """An answer as every evaluation keeps it."""
+    asked = question.asked
+    return ItemScore(
+        task=question.task,
+        length=question.length,
+        depth=asked.depth,
+        index=question.index,
+        answer_nll=None,
+        answer_tokens=0,
+        exact=answer.outcome == FOUND,
+        prompt_hash=asked.digest,
+        answer=(),
+        predicted=(),
+        score=answer.score,
+        said=answer.said,
+        text_hash=asked.digest,
+        outcome=answer.outcome,
+    )

@@ -1,0 +1,189 @@
+"""A server beside one of the plain model: whether they answer as two models or as one.
+
+For a model that nobody loads in transformers. The plain server is asked twice: what its two answers
+differ by is its noise, and only a difference well above that counts. It says that a scaling is on,
+not that it is the planned one.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from ropext.base.errors import InputError, OutputExists, ProofFailed
+from ropext.base.jsontext import Json, read_object, write_json
+from ropext.endpoint.logprobs import Pairs, next_token, token_ids
+from ropext.endpoint.server import Server, served_model, server_at
+
+ASKED = 6  # prompts
+SCHEMA = 1
+NOISES = 10  # so many times the noise is well above it
+LEAST = 0.02  # nats: a smaller difference is none, however quiet the plain server is
+ALIKE = 2  # times the noise: two answers of one model
+QUIET = 0.1  # nats: a plain server noisier than this may hide a scaling
+
+Candidates = dict[int | None, float]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What both servers are asked: prompts of token ids by their length."""
+
+    lengths: tuple[int, ...]
+    vocab_size: int
+
+    def ids(self) -> list[list[int]]:
+        """Other ids for each prompt."""
+        prompts = list[list[int]]()
+        for draw, length in enumerate(self.lengths):
+            prompts.append(token_ids(length, self.vocab_size, draw=draw))
+        return prompts
+
+
+@dataclass(frozen=True)
+class KeptAnswers:
+    """What a plain server answered, twice."""
+
+    model: str
+    lengths: tuple[int, ...]
+    vocab_size: int
+    first: list[Pairs]
+    second: list[Pairs]
+
+    @property
+    def noise(self) -> float:
+        """Nats by which the two answers to one prompt differ at most."""
+        return max(gap(a, b) for a, b in zip(self.first, self.second, strict=True))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What came of it: True the scaling is on, False it is off, None not known."""
+
+    is_on: bool | None
+    sentence: str
+
+
+def prompt_lengths(context: int, target: int, *, beyond: bool) -> tuple[int, ...]:
+    """Inside the old context; beyond it where the plan leaves shorter prompts alone."""
+    low = max(context // 4, 2)
+    high = max(context // 2, 3)
+    if beyond:
+        low = context + max((target - context) // 8, 1)
+        high = min(target - 1, 2 * context)
+    step = max((high - low) // (ASKED - 1), 0)
+    return tuple(low + step * at for at in range(ASKED))
+
+
+def answers_of(server: Server, model: str, wanted: Prompts) -> list[Pairs]:
+    """The best candidates after each prompt; an empty list where nothing is told."""
+    return [next_token(server, model, ids) for ids in wanted.ids()]
+
+
+def answers_twice(url: str, wanted: Prompts) -> KeptAnswers:
+    """Ask a plain server everything twice."""
+    server = server_at(url)
+    model, _ = served_model(server, url)
+    first = answers_of(server, model, wanted)
+    second = answers_of(server, model, wanted)
+    return KeptAnswers(model, wanted.lengths, wanted.vocab_size, first, second)
+
+
+def keep(fingerprint: KeptAnswers, path: Path) -> None:
+    """Write what a plain server answered, for a day on which it does not run."""
+    if path.exists():
+        raise OutputExists(
+            f"--fingerprint {path} is there already; give another name, or leave --plain out"
+        )
+    write_json(path, {"schema": SCHEMA, **asdict(fingerprint)})
+
+
+def read(path: Path) -> KeptAnswers:
+    """Read what `keep` wrote."""
+    data = read_object(path)
+    try:
+        if data["schema"] != SCHEMA:
+            raise ValueError("another schema")
+        first = _kept_pairs(data["first"])
+        second = _kept_pairs(data["second"])
+        lengths = tuple(map(int, data["lengths"]))
+        if not len(lengths) == len(first) == len(second):
+            raise ValueError("not an answer to each prompt")
+        return KeptAnswers(str(data["model"]), lengths, int(data["vocab_size"]), first, second)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"--fingerprint {path} holds no kept answers ({str(error)[:80]}); --plain URL "
+            "--fingerprint FILE writes one"
+        ) from None
+
+
+def _kept_pairs(rows: Json) -> list[Pairs]:
+    """The candidates after each prompt, of a file."""
+    every = list[Pairs]()
+    for row in rows:
+        every.append([(token, float(value)) for token, value in row])
+    return every
+
+
+def gap(left: Pairs, right: Pairs) -> float:
+    """Nats that two lists of best candidates differ by, in the mean: by their ids where both have
+    them, and of one that the other lacks at least what lies above all of it; else rank by rank. A
+    list that tells nothing differs from none."""
+    if not left or not right:
+        return 0.0
+    first = dict(left)
+    second = dict(right)
+    if None in first or None in second:
+        return fmean(abs(a - b) for (_, a), (_, b) in zip(left, right, strict=False))
+    return fmean(_apart(token, first, second) for token in first | second)
+
+
+def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
+    if token not in first:
+        return max(second[token] - min(first.values()), 0.0)
+    if token not in second:
+        return max(first[token] - min(second.values()), 0.0)
+    return abs(first[token] - second[token])
+
+
+def compare_beside(server: Server, model: str, plain: KeptAnswers) -> Beside:
+    """Hold a server against the kept answers of a plain one."""
+    wanted = Prompts(plain.lengths, plain.vocab_size)
+    told = answers_of(server, model, wanted)
+    pairs = [(a, b) for a, b in zip(told, plain.first, strict=True) if a and b]
+    if len(pairs) * 2 < len(told):
+        return Beside(None, f"only {len(pairs)} of {len(told)} prompts were answered by both")
+    difference = fmean(gap(a, b) for a, b in pairs)
+    said = (
+        f"after {len(pairs)} prompts of {plain.lengths[0]} to {plain.lengths[-1]} tokens it "
+        f"differs from the plain server by {difference:.3f} nats in the mean; the plain one "
+        f"differs from itself by {plain.noise:.3f} at most"
+    )
+    if difference > max(NOISES * plain.noise, LEAST):
+        return Beside(True, f"{said}: a scaling is on (which one, this does not tell)")
+    if plain.noise <= QUIET and difference <= max(ALIKE * plain.noise, LEAST / NOISES):
+        return Beside(False, f"{said}: the scaling is off")
+    return Beside(None, f"{said}: too little to tell the two apart")
+
+
+@dataclass(frozen=True)
+class PlainServer:
+    """A server of the plain model, or a file with its answers; with both the file is written."""
+
+    url: str | None = None
+    kept: Path | None = None
+
+    def answers(self, wanted: Prompts) -> KeptAnswers:
+        """What it answers to these prompts; a file's are to its own."""
+        if self.url is None:
+            assert self.kept is not None
+            return read(self.kept)
+        try:
+            asked = answers_twice(self.url, wanted)
+        except ProofFailed as refused:
+            raise InputError(
+                f"--plain {self.url} refused a prompt of {wanted.lengths[0]} to "
+                f"{wanted.lengths[-1]} tokens: start it with that length and no scaling ({refused})"
+            ) from None
+        if self.kept is not None:
+            keep(asked, self.kept)
+        return asked

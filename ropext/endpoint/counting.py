@@ -1,0 +1,151 @@
+"""How many tokens a prompt has, as the server will see it, its chat template included.
+
+vLLM and SGLang count messages themselves, llama-server applies its template and tokenizes. Where a
+server does neither, a tokenizer of the user's counts, or the `usage` of two first answers tells how
+many tokens a text of its kind takes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject
+from ropext.endpoint.port import Port
+from ropext.endpoint.server import MOST_TOKENS
+
+Count = Callable[[str], int]
+LEAST_SLACK = 16  # tokens, of the special ones that one of the two counts leaves out
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Who counts, and how exactly."""
+
+    how: str
+    is_exact: bool
+    of_kind: Callable[[str], Count]  # a text of the kind that is counted -> its count
+
+    def slack(self, counted: int, error: float) -> float:
+        """Return by how many tokens a server's usage may be below the count of a whole prompt.
+
+        `error` is the largest difference of usage and count at a shorter length, as a share.
+        """
+        if self.is_exact:
+            return LEAST_SLACK
+        return max(LEAST_SLACK, 2 * error * counted)
+
+
+def counting_of(port: Port, tokenizer: str | None) -> Counting:
+    """The most exact of the ways that are there."""
+    if tokenizer is not None:
+        return _by_tokenizer(port, tokenizer)
+    for how, count in (
+        ("the server's tokenize", _by_messages(port)),
+        ("the server's template and tokenize", _by_template(port)),
+    ):
+        if _answers(count):
+            return Counting(how, True, lambda kind, count=count: count)  # type: ignore[misc]
+    return Counting("the server's usage of first answers", False, _by_usage(port))
+
+
+def _answers(count: Count) -> bool:
+    try:
+        return count("one two three") > 0
+    except InputError:
+        return False
+
+
+def _whole(value: Json, port: Port) -> int:
+    if type(value) is int and 0 < value < MOST_TOKENS:
+        return value
+    raise InputError(
+        f"--endpoint {port.server.root}: /tokenize returned no token count; give --tokenizer DIR"
+    )
+
+
+def _by_messages(port: Port) -> Count:
+    """vLLM's and SGLang's."""
+
+    def count(text: str) -> int:
+        request = port.named(text)
+        if port.api == "chat":
+            request["add_generation_prompt"] = True
+        told = port.server.post("/tokenize", request) or {}
+        return _whole(told.get("count", _number_of_tokens(told)), port)
+
+    return count
+
+
+def _number_of_tokens(told: JsonObject) -> int | None:
+    """How many tokens an answer lists."""
+    tokens = told.get("tokens")
+    if isinstance(tokens, list):
+        return len(tokens)
+    return None
+
+
+def _by_template(port: Port) -> Count:
+    """llama-server's, in two steps."""
+
+    def count(text: str) -> int:
+        content = text
+        if port.api == "chat":
+            applied = port.server.post("/apply-template", port.named(text)) or {}
+            content = applied.get("prompt", "")
+        if not isinstance(content, str) or not content:
+            raise InputError(
+                f"--endpoint {port.server.root}: /apply-template returned no prompt; use --api "
+                "completions"
+            )
+        request = {"content": content, "add_special": True, "parse_special": True}
+        return _whole(_number_of_tokens(port.server.post("/tokenize", request) or {}), port)
+
+    return count
+
+
+def _used(port: Port, text: str) -> int:
+    """What the `usage` of an answer counts for a prompt."""
+    reply = port.ask(text, 1)
+    if port.api == "chat" and "chat template" in reply.error.lower():
+        raise InputError(
+            f"--endpoint {port.server.root} has no chat template for its model ({reply.error}): "
+            "give --api completions"
+        )
+    if reply.error or reply.tokens is None:
+        raise InputError(
+            f"--endpoint {port.server.root} neither counts tokens nor tells the usage of an answer "
+            f"({reply.error or 'it has none'}): give --tokenizer DIR, or a GGUF"
+        )
+    if reply.cached >= reply.tokens:  # it counts only what it had not read before
+        return reply.tokens + reply.cached
+    return reply.tokens
+
+
+def _by_usage(port: Port) -> Callable[[str], Count]:
+    """A straight line through two answers: one to a short text, and one to a text of the kind."""
+
+    def of_kind(kind: str) -> Count:
+        short = kind[: max(len(kind) // 8, 1)]
+        at_short = _used(port, short)
+        at_long = _used(port, kind)
+        rate = max(at_long - at_short, 1) / max(len(kind) - len(short), 1)
+        return lambda text: math.ceil(at_long + rate * (len(text) - len(kind)))
+
+    return of_kind
+
+
+def _by_tokenizer(port: Port, place: str) -> Counting:
+    """The user's tokenizer for the text; what the template adds, from the usage of an answer."""
+    from ropext.endpoint.vocabulary import tokenizer_at
+
+    encoded = tokenizer_at(place)
+    probe = "one two three"
+    reply = port.ask(probe, 1)
+    added = max((reply.tokens or 0) - encoded(probe), 0)
+
+    def count(text: str) -> int:
+        return encoded(text) + added
+
+    return Counting(f"the tokenizer of {Path(place).name}", False, lambda kind: count)

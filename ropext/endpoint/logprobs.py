@@ -1,0 +1,118 @@
+"""The log-probabilities of the next token, as vLLM, SGLang and llama-server tell them after a
+prompt of token ids."""
+
+import http.client
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropext.base.errors import InputError, ProofFailed, Stopped
+from ropext.base.jsontext import Json
+from ropext.endpoint.server import Server
+
+TOP = 5  # log-probabilities asked for; the most that every server gives
+SPECIAL = ("bos", "eos", "pad")
+# What llama-server answers from b10434 on where the next token is no whole character.
+UNFIT = b"does not match the expected"
+# What a server answers that does not take the field `logprobs`, as `ropext serve`.
+UNWILLING = (400, 422)
+LOWEST = -1e9  # what a server may write for the logarithm of 0
+PROBED = (40, 41, 42, 43)  # token ids of a first prompt, which every vocabulary has
+LOG_LINES = "`n_ctx_train`, `rope scaling` and `freq_scale_train`"
+
+Pairs = list[tuple[int | None, float]]  # token id, where it is given, and log-probability
+
+
+def top_logprobs(answer: Json) -> Pairs:
+    """Token id (where given) and log-probability of the first generated token's best candidates."""
+    try:
+        logprobs = answer["choices"][0]["logprobs"]
+        if logprobs.get("content"):  # llama-server: a list of candidates with their ids
+            best = logprobs["content"][0]["top_logprobs"]
+            pairs = [(entry.get("id"), entry["logprob"]) for entry in best]
+        else:  # vLLM and SGLang: a dict from the token's text
+            pairs = [(_token_id(k), v) for k, v in logprobs["top_logprobs"][0].items()]
+        if not all(type(v) in (int, float) and LOWEST <= v <= 1 for _, v in pairs):
+            pairs = []
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        pairs = []
+    return sorted(pairs, key=lambda pair: -pair[1])[:TOP]
+
+
+def _token_id(text: str) -> int | None:
+    """vLLM's `return_tokens_as_token_ids` names a token by its id."""
+    match = re.fullmatch(r"token_id:(\d+)", text)
+    if match is None:
+        return None
+    return int(match[1])
+
+
+def token_ids(length: int, vocab_size: int, avoid: Sequence[int] = (), draw: int = 0) -> list[int]:
+    """Fixed pseudo-random ids, in which a block comes round every quarter.
+
+    Repetition makes the next token predictable for a model that can look back by position. Ids are
+    drawn from the lower half of the vocabulary, where no reserved ones stand. Another `draw` gives
+    other ids.
+    """
+    rng = random.Random(length + (draw << 40))
+    low = min(vocab_size // 16, 1000)
+    high = max(vocab_size // 2, 2)
+    pool = [token for token in range(low, high) if token not in set(avoid)]
+    block = [rng.choice(pool) for _ in range(max(length // 4, 1))]
+    return [block[i % len(block)] for i in range(length)]
+
+
+def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
+    """What is told of the next token."""
+    url = server.root
+    body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
+    body |= {"logprobs": TOP, "return_tokens_as_token_ids": True}
+    try:
+        status, answer = server.call("/v1/completions", body)
+    except (OSError, http.client.HTTPException) as error:
+        raise Stopped(
+            f"endpoint: {url} went away during a prompt of {len(ids)} tokens ({error})"
+        ) from None
+    if status == 500 and UNFIT in answer:
+        return []
+    if status in UNWILLING and b"logprobs" in answer:
+        return []
+    if status >= 400:
+        reason = " ".join(answer[:300].decode(errors="replace").split())
+        raise ProofFailed(
+            f"endpoint: {url} refuses a prompt of {len(ids)} tokens (HTTP {status}: {reason})"
+        )
+    return top_logprobs(server.parsed("/v1/completions", answer))
+
+
+def untold(server: Server, some: str = "no log-probabilities") -> InputError:
+    """What to do where a server does not tell what is compared."""
+    return InputError(
+        f"--endpoint {server.root} returns {some} for /v1/completions, as LM Studio and Ollama do. "
+        "What remains: `ropext eval --endpoint` asks it in words, and the log of llama.cpp (-lv 4) "
+        f"says in {LOG_LINES} whether a scaling is on"
+    )
+
+
+def require_logprobs(server: Server, model: str) -> None:
+    """Refuse a server that tells no log-probabilities, before a model is loaded beside it."""
+    for end in range(len(PROBED), 0, -1):
+        if next_token(server, model, PROBED[:end]):
+            return
+    raise untold(server)
+
+
+def special_tokens(directory: Path) -> list[int]:
+    """Ids that end or pad a text, from the config."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    tokens = list[int]()
+    for part in (config, *config.values()):
+        if not isinstance(part, dict):
+            continue
+        for name in SPECIAL:
+            token = part.get(f"{name}_token_id")
+            if isinstance(token, int):
+                tokens.append(token)
+    return tokens

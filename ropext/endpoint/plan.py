@@ -1,0 +1,256 @@
+"""What is asked of a running server, decided before the first question."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ropext.base.errors import UsageError
+from ropext.base.jsontext import Json, JsonObject, digest
+from ropext.base.lengths import doubling_grid, lengths_text, tail_tokens
+from ropext.base.narration import clean_command
+from ropext.base.workdir import Workdir
+from ropext.endpoint.counting import Counting, counting_of
+from ropext.endpoint.losses import TokenLosses, losses_of
+from ropext.endpoint.port import Port
+from ropext.endpoint.questions import Wish, sentences_of
+from ropext.endpoint.server import identity_of, served_model, server_at
+from ropext.endpoint.shares import ENOUGH, deciding_questions
+from ropext.endpoint.texts import PortTexts, TextPlan
+from ropext.endpoint.window import trained_window
+from ropext.files.checkpoint.provenance import installed
+from ropext.options.endpoint import AskPort
+from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
+from ropext.options.tasks import find_task
+from ropext.results import BASE, SCHEMA
+from ropext.results.perplexity import Frame
+from ropext.results.values import Bootstrap
+
+PORT = "port"
+CUT = "cut"  # the two rows
+SHORTEST = 1024  # of the lengths, where nothing says what the window is
+MOST_LENGTHS = 8  # where none are named
+ROOM = 1  # token that a server generates behind a text whose losses it tells
+NO_LOSSES = (
+    "perplexity is not measured: {} tells no log-probabilities of a prompt, as vLLM and SGLang do"
+)
+
+
+@dataclass(frozen=True)
+class PortPlan:
+    """Everything that is decided before the first question."""
+
+    options: AskPort
+    port: Port
+    plain: Port | None
+    counting: Counting
+    window: tuple[int, str] | None
+    wish: Wish
+    texts: tuple[str, ...]
+    losses: TokenLosses | None = None  # where it tells them, and texts are given to read
+    reads: TextPlan | None = None  # with the texts as tokens
+    remarks: tuple[str, ...] = ()  # what is not measured, and why
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The rows that there will be."""
+        labels = [PORT]
+        if self.window is not None:
+            labels.append(CUT)
+        if BASE in self.text_labels:
+            labels.append(BASE)
+        return tuple(labels)
+
+    @property
+    def text_labels(self) -> tuple[str, ...]:
+        """The rows that have a perplexity."""
+        if self.reads is None:
+            return ()
+        if self.reads.base is None:
+            return (PORT,)
+        return (PORT, BASE)
+
+    @property
+    def context(self) -> int:
+        """The trained window; where nobody says it, the longest length."""
+        if self.window is None:
+            return self.wish.lengths[-1]
+        return self.window[0]
+
+    @property
+    def decides(self) -> dict[str, Json]:
+        """What must be equal for a run to go on in its folder."""
+        plain = self.plain
+        of_texts: JsonObject = {}
+        if self.reads is not None:
+            of_texts = self.reads.decides
+        return {
+            "schema": SCHEMA,
+            "endpoint": self.port.identity,
+            "plain": plain and plain.identity,
+            "settings": self.options.deciding(NUMBERS),
+            "lengths": list(self.wish.lengths),
+            "window": self.window and self.window[0],
+            "counted_by": self.counting.how,
+            "texts_sha256": digest(self.texts),
+            "variants": {},
+            "versions": installed(("ropext",)),
+            **of_texts,
+        }
+
+    def workdir(self, output: Path, command: Sequence[str]) -> Workdir:
+        """The folder of the run."""
+        about = {
+            "words": list(clean_command(command)),
+            "names": self.options.deciding(CONTENT, NEUTRAL) | {"models": {PORT: self.port.model}},
+        }
+        return Workdir(output, "eval", self.decides, about)
+
+
+def prepare_port(options: AskPort, model: str | None, texts: Sequence[str]) -> PortPlan:
+    """Ask who is there, and decide lengths and questions."""
+    url = options.endpoint or ""
+    port = _port(url, options, model)
+    plain: Port | None = None
+    if options.plain is not None:
+        plain = _port(options.plain, options, None)
+    window = trained_window(options.context, options.against)
+    losses: TokenLosses | None = None
+    if options.reads_text:
+        losses = losses_of(port)
+    lengths = lengths_of(options, port, window and window[0], room=ROOM * (losses is not None))
+    hay: tuple[str, ...] = ()
+    if options.haystack == "text":
+        hay = sentences_of(texts)
+    wish = Wish(
+        options.asked,
+        lengths,
+        options.depths,
+        options.items,
+        options.seed,
+        options.api,
+        hay,
+    )
+    counting = counting_of(port, options.tokenizer)
+    plan = PortPlan(options, port, plain, counting, window, wish, tuple(texts), losses)
+    if options.reads_text and losses is None:
+        plan = replace(plan, remarks=(NO_LOSSES.format(port.server.root),))
+    return plan
+
+
+def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
+    """The same, with texts to read; the plain server reads them through the short window, where it
+    can."""
+    assert plan.losses is not None
+    frame = Frame(
+        plan.context,
+        plan.wish.lengths,
+        tail_tokens(plan.context),
+        Bootstrap(plan.options.seed),
+    )
+    base = None
+    reason = _no_base(plan)
+    if reason is None and plan.plain is not None:
+        base = losses_of(plan.plain)
+        if base is None:
+            reason = NO_LOSSES.format(plan.plain.server.root)
+    reads = TextPlan(frame, texts, plan.losses, base)
+    remarks = plan.remarks
+    if reason is not None:
+        remarks = (*remarks, f"no gain and no short tax: {reason}")
+    return replace(plan, reads=reads, remarks=remarks)
+
+
+def _no_base(plan: PortPlan) -> str | None:
+    """Why no server reads the texts through the short window."""
+    if plan.window is None:
+        return "give --context, or --against what was extended"
+    if plan.plain is None:
+        return "--plain URL names a server of the unscaled model"
+    limit = plan.plain.limit
+    needed = min(plan.window[0], plan.wish.lengths[-1]) + ROOM
+    if limit is not None and needed > limit:
+        # vLLM takes no more than the config says, which is the window.
+        override = json.dumps({"max_position_embeddings": needed})
+        return (
+            f"{plan.plain.server.root} takes {limit} tokens, and windows of {needed - ROOM} are "
+            "read with one more that is generated: start it with that length (vLLM: "
+            f"--max-model-len {needed} --hf-overrides '{override}')"
+        )
+    return None
+
+
+def _port(url: str, options: AskPort, model: str | None) -> Port:
+    server = replace(server_at(url), deadline=float(options.deadline))
+    name, limit = served_model(server, url, model)
+    told = identity_of(server, name)
+    return Port(server, name, limit, options.api, options.template_args, told)
+
+
+def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) -> tuple[int, ...]:
+    """The lengths that are asked for, else doubling up to what the server says that it takes; texts
+    are read with `room` for what is generated."""
+    if options.lengths:
+        if port.limit is not None and options.lengths[-1] + room > port.limit and room:
+            raise UsageError(
+                f"{port.server.root} takes {port.limit} tokens, and a text is read with one more "
+                f"that is generated: give --lengths below {port.limit}, or start it with more"
+            )
+        return options.lengths
+    if port.limit is None:
+        raise UsageError(
+            f"{port.server.root} does not say how many tokens it takes: give --lengths, such as "
+            "4k,8k,16k"
+        )
+    grid = doubling_grid(window or min(4 * SHORTEST, port.limit), port.limit)
+    return tuple(length for length in grid if length + room <= port.limit)[-MOST_LENGTHS:]
+
+
+def plan_lines(plan: PortPlan) -> list[str]:
+    """What will be asked, and how many questions could decide."""
+    port = plan.port
+    limit = "no stated limit"
+    if port.limit is not None:
+        limit = f"a limit of {port.limit} tokens"
+    lines = [
+        f"{port.server.root} serves {port.model} with {limit}; prompts are counted by "
+        f"{plan.counting.how}"
+    ]
+    if plan.wish.tasks:
+        lines.append(_questions_line(plan))
+    if plan.window is None:
+        lines.append(
+            "no truncated baseline: neither --context nor --against gives the trained context"
+        )
+    elif plan.plain is None:
+        lines.append(
+            f"baseline: the same questions truncated to {plan.window[0]} tokens "
+            f"({plan.window[1]}), on this server; --plain URL uses a server of the unscaled model"
+        )
+    else:
+        lines.append(
+            f"baseline: the same questions truncated to {plan.window[0]} tokens "
+            f"({plan.window[1]}), on {plan.plain.server.root}"
+        )
+    if plan.reads is not None:
+        count = len(plan.reads.texts.ids)
+        lines.append(f"perplexity of {count} documents at {lengths_text(plan.wish.lengths)}")
+    lines += plan.remarks
+    return lines
+
+
+def _questions_line(plan: PortPlan) -> str:
+    wish = plan.wish
+    at_each = sum(
+        len(depths)
+        for task in wish.tasks
+        for _, depths in find_task(task).groups(wish.depths, wish.items)
+    )
+    least = deciding_questions()
+    line = f"{', '.join(wish.tasks)}: {at_each} questions at each of {lengths_text(wish.lengths)}"
+    if at_each >= least:
+        return f"{line}; with all found the interval lies above {ENOUGH:.0%} from {least} on"
+    return (
+        f"{line}; no answer can put the interval above {ENOUGH:.0%}: {least} questions could "
+        "(--items)"
+    )

@@ -1,0 +1,190 @@
+"""Questions in words for a server: the same for every server that counts alike, and the same with
+their text cut to a window."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from ropext.base.jsontext import Json
+from ropext.endpoint.counting import Count, Counting
+from ropext.options.tasks import Worded, find_task, wording_of
+from ropext.options.tasks.asking import Asked, Order, split_sentences
+from ropext.options.tasks.item import Request, TooShort, derived_rng
+from ropext.results.measurement import Store
+
+LEAST_ROOM = 32  # tokens for an answer that says more than what is asked for
+KIND = 2000  # characters of the text by which a task's texts are counted
+STEPS = 12  # of the search for the longest text that fits
+NEAR = 0.985  # of a window is filled at least
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question over a text, and how many tokens its prompt was counted to have."""
+
+    task: str
+    length: int
+    index: int
+    asked: Asked
+    room: int
+    counted: int
+
+    @property
+    def name(self) -> str:
+        """Of the file of its answer."""
+        return f"{self.task}-{self.length}-{self.index}-{self.asked.digest}"
+
+    def prompt(self, api: str) -> str:
+        """A user's words; to a model that goes on with a text, also how its answer begins."""
+        whole = f"{self.asked.text}{self.asked.question}"
+        if api == "chat":
+            return whole
+        return f"{whole}\n{self.asked.opening}"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which questions are asked."""
+
+    tasks: tuple[str, ...]
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    items: int
+    seed: int
+    api: str
+    hay: tuple[str, ...] = ()  # sentences of the user's texts
+
+    def groups(self) -> Iterator[tuple[int, str, int, tuple[float, ...]]]:
+        """Length, task, index and depths of every haystack, the shortest first."""
+        for length in self.lengths:
+            for task in self.tasks:
+                for index, depths in find_task(task).groups(self.depths, self.items):
+                    yield length, task, index, depths
+
+
+def room_of(worded: Worded) -> int:
+    """Tokens that an answer may take."""
+    return max(worded.room, LEAST_ROOM)
+
+
+def counts_of(wish: Wish, counting: Counting) -> dict[str, Count]:
+    """How the texts of each task are counted."""
+    counts = dict[str, Count]()
+    for task in wish.tasks:
+        counts[task] = counting.of_kind(_of_kind(task, wish))
+    return counts
+
+
+def _of_kind(task: str, wish: Wish) -> str:
+    """A text such as a task has."""
+    worded = wording_of(task)
+    units = worded.least
+    text = ""
+    while len(text) < KIND and units <= worded.most:
+        rng = derived_rng(wish.seed, task, 0, 0)
+        depths = wish.depths[: find_task(task).per_haystack or len(wish.depths)]
+        text = worded.make(Order(units, depths, wish.lengths[0], rng, wish.hay))[0].text
+        units *= 2
+    return text
+
+
+def build(wish: Wish, counts: dict[str, Count], kept: Store) -> Iterator[list[Question] | str]:
+    """The questions of each haystack, those of an earlier call as they were; where a length holds
+    none of a task, why."""
+    too_short = set[tuple[str, int]]()
+    for length, task, index, depths in wish.groups():
+        if (task, length) in too_short:
+            continue
+        name = f"{task}-{length}-{index}.json"
+        if kept.has(name):
+            yield [_read(entry) for entry in kept.get(name)]
+            continue
+        try:
+            questions = _built(wish, counts[task], task, Request(length, depths, index, wish.seed))
+        except TooShort as error:
+            too_short.add((task, length))
+            yield str(error)
+            continue
+        kept.put(name, [asdict(question) for question in questions])
+        yield questions
+
+
+def _built(wish: Wish, count: Count, task: str, wanted: Request) -> list[Question]:
+    worded = wording_of(task)
+    room = room_of(worded)
+
+    def needed(asked: Asked) -> int:
+        question = Question(task, wanted.length, wanted.index, asked, room, 0)
+        return count(question.prompt(wish.api)) + room
+
+    chosen = worded.fitting(needed, wanted, wish.hay)
+    return [
+        Question(task, wanted.length, wanted.index, asked, room, needed(asked) - room)
+        for asked in chosen
+    ]
+
+
+def _read(entry: dict[str, Json]) -> Question:
+    """A question as it was kept."""
+    asked = entry["asked"] | {"references": tuple(entry["asked"]["references"])}
+    return Question(**(entry | {"asked": Asked(**asked)}))
+
+
+def cut_alike(
+    questions: Sequence[Question], counts: Mapping[str, Count], window: int, api: str
+) -> list[tuple[Question, Question]]:
+    """Every question, and as it is put over the end of its text. Questions over one text share what
+    is left of it, so that a server reads it once."""
+    longest = dict[str, Question]()
+    for question in questions:
+        other = longest.setdefault(question.asked.text, question)
+        if question.counted > other.counted:
+            longest[question.asked.text] = question
+    shorter = dict[str, Question]()
+    for text, question in longest.items():
+        shorter[text] = cut(question, counts[question.task], window, api)
+    pairs = list[tuple[Question, Question]]()
+    for question in questions:
+        left = shorter[question.asked.text]
+        if left is longest[question.asked.text]:
+            pairs.append((question, question))
+        else:
+            asked = replace(question.asked, text=left.asked.text)
+            pairs.append((question, replace(question, asked=asked, counted=left.counted)))
+    return pairs
+
+
+def cut(question: Question, count: Count, window: int, api: str) -> Question:
+    """The same question over the end of its text, as much of it as a window holds."""
+    if question.counted + question.room <= window:
+        return question
+    text = question.asked.text
+    budget = window - question.room
+    kept = int(len(text) * budget / question.counted)
+    best = replace(question, asked=replace(question.asked, text=""), counted=0)
+    for _ in range(STEPS):
+        shorter = replace(question, asked=replace(question.asked, text=_end(text, kept)))
+        tokens = count(shorter.prompt(api))
+        if tokens <= budget and tokens > best.counted:
+            best = replace(shorter, counted=tokens)
+        if NEAR * budget <= tokens <= budget:
+            break
+        kept = max(int(kept * budget / tokens) - (tokens > budget), 0)
+    return best
+
+
+def _end(text: str, length: int) -> str:
+    """The last characters of a text, from the beginning of a word on."""
+    if length <= 0:
+        return ""
+    start = len(text) - length
+    if start <= 0:
+        return text
+    space = text.find(" ", start)
+    if space < 0:
+        return text[start:]
+    return text[space + 1 :]
+
+
+def sentences_of(texts: Sequence[str]) -> tuple[str, ...]:
+    """The sentences of texts, of which a haystack is made."""
+    return tuple(sentence for text in texts for sentence in split_sentences(text))

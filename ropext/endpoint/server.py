@@ -1,0 +1,256 @@
+"""The client of an OpenAI-compatible server: whose port it is, one request, and what it serves.
+
+A server is a stranger. Its answer has a deadline for the whole of it and a limit of bytes, is
+strict JSON, and is never followed elsewhere; the key goes to the address that was named, and is
+written nowhere.
+"""
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import IO
+
+from ropext.base.errors import InputError, NoServer
+from ropext.base.jsontext import Json, JsonObject, digest, parse_object
+
+TIMEOUT = 600.0  # seconds for one whole answer
+FIRST_TIMEOUT = 30.0  # the same for the first one, which needs no model's work
+KEY = "ROPEXT_ENDPOINT_KEY"  # environment variable with the server's key, if it wants one
+OF_A_MODEL = ("root", "parent", "meta")  # in /v1/models; the name and the limit are known already
+OF_LLAMA_SERVER = ("model_path", "build_info", "chat_template")  # in /props
+MOST_SHOWN = 300  # characters of an identifying value
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+ANSWER_LIMIT = 4 << 20  # bytes; five candidates take a few hundred, a list of models some thousand
+MOST_TOKENS = 1 << 40
+BUSY = (429, 503)  # too many requests; still loading, or overloaded
+PATIENCE = 300.0  # seconds that a busy server is waited for
+PAUSES = (1.0, 30.0)  # seconds between two requests to a busy server, the first and the longest
+
+
+class _Refusing(urllib.request.HTTPRedirectHandler):
+    """Takes no redirect: whoever answers there was not named, and gets no prompt."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> None:
+        raise InputError(
+            f"--endpoint {req.full_url} redirects to {newurl[:100]!r}; give the final address"
+        )
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's address, and how to talk to it."""
+
+    root: str
+    key: str | None = field(default=None, repr=False)
+    deadline: float = TIMEOUT
+    most_bytes: int = ANSWER_LIMIT
+    patience: float = PATIENCE
+    pauses: tuple[float, float] = PAUSES
+
+    def get(self, path: str) -> dict[str, Json] | None:
+        """The JSON object at a path, or None where this kind of server has no such path."""
+        return self._object(path)
+
+    def post(self, path: str, question: JsonObject) -> dict[str, Json] | None:
+        """The JSON object that a path answers, or None where it answers no such question."""
+        return self._object(path, question)
+
+    def _object(self, path: str, question: JsonObject | None = None) -> dict[str, Json] | None:
+        status, body = self.patiently(path, question)
+        if status >= 400:
+            return None
+        return self.parsed(path, body)
+
+    def patiently(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
+        """The status and the answer; one that is busy or still loads its model is waited for."""
+        end = monotonic() + self.patience
+        pause, longest = self.pauses
+        while True:
+            status, body = self.call(path, question)
+            if status not in BUSY or monotonic() + pause > end:
+                return status, body
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def parsed(self, path: str, body: bytes) -> dict[str, Json]:
+        """The JSON object that an answer is."""
+        return parse_object(body, f"--endpoint {self.root}: the answer of {path}")
+
+    def call(self, path: str, question: JsonObject | None = None) -> tuple[int, bytes]:
+        """The status and the answer, whole before the deadline: a byte a second passes every limit
+        of a single read."""
+        answer: Future[tuple[int, bytes]] = Future()
+
+        def read() -> None:
+            try:
+                answer.set_result(self._read(path, question))
+            except Exception as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            return answer.result(self.deadline)
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no whole answer within {self.deadline:g} seconds")
+
+    def _read(self, path: str, question: JsonObject | None) -> tuple[int, bytes]:
+        data: bytes | None = None
+        if question is not None:
+            data = json.dumps(question).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.root + path, data=data, headers=headers)
+        if self.key:
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        opener = urllib.request.build_opener(_Refusing)
+        if urllib.parse.urlsplit(self.root).hostname in LOOPBACK:  # no proxy leads there
+            opener = urllib.request.build_opener(_Refusing, urllib.request.ProxyHandler({}))
+        end = monotonic() + self.deadline
+        try:
+            answer = opener.open(request, timeout=self.deadline)
+        except urllib.error.HTTPError as error:
+            answer = error
+        body = b""
+        with answer:
+            while piece := answer.read1(1 << 16):
+                if monotonic() >= end:
+                    raise self._late()  # what came so far is no answer
+                body += piece
+                if len(body) > self.most_bytes:
+                    mib = self.most_bytes >> 20
+                    raise InputError(f"--endpoint {self.root}{path} answers more than {mib} MiB")
+        return answer.status, body
+
+
+def server_at(url: str) -> Server:
+    """A server by its address, with or without the trailing /v1."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # half an IPv6 address
+        known = False
+    if "@" in url:
+        raise InputError(
+            f"--endpoint takes an address without user or password; a key is read from {KEY}"
+        )
+    if not known:
+        raise InputError(
+            f"--endpoint {url[:100]!r} is no http address such as http://localhost:8000"
+        )
+    return Server(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY))
+
+
+def served_model(server: Server, url: str, wanted: str | None = None) -> tuple[str, int | None]:
+    """The model's name there, and the server's context limit; of several, the first, or the one
+    that is wanted."""
+    try:
+        models = server.get("/v1/models")
+        if models is None or not models.get("data"):
+            raise InputError(f"--endpoint {url} is no OpenAI-compatible server: it lists no models")
+        entry = _entry(models["data"], wanted, url)
+        name = entry["id"]
+        limit = _limit(server, entry)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise NoServer(
+            f"--endpoint {url}: no answer from the server ({reason}); start it, or name the "
+            "address that it prints"
+        ) from None
+    except (KeyError, IndexError, TypeError, AttributeError):
+        name = limit = None
+    is_plain = isinstance(name, str) and len(name) < 1000 and name.isprintable()
+    if not is_plain or not (limit is None or (type(limit) is int and 0 < limit < MOST_TOKENS)):
+        raise InputError(
+            f"--endpoint {url} is no OpenAI-compatible server: its model has no name and limit"
+        )
+    return name, limit
+
+
+def _entry(models: Json, wanted: str | None, url: str) -> Json:
+    """The first of the models that a server lists, or the one with the wanted name."""
+    if wanted is None:
+        return models[0]
+    for entry in models:
+        if entry["id"] == wanted:
+            return entry
+    names = ", ".join(str(entry["id"])[:60] for entry in models[:5])
+    raise InputError(f"--endpoint {url} serves no model {wanted[:60]!r}; it lists {names}")
+
+
+def require_server(url: str) -> None:
+    """Refuse an address at which no server answers, before anything is opened or loaded."""
+    hasty = replace(server_at(url), deadline=FIRST_TIMEOUT, patience=0.0)
+    served_model(hasty, url)
+
+
+def _limit(server: Server, entry: JsonObject) -> Json:
+    """How many tokens a model takes, where its server says."""
+    if entry.get("max_model_len"):  # vLLM and SGLang
+        return entry["max_model_len"]
+    props = server.get("/props") or {}  # llama-server; of one slot, which is what a request gets
+    slot = props.get("default_generation_settings")
+    if slot and slot.get("n_ctx"):
+        return slot["n_ctx"]
+    for path in ("/server_info", "/get_server_info"):  # SGLang, newer and older
+        info = server.get(path) or {}
+        if info.get("context_length"):
+            return info["context_length"]
+    return _loaded_limit(server, entry["id"])
+
+
+def _loaded_limit(server: Server, name: Json) -> Json:
+    """How many tokens LM Studio or Ollama gives a model that it has loaded."""
+    for path, key, name_key in (
+        ("/api/v0/models", "data", "id"),
+        ("/api/ps", "models", "name"),
+    ):
+        entries = (server.get(path) or {}).get(key)
+        if not isinstance(entries, list):
+            continue
+        for entry in entries:
+            if isinstance(entry, dict) and entry.get(name_key) == name:
+                return entry.get("loaded_context_length") or entry.get("context_length")
+    return None
+
+
+def identity_of(server: Server, model: str) -> dict[str, Json]:
+    """Return what a server tells of a model that stays the same from one request to the next.
+
+    `created` and `permission` of /v1/models are left out: servers make them anew for each request.
+    """
+    listed = (server.get("/v1/models") or {}).get("data")
+    told = dict[str, Json]()
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            told |= {name: entry[name] for name in OF_A_MODEL if name in entry}
+    props = server.get("/props") or {}  # llama-server
+    told |= {name: props[name] for name in OF_LLAMA_SERVER if name in props}
+    meta = told.pop("meta", None)
+    if isinstance(meta, dict):
+        told |= {f"meta: {name}": value for name, value in meta.items()}
+    return {name: _shown(value) for name, value in told.items() if value is not None}
+
+
+def _shown(value: Json) -> Json:
+    """Return a short value as it is, and a digest of one that no message could show."""
+    if isinstance(value, str | int | float) and len(str(value)) <= MOST_SHOWN:
+        return value
+    return digest(value)

@@ -1,0 +1,113 @@
+"""The numbers of a server's answers: shares with intervals that count haystacks, how many became
+what, and how far the text is read."""
+
+from collections.abc import Mapping, Sequence
+
+from ropext.base.jsontext import Json
+from ropext.endpoint.answers import Answer
+from ropext.results.numbers import ModelNumbers
+from ropext.results.retrieval import (
+    FOUND,
+    OUTCOMES,
+    REFUSED,
+    TRUNCATED,
+    ItemScore,
+    grouped,
+    heat_map,
+    ruler_means,
+    share_of,
+)
+from ropext.results.values import Z95, Value
+
+ENOUGH = 0.9  # of the answers are found where a length counts as read
+
+Scores = Sequence[tuple[ItemScore, Answer]]
+
+
+def port_numbers(scores: Scores) -> ModelNumbers:
+    """Return all numbers of the answers of one row."""
+    items = [item for item, _ in scores]
+    values = port_values(items)
+    return ModelNumbers(
+        metrics=values,
+        retrieval=heat_map([item for item in items if item.is_read]),
+        outcomes=_outcomes(scores),
+        reached=reached(items, values),
+    )
+
+
+def port_values(items: Sequence[ItemScore]) -> dict[str, Value]:
+    """`TASK@C` and `found@C`, over the questions whose answers say how the text was read."""
+    read = [item for item in items if item.is_read]
+    values = dict[str, Value]()
+    for (task, length), group in sorted(grouped(read, "task", "length").items()):
+        values[f"{task}@{length}"] = share_of(group)
+    for length, group in sorted(grouped(read, "length").items()):
+        values[f"{FOUND}@{length}"] = share_of(group)
+    return values | ruler_means(values)
+
+
+def _outcomes(scores: Scores) -> list[dict[str, Json]]:
+    """Per length: how many became what, the tokens of the prompts, and the first reason of each
+    kind."""
+    by_length = dict[int, list[tuple[ItemScore, Answer]]]()
+    for item, answer in scores:
+        by_length.setdefault(item.length, []).append((item, answer))
+    return [_outcome_row(length, by_length[length]) for length in sorted(by_length)]
+
+
+def _outcome_row(length: int, scores: Scores) -> dict[str, Json]:
+    """The same of one length."""
+    counts = dict.fromkeys(OUTCOMES, 0)
+    counted = list[int]()
+    used = list[int]()
+    reasons = dict[str, str]()
+    for item, answer in scores:
+        outcome = str(item.outcome)
+        counts[outcome] += 1
+        counted.append(answer.counted)
+        if answer.tokens is not None:
+            used.append(answer.tokens)
+        if answer.reason:
+            reasons.setdefault(outcome, answer.reason)
+    return {
+        "length": length,
+        "counts": counts,
+        "counted": _ends(counted),
+        "used": _ends(used),
+        "reasons": reasons,
+    }
+
+
+def _ends(numbers: Sequence[int]) -> list[int] | None:
+    """The smallest and the largest, where there are any."""
+    if not numbers:
+        return None
+    return [min(numbers), max(numbers)]
+
+
+def reached(items: Sequence[ItemScore], values: Mapping[str, Value]) -> dict[str, Json]:
+    """The longest length up to which at least 90 % are found: by the share itself, and by the lower
+    end of its interval. A length of which something was refused or cut is not reached."""
+    by_point = 0
+    by_interval = 0
+    interval_holds = True
+    for length, group in sorted(grouped(items, "length").items()):
+        is_whole = not any(item.outcome in (REFUSED, TRUNCATED) for item in group)
+        value = values.get(f"{FOUND}@{length}")
+        if not is_whole or value is None or value.value < ENOUGH:
+            break
+        by_point = length
+        if value.ci95 is None or value.ci95[0] < ENOUGH:
+            interval_holds = False
+        if interval_holds:
+            by_interval = length
+    return {"share": ENOUGH, "by_point": by_point, "by_interval": by_interval}
+
+
+def deciding_questions() -> int:
+    """How many questions, all of them found, put the lower end of the interval at 90 %: Wilson's is
+    then n / (n + z²)."""
+    z2 = Z95**2
+    least = ENOUGH * z2 / (1 - ENOUGH)
+    return int(least) + 1

@@ -1,0 +1,179 @@
+"""What a running server answered, as tables and sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ropext.base.jsontext import JsonObject
+from ropext.base.lengths import length_text
+from ropext.base.table import Table, with_rows
+from ropext.endpoint.plan import CUT, PORT
+from ropext.results.measurement import Measurement, item_differences
+from ropext.results.numbers import ModelNumbers
+from ropext.results.report.cells import at_lengths, nats, share, table_of
+from ropext.results.report.tables import text_tables
+from ropext.results.retrieval import FOUND, NO_ANSWER, OUTCOMES, REFUSED, TRUNCATED, HeatCell
+from ropext.results.values import Value
+
+WORDS = {
+    REFUSED: "refused",
+    TRUNCATED: "cut by the server",
+    NO_ANSWER: "not answered",
+}
+
+
+def endpoint_of(run: Measurement) -> JsonObject:
+    """Return what is known of the server that a run asked."""
+    assert run.facts.endpoint is not None  # a run of a server has it
+    return run.facts.endpoint
+
+
+def _numbers_of(run: Measurement, label: str) -> ModelNumbers:
+    numbers = run.models[label].numbers
+    assert numbers is not None  # a run that was written has them
+    return numbers
+
+
+def port_tables(run: Measurement) -> list[Table]:
+    """Shares by length beside those on cut text, depths, and what became of the questions."""
+    tables = [_shares(run)]
+    tables += _by_task(run)
+    tables += [_depths(run), _outcomes(run)]
+    tables += _texts(run)
+    return with_rows(tables)
+
+
+def _texts(run: Measurement) -> list[Table]:
+    """The tables of a directory's evaluation, where texts were read."""
+    if not run.facts.documents:
+        return []
+    return text_tables(replace(run, facts=replace(run.facts, headline="tail")))
+
+
+def row_names(run: Measurement) -> dict[str, str]:
+    """How the two rows are called."""
+    endpoint = endpoint_of(run)
+    names = {PORT: endpoint["model"]}
+    if CUT in run.models:
+        window = length_text(endpoint["window"])
+        plain = endpoint["plain"]
+        reader = "this server" if plain is None else f"{plain['model']} at {plain['url']}"
+        names[CUT] = f"truncated to {window}, on {reader}"
+    return names
+
+
+def _rows(run: Measurement) -> list[tuple[str, dict[str, Value]]]:
+    return [(name, run.values(label)) for label, name in row_names(run).items()]
+
+
+def _shares(run: Measurement) -> Table:
+    """The two rows, and their difference over the same questions."""
+    lengths = run.frame.lengths
+    note = (
+        "share of needles found, over the answered questions, with its 95 % interval (questions "
+        "over one text count less if texts differ)"
+    )
+    table = table_of("Found, by length", note, _rows(run), at_lengths(FOUND, lengths, share))
+    if CUT not in run.models or not table.rows:
+        return table
+    gains = item_differences(run.models[PORT].items, run.models[CUT].items, run.frame.bootstrap)
+    columns = at_lengths(FOUND, lengths, nats)
+    difference = table_of("", "", [("difference, the same questions", gains)], columns)
+    return replace(table, rows=(*table.rows, *difference.rows))
+
+
+def _by_task(run: Measurement) -> list[Table]:
+    """A table for each task, where there are several."""
+    tasks = list(_numbers_of(run, PORT).retrieval)
+    if len(tasks) < 2:
+        return []
+    note = "the same, of one task"
+    tables = list[Table]()
+    for task in tasks:
+        columns = at_lengths(task, run.frame.lengths, share)
+        tables.append(table_of(f"Found: {task}", note, _rows(run), columns))
+    return tables
+
+
+def _depths(run: Measurement) -> Table:
+    """Found by depth and length, of the server's own row."""
+    cells = list[HeatCell]()
+    for cells_of_task in _numbers_of(run, PORT).retrieval.values():
+        cells += cells_of_task
+    lengths = run.frame.lengths
+    rows = list[tuple[str, ...]]()
+    for depth in sorted({cell.depth for cell in cells if cell.depth is not None}):
+        found = [_found_at(cells, depth, length) for length in lengths]
+        rows.append((f"{depth:g}", *found))
+    header = ("depth", *map(length_text, lengths))
+    note = "found of questions read; 0 is the start of the text, 1 its end"
+    return Table("Found, by depth and length", note, header, tuple(rows))
+
+
+def _found_at(cells: Sequence[HeatCell], depth: float, length: int) -> str:
+    count = 0
+    right = 0.0
+    for cell in cells:
+        if (cell.depth, cell.length) == (depth, length):
+            count += cell.share.n
+            right += cell.share.value * cell.share.n
+    return f"{right:g} of {count}" if count else "-"
+
+
+def _outcomes(run: Measurement) -> Table:
+    """How many questions became what."""
+    outcomes = _numbers_of(run, PORT).outcomes or ()
+    has_usage = any(row["used"] is not None for row in outcomes)
+    header = ["length", "tokens counted"]
+    note = f"prompts are counted by {endpoint_of(run)['counted_by']}; "
+    if has_usage:
+        header.append("by the server")
+        note += "usage is the server's own"
+    else:
+        note += "the server reported no usage"
+    rows = list[tuple[str, ...]]()
+    for row in outcomes:
+        cells = [length_text(row["length"]), _range(row["counted"])]
+        if has_usage:
+            cells.append(_range(row["used"]))
+        cells += [str(row["counts"][name]) for name in OUTCOMES]
+        rows.append(tuple(cells))
+    return Table("What became of the questions", note, (*header, *OUTCOMES), tuple(rows))
+
+
+def _range(ends: Sequence[int] | None) -> str:
+    if ends is None:
+        return "-"
+    low, high = ends
+    return f"{low}" if low == high else f"{low}\u2026{high}"
+
+
+def port_lines(run: Measurement) -> list[str]:
+    """What the numbers say, and why some questions were not read."""
+    endpoint = endpoint_of(run)
+    lines = list[str]()
+    for label, name in row_names(run).items():
+        lines.append(_reach_line(name, _numbers_of(run, label).reached or {}))
+    for row in _numbers_of(run, PORT).outcomes or ():
+        for outcome, reason in row["reasons"].items():
+            count = row["counts"][outcome]
+            length = length_text(row["length"])
+            lines.append(f"{length}: {count} {WORDS.get(outcome, outcome)}: {reason}")
+    lines += _numbers_of(run, PORT).verdicts
+    lines += endpoint["remarks"]
+    if endpoint["window"] is None:
+        lines.append("no row of cut text: give --context, or --against what was extended")
+    return lines
+
+
+def _reach_line(name: str, reached: Mapping[str, Any]) -> str:
+    share_text = f"{reached['share']:.0%}"
+    if not reached["by_point"]:
+        return f"{name}: not at any length are {share_text} found"
+    point = length_text(reached["by_point"])
+    if not reached["by_interval"]:
+        return f"{name}: at least {share_text} found up to {point}; by the interval at no length"
+    return (
+        f"{name}: at least {share_text} found up to {point}; by the interval up to "
+        f"{length_text(reached['by_interval'])}"
+    )

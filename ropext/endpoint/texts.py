@@ -1,0 +1,92 @@
+"""The perplexity of a server: its reading of the user's texts, and a plain server's through the
+short window, kept document by document."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ropext.base.jsontext import JsonObject
+from ropext.endpoint.losses import Ids, TokenLosses
+from ropext.results import BASE
+from ropext.results.measurement import Store, array_name
+from ropext.results.metrics import ReadText, text_values
+from ropext.results.numbers import ModelNumbers
+from ropext.results.perplexity import (
+    SHORT_WINDOW,
+    Documents,
+    Frame,
+    Reading,
+    TokenNll,
+    by_position,
+    verdicts,
+)
+
+WHOLE, SHORT = "pass", "short"  # folders of readings
+
+
+@dataclass(frozen=True)
+class PortTexts:
+    """The texts as tokens: the ones that an evaluation of a directory takes of the same data."""
+
+    documents: Documents
+    ids: tuple[Ids, ...]
+    bos: int | None  # with which each begins
+    counts: JsonObject  # of documents, for results
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """Who reads the texts; `base` is a server of the unscaled model."""
+
+    frame: Frame
+    texts: PortTexts
+    losses: TokenLosses
+    base: TokenLosses | None = None
+
+    @property
+    def hashes(self) -> list[str]:
+        """By which the documents are known."""
+        return [one[self.frame.longest] for one in self.texts.documents.prefix_hashes]
+
+    @property
+    def decides(self) -> JsonObject:
+        """What the numbers follow from."""
+        bos = self.texts.bos
+        return {"documents": self.hashes, "bos": bos, "short_window": SHORT_WINDOW}
+
+    def regimes(self, label: str) -> dict[str, int]:
+        """The pass length of each folder of readings."""
+        longest = self.frame.longest
+        if label == BASE:
+            return {SHORT: longest}
+        return {f"{WHOLE}-{longest}": longest}
+
+    def units(self, label: str) -> Iterator[tuple[str, Callable[[], TokenNll]]]:
+        """The file of each document's reading, and how it is read."""
+        (regime,) = self.regimes(label)
+        for ids, name in zip(self.texts.ids, self.hashes, strict=True):
+            yield array_name(regime, name), self._reader(label, ids)
+
+    def _reader(self, label: str, ids: Ids) -> Callable[[], TokenNll]:
+        base = self.base
+        if label == BASE and base is not None:
+            return lambda: base.read_short(ids, self.frame.context, self.texts.bos)
+        return lambda: self.losses.read(ids)
+
+    def numbers(self, stores: Mapping[str, Store]) -> dict[str, ModelNumbers]:
+        """Return the numbers of each row's reading."""
+        readings = dict[str, Reading]()
+        for label, store in stores.items():
+            readings[label] = store.reading(label, self.regimes(label), self.hashes)
+        numbers = dict[str, ModelNumbers]()
+        for label, reading in readings.items():
+            base: Reading | None = None
+            if label != BASE:
+                base = readings.get(BASE)
+            text = ReadText(self.frame, reading, base, self.texts.documents)
+            values = text_values(text)
+            says = list[str]()
+            if base is not None:
+                says = verdicts(self.frame, values, self.losses.port.model)
+            positions = tuple(by_position(self.frame, reading, base))
+            numbers[label] = ModelNumbers(values, positions, verdicts=tuple(says))
+        return numbers

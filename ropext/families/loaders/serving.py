@@ -1,0 +1,256 @@
+"""The command that runs this very checkpoint in each loader, or the sentence why there is none.
+
+The lines are templates in the loader table; what stands in them is worked out here.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import pasted
+from ropext.families import Model
+from ropext.families.config import auto_class
+from ropext.families.described import Facts
+from ropext.families.loaders.lookup import LoaderReading, kinds_of, newest
+from ropext.families.loaders.table import ServeData, loader_table
+from ropext.scaling.forms import Params
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to run the checkpoint in one loader; no command where it would compute something else."""
+
+    loader: str
+    command: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OverrideLine(Serving):
+    """How to run the base itself so: the command, and what it says as data."""
+
+    argv: tuple[str, ...] = ()  # of a program; none of Python's line
+    environment: Mapping[str, str] = field(default_factory=dict)  # what may stand for its options
+    hf_overrides: JsonObject | None = None  # what takes the place of the config's keys
+
+
+@dataclass(frozen=True)
+class ServedDirectory:
+    """A directory that is to be run: its name, and what its config says that it is."""
+
+    name: str
+    family: str  # the text part's model type
+    model_type: str | None = None
+    masked_lm: bool = False
+    on_hub: bool = False
+    described: Facts = field(default_factory=dict)  # of types that the census lacks
+
+    @classmethod
+    def of(cls, model: Model, name: str, *, on_hub: bool = False) -> "ServedDirectory":
+        """Return the directory of a model, by the name under which other programs find it."""
+        return cls(
+            name, model.text_type, model.model_type, model.masked_lm, on_hub, model.described
+        )
+
+
+# The pipelines of transformers that read text, by the class that loads the model.
+PIPELINES = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForImageTextToText": "image-text-to-text",
+}
+
+
+def _in_python(directory: ServedDirectory) -> str:
+    """Return the Python that loads a directory in transformers."""
+    name = "AutoModelForMaskedLM"
+    if not directory.masked_lm:
+        kind = directory.model_type or directory.family
+        name = auto_class(kind, directory.described) or "AutoModel"
+    if name in PIPELINES:
+        make = f"pipeline({PIPELINES[name]!r}, {directory.name!r})"
+        return f"from transformers import pipeline; pipe = {make}"
+    return f"from transformers import {name}; model = {name}.from_pretrained({directory.name!r})"
+
+
+def serving_lines(
+    directory: ServedDirectory,
+    known: Iterable[LoaderReading],
+    params: Params,
+    *,
+    context: int,
+    target: int,
+) -> tuple[Serving, ...]:
+    """Return the command lines for transformers, vLLM, SGLang, llama.cpp and lm-eval, in that
+    order; a masked model runs in transformers alone. `known` is how each reads the dict `params`
+    beside a stated length of `target`."""
+    latest = {reading.loader: reading for reading in newest(known)}
+    name = directory.name
+    stem = PurePath(name).name or "model"
+    source = pasted(name)
+    if directory.on_hub:
+        source = f"--remote {source}"
+    words = {  # of the templates, as a shell takes them
+        "target": str(target),
+        "place": shlex.quote(name),
+        "directory": pasted(name),
+        "source": source,
+        "python": pasted(_in_python(directory)),
+        "harness": pasted(f"pretrained={name},max_length={target}"),
+        "gguf": pasted(f"{stem}.gguf"),
+        "long": pasted(f"{stem}-long.gguf"),
+    }
+    family_of_gguf = directory.family
+    if "longrope-standing" in kinds_of(params):
+        family_of_gguf = ""  # what the converter makes of it is not measured
+    lines = list[Serving]()
+    for template in loader_table()["serve_directories"]:
+        reading = latest[template["reading"]]
+        if template["loader"] == "llama.cpp":
+            lines.append(_llama_cpp(template, reading, words, family_of_gguf))
+        else:
+            note = _needed(template, reading, params, context, target)
+            command = template["command"].format_map(words)
+            lines.append(_line(template["loader"], reading, command, note))
+        if directory.masked_lm:
+            break
+    return tuple(lines)
+
+
+# Its class completes rope_parameters when it is made, not when an argument takes their place.
+NOT_BY_ARGUMENT = ("dots3_note_text",)
+
+
+def override_lines(
+    base: ServedDirectory, keys: JsonObject, target: int, readings: Iterable[LoaderReading]
+) -> tuple[OverrideLine, ...]:
+    """Return how to run the base's own weights with other keys of its config, in each loader that
+    takes a config and reads these as planned."""
+    latest = {reading.loader: reading for reading in newest(readings)}
+    kind = base.model_type or base.family
+    words = {
+        "model": base.name,
+        "overrides": json.dumps(keys, separators=(",", ":")),  # no blanks, so that no line breaks
+        "target": str(target),
+    }
+    lines = list[OverrideLine]()
+    for template in loader_table()["serve_directories"]:
+        loader = template["loader"]
+        if loader not in latest or latest[loader].verdict != "same":
+            continue
+        argv = tuple(word.format_map(words) for word in template.get("override", ()))
+        command = shlex.join(argv)
+        if loader == "transformers" and kind not in NOT_BY_ARGUMENT:
+            name = auto_class(kind, base.described)  # "" if no class loads this type
+            given = ", ".join(f"{key}={value!r}" for key, value in keys.items())
+            command = f"{name}.from_pretrained({base.name!r}, {given})" if name else ""
+        if command:
+            lines.append(OverrideLine(loader, command, argv=argv, hf_overrides=keys))
+    return tuple(lines)
+
+
+ENVIRONMENT = {
+    "--rope-scaling": "LLAMA_ARG_ROPE_SCALING_TYPE",
+    "--rope-scale": "LLAMA_ARG_ROPE_SCALE",
+    "--yarn-orig-ctx": "LLAMA_ARG_YARN_ORIG_CTX",
+}
+
+
+def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
+    """Return how llama-server runs a GGUF of the base; `flags` are those that say the plan, if any
+    do. If they are a YaRN's, which alone have variables, these are given, too."""
+    if not flags:
+        note = "no flags express this: extend the file (ropext extend MODEL.gguf)"
+        return OverrideLine("llama.cpp", "", note)
+    length = str(target)
+    words = flags.split()
+    argv = ("llama-server", "-m", file, *words, "-c", length, "-np", "1")
+    command = f"llama-server -m {pasted(file)} {flags} -c {length} -np 1"
+    names = dict(zip(words[::2], words[1::2], strict=False))
+    variables = dict[str, str]()
+    if names.keys() == ENVIRONMENT.keys():
+        variables = {ENVIRONMENT[name]: value for name, value in names.items()}
+        variables["LLAMA_ARG_CTX_SIZE"] = length
+    return OverrideLine("llama.cpp", command, argv=argv, environment=variables)
+
+
+def file_lines(
+    file: str, target: int, readings: Iterable[LoaderReading], params: Params
+) -> tuple[Serving, ...]:
+    """Return how to run a GGUF file: every program has a length of its own, not the file's."""
+    from ropext.families.loaders.gguf import environment  # late: no directory needs it
+
+    words = {
+        "file": pasted(file),
+        "name": PurePath(file).name,
+        "named": pasted(PurePath(file).name),
+        "target": str(target),
+        "modelfile": pasted(f"{file}.Modelfile"),
+    }
+    templates = {template["loader"]: template for template in loader_table()["serve_files"]}
+    lines = list[Serving]()
+    for reading in readings:
+        template = templates.get(reading.loader)
+        if template is None:
+            continue
+        note = template.get("note", "").format_map(words)
+        if template.get("environment", False):
+            note += environment(params, target)
+        command = template["command"].format_map(words)
+        lines.append(_line(reading.loader, reading, command, note))
+    return tuple(lines)
+
+
+def _needed(
+    template: ServeData, reading: LoaderReading, params: Params, context: int, target: int
+) -> str:
+    """Return which option a server cannot do without, if it takes another length for itself."""
+    announced = 0
+    match template.get("announces", {}).get(kinds_of(params)[0]):
+        case "target times factor":
+            announced = round(target * params["factor"])
+        case "original length":
+            announced = int(params.get("original_max_position_embeddings", context))
+    if not announced or (reading.verdict == "same" and not reading.flag):
+        return ""
+    return template["needed"].format_map({"announced": announced})
+
+
+def _llama_cpp(
+    template: ServeData, reading: LoaderReading, words: Mapping[str, str], family: str
+) -> Serving:
+    """Return the line that converts and runs a directory, by the way that is exact there; `family`
+    is what it is as a GGUF, "" where that is not known."""
+    command = template["command"].format_map(words)
+    if reading.verdict == "different" and reading.flag:
+        note = "exact with these flags alone: " + reading.why
+        return Serving(reading.loader, f"{command} {reading.flag}", note)
+    if reading.verdict in ("ignored", "different"):
+        from ropext.families.loaders.gguf import takes_divisors  # late: few forms need it
+
+        if takes_divisors(family):
+            rewritten = template["rewritten"].format_map(words)
+            note = "its converter loses this scaling; ropext writes it into the GGUF, exactly"
+            return Serving(reading.loader, rewritten, note)
+    return _line(reading.loader, reading, command)
+
+
+def _line(loader: str, reading: LoaderReading, command: str, note: str = "") -> Serving:
+    """Return the line of a loader; why there is none, where it reads something else."""
+    if reading.verdict == "same":
+        return Serving(loader, command, note)
+    if reading.verdict == "not measured":
+        doubt = "not measured for this model; "
+        if reading.loader == "transformers":
+            doubt += "extend proves it with the one that is installed"
+        else:
+            doubt += "ropext verify --endpoint URL compares a running server"
+        if note:
+            doubt = f"{note}; {doubt}"
+        return Serving(loader, command, doubt)
+    does = {"different": "computes something else", "ignored": "ignores the scaling"}
+    verb = does.get(reading.verdict, "fails")
+    return Serving(loader, "", f"{loader} {verb}: {reading.why}")

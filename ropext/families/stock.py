@@ -1,0 +1,233 @@
+"""What stock transformers makes of a config: asked in a child process, and kept.
+
+The child (proof/child.py) cannot import ropext and has limits of memory and time; nothing here
+imports transformers. What it says of a model type is kept in the user's cache, by the digest of
+the config, of the transformers version and of the child's own code.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from ropext.base.errors import ConfigError, InputError, ProofFailed
+from ropext.base.jsontext import Json, JsonObject, digest, dump, write_json
+from ropext.base.narration import tell_listener
+from ropext.base.systems import user_cache
+from ropext.families.config import UnknownType, census, locate, unknown
+from ropext.families.described import Described, Numbers, hand_over, is_handed_over
+
+CHILD = Path(__file__).parents[1] / "proof/child.py"
+# The code of the child, which decides what it says of a type.
+DESCRIBING = ("child.py", "describing.py", "turning.py", "forward.py", "tensors.py")
+ROOM = 8 << 30  # bytes beside those of weights that are mapped; Kimi K2's proof takes a tenth
+LEAST_ROOM = 4 << 30  # also where a machine has hardly any left
+SECONDS = 600.0  # to describe a type; the largest mixture of experts takes one of them
+
+
+@dataclass(frozen=True)
+class ChildTask:
+    """What a child is asked for, as sentences speak of it."""
+
+    name: str  # "the proof"
+    advice: str = ""  # what to do where it takes too long
+
+
+DESCRIPTION = ChildTask("the description")
+
+
+def installed() -> str:
+    """The version of the transformers that is here; "" where there is none."""
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _type_names(folder: Path) -> str:
+    """The text of the files in which transformers lists its model types."""
+    names = ("auto_mappings.py", "configuration_auto.py")
+    files = [folder / "models" / "auto" / name for name in names]
+    return "\n".join(file.read_text("utf-8") for file in files if file.is_file())
+
+
+def knows(model_type: str) -> bool:
+    """Tell whether the installed transformers lists a model type, without importing it."""
+    found = find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return False
+    listed = rf'"{re.escape(model_type)}"\s*[,:]\s*"(?!AutoConfig")\w+Config"'
+    names = _type_names(Path(found.submodule_search_locations[0]))
+    return re.search(listed, names) is not None
+
+
+def ask_about(config: JsonObject) -> None:
+    """Find out what stock makes of the model types of a config that families does not know, and
+    hand it over to families. Whoever opens a config asks; of known types there is nothing to ask,
+    nor of a config that is refused in any case.
+    """
+    try:
+        found = locate(dict(config))
+    except UnknownType as error:
+        kind = error.kind
+    except InputError:
+        return
+    else:
+        unlisted = [each for each in (found.model_type, found.text_type) if each not in census()]
+        # What stock says of a type by another config's numbers does not do.
+        if not unlisted or is_handed_over(config):
+            return
+        kind = unlisted[0]
+    if not knows(kind):
+        here = installed()
+        lacks = "none is installed"
+        if here:
+            lacks = f"installed is {here}, which lacks it too"
+        raise InputError(unknown(kind, lacks))
+    answer = _answer(config, kind)
+    facts = {}
+    for name, each in answer["types"].items():
+        if name not in census():
+            facts[name] = _from_json(each, answer, config)
+    hand_over(config, facts)
+
+
+def _answer(config: JsonObject, kind: str) -> JsonObject:
+    """The kept answer about a config, else the child's, which is then kept."""
+    place = _place_of(config)
+    answer: JsonObject | None = _kept(place)
+    if answer is None:
+        tell_listener(
+            f"this ropext does not know the model type {kind!r}: transformers {installed()} is"
+            " asked, in a child process, how it reads such a config"
+        )
+        answer = _asked(config, kind)
+        if place is not None:
+            with suppress(InputError):  # a home that cannot be written: asked again the next time
+                write_json(place, answer)
+    return answer
+
+
+def _from_json(facts: JsonObject, answer: JsonObject, config: JsonObject) -> Described:
+    numbers = []
+    for module in answer["rotary"]:
+        inv_freq = tuple(module["inv_freq"])
+        numbers.append(Numbers(module["label"], inv_freq, module["attention_factor"]))
+    return Described(
+        transformers=answer["transformers"],
+        scheme=facts["scheme"],
+        path=tuple(facts.get("path", ())),
+        text=facts.get("text", ""),
+        auto_class=facts["auto_class"],
+        added=facts.get("added", {}),
+        defaults=facts.get("defaults", {}),
+        row=facts.get("row", {}),
+        rotates=tuple(facts.get("rotates", ())),
+        unseen=facts.get("unseen", ""),
+        widths=tuple(facts.get("widths", ())),
+        asked=digest(config),
+        numbers=tuple(numbers),
+    )
+
+
+def _place_of(config: JsonObject) -> Path | None:
+    """The file that keeps the answer; None where the user has no home."""
+    folder = user_cache()
+    if folder is None:
+        return None
+    decides = sha256(installed().encode() + b"\0" + dump(dict(config)))
+    for name in DESCRIBING:
+        decides.update(CHILD.with_name(name).read_bytes())
+    return folder / "described" / f"{decides.hexdigest()}.json"
+
+
+def _kept(place: Path | None) -> Json:
+    """The answer that is kept; None where there is none, or where it was damaged."""
+    if place is None:
+        return None
+    try:
+        answer = json.loads(place.read_text("utf-8"))
+        return answer if answer["types"] and answer["error"] is None else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _asked(config: JsonObject, kind: str) -> JsonObject:
+    """The child's answer about a config."""
+    with tempfile.TemporaryDirectory(prefix="ropext-described-") as folder:
+        (Path(folder) / "config.json").write_bytes(dump(dict(config)))
+        entry = {"directory": folder, "describe": True}
+        job = {"directories": [entry], "tensors": False, "trust_remote_code": False}
+        job["room"] = max(LEAST_ROOM, min(ROOM, int(free_memory() * 0.8)))
+        try:
+            (answer,) = ask_child(job, [Path("config.json")], SECONDS, DESCRIPTION)
+        except (ProofFailed, ModuleNotFoundError) as error:
+            raise ConfigError(f"ropext asked transformers about this type, but {error}") from None
+    if answer["error"]:
+        raise ConfigError(
+            f"transformers {answer['transformers']} knows the model type {kind!r},"
+            f" which this ropext does not, but cannot build this config: {answer['error']}"
+        )
+    return answer
+
+
+def free_memory() -> int:
+    """How many bytes this machine has left; 0 where accelerate, and with it psutil, is missing,
+    which the child says in its own sentence."""
+    try:
+        import psutil
+    except ImportError:
+        return 0
+    return int(psutil.virtual_memory().available)
+
+
+def ask_child(
+    job: Mapping[str, Json], directories: Sequence[Path], timeout: float, task: ChildTask
+) -> list[dict[str, Json]]:
+    """What the fresh process says of each directory."""
+    for needed in ("torch", "transformers", "accelerate"):
+        if find_spec(needed) is None:
+            raise ModuleNotFoundError(f"{task.name} needs {needed}", name=needed)
+    # Nothing here runs on a GPU, and its driver costs seconds.
+    offline = {} if job["trust_remote_code"] else {"HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="ropext-proof-") as folder:
+        out = Path(folder) / "built.jsonl"
+        try:
+            run = subprocess.run(
+                # -P: neither the script's folder nor the working directory is importable.
+                [sys.executable, "-P", str(CHILD), str(out)],
+                cwd=folder,
+                input=json.dumps(job),
+                capture_output=True,
+                encoding="utf-8",
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONUTF8": "1"} | offline,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ProofFailed(
+                f"{task.name} of {directories[0]} took longer than {timeout:.0f} seconds and was "
+                f"stopped{task.advice}"
+            ) from None
+        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    if run.returncode:
+        where = f"{task.name} of {directories[min(len(lines), len(directories) - 1)]}"
+        if run.returncode < 0:
+            name = signal.Signals(-run.returncode).name
+            raise ProofFailed(f"{where} was killed by {name}, usually because memory ran out")
+        final = next((line for line in run.stderr.splitlines()[::-1] if line.strip()), "no message")
+        raise ProofFailed(f"{where} could not run (exit code {run.returncode:#x}): {final}")
+    named = zip(lines, map(str, directories), strict=True)
+    return [json.loads(line) | {"directory": name} for line, name in named]

@@ -1,0 +1,16 @@
+"""Checkpoints on the disk: read a base's small files and headers, write an extended one.
+
+The order of the modules, from the bottom: snapshot, hub, unchanged, tokenizer, headers, weights,
+staging, provenance, card, writing, push.
+"""
+
+from ropext.files.checkpoint.asked import check_asked
+from ropext.files.checkpoint.snapshot import (
+    OTHER_SET,
+    VARIANT,
+    Snapshot,
+    open_snapshot,
+    with_weights,
+)
+
+__all__ = ["OTHER_SET", "VARIANT", "Snapshot", "check_asked", "open_snapshot", "with_weights"]

@@ -1,0 +1,84 @@
+"""SHA-256 of whole files. ropext remembers the digests of large files in the user's cache, so that
+it reads weights once. It identifies a file by device, inode, size and times, never by its name. It
+trusts the cache only if a write is certain to change the times (`guard.is_settled`). It hashes any
+other file each time."""
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from ropext.base import guard
+from ropext.base.errors import InputError
+from ropext.base.jsontext import write_json
+from ropext.base.narration import Show, unseen
+from ropext.base.systems import sync, user_cache
+from ropext.files.checkpoint.weights import content_digest
+
+LARGE = 16 << 20  # bytes of a file that is remembered; smaller ones take milliseconds
+MOST = 10_000  # files remembered, the newest ones
+SHA256 = re.compile("[0-9a-f]{64}")
+
+# "device:inode" -> size, time of modification, time of change, SHA-256. Only the system sets the
+# time of change (`cp -p`, `touch` and archives set the other one); Windows has the time of
+# creation in its place.
+Known = dict[str, list[int | str]]
+
+
+class Digests:
+    """The digests of files; `place` is the cache file."""
+
+    def __init__(self, show: Show = unseen, place: Path | None = None) -> None:
+        self.show = show
+        folder = user_cache()
+        self.place = place or (folder and folder / "digests.json")
+        self.known = self._read()
+
+    def of(self, file: Path) -> str:
+        """Return the SHA-256 of one file's content. Raise InputError if the file changes
+        meanwhile."""
+        status = os.stat(file)
+        key = f"{status.st_dev}:{status.st_ino}"
+        entry = self.known.get(key)
+        is_kept = status.st_size >= LARGE and guard.is_settled(file, status)
+        if is_kept and entry is not None and entry[:-1] == _state(status):
+            return str(entry[-1])
+        if is_kept:
+            sync(file)  # a page that waits to be written takes further writes at the same times
+        digest = content_digest(file, self.show)
+        after = os.stat(file)
+        if _written_state(after) != _written_state(status):
+            raise InputError(f"{file} was changed while it was read; try again when it is whole")
+        if is_kept and _state(after) == _state(status):
+            self._keep(key, [*_state(status), digest])
+        return digest
+
+    def _read(self) -> Known:
+        """Return the cached entries, or none if the cache file is damaged."""
+        try:
+            content = json.loads(self.place.read_text("utf-8")) if self.place else {}
+            entries = content.items()
+            return {key: entry for key, entry in entries if SHA256.fullmatch(entry[3])}
+        except (OSError, ValueError, AttributeError, TypeError, LookupError):
+            return {}
+
+    def _keep(self, key: str, entry: list[int | str]) -> None:
+        """Add one entry to the cache file, and keep the entries that other commands wrote since."""
+        known = self._read()
+        known.pop(key, None)
+        known[key] = entry
+        self.known = dict(list(known.items())[-MOST:])
+        if self.place is not None:
+            with suppress(InputError):  # the home cannot be written: hash the file again next time
+                write_json(self.place, self.known)
+
+
+def _state(status: os.stat_result) -> list[int | str]:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _written_state(status: os.stat_result) -> list[int]:
+    """Return the state that a write or a replacement changes, and a new name or new rights do
+    not."""
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

@@ -1,0 +1,111 @@
+"""The header of a safetensors file: names, shapes, dtypes and places of its tensors.
+
+A file is 8 bytes (the header's length, little endian), the header (a JSON object) and the tensors.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+
+from ropext.base.errors import InputError
+from ropext.base.inputs import open_regular
+from ropext.base.jsontext import parse_object
+
+HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+TENSOR_LIMIT = 500_000  # in one file; the largest mixtures of experts have a tenth of it
+
+# Bits per element; a type that is missing here is newer than this table, and its size is not
+# checked.
+BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
+    "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of the header; offsets count from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a safetensors file. If headers and sizes are equal, so are names, shapes,
+    dtypes and places."""
+
+    path: Path
+    size: int  # bytes of the whole file
+    raw: bytes  # the header's JSON text
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the 8-byte length and the header."""
+        return hashlib.sha256(len(self.raw).to_bytes(8, "little") + self.raw).hexdigest()
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Name -> dtype, shape, offsets. Raise InputError if they contradict one another or the
+        file's size."""
+        where = f"the header of {self.path}"
+        tensors = dict[str, Tensor]()
+        for name, entry in parse_object(self.raw, where, containers=3 * TENSOR_LIMIT).items():
+            if name == "__metadata__":
+                continue
+            try:
+                numbers = [*entry["shape"], *entry["data_offsets"]]
+                if any(type(number) is not int or number < 0 for number in numbers):
+                    raise ValueError
+                begin, end = entry["data_offsets"]
+                bits = BITS.get(entry["dtype"])
+                if begin > end or (bits and prod(entry["shape"]) * bits != (end - begin) * 8):
+                    raise ValueError
+                tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), (begin, end))
+            except (KeyError, TypeError, ValueError):
+                raise InputError(f"{where} is damaged at the tensor {name[:80]!r}") from None
+        end = max((tensor.offsets[1] for tensor in tensors.values()), default=0)
+        wanted = 8 + len(self.raw) + end
+        if self.size != wanted:
+            state = "cut short" if self.size < wanted else "longer than it says"
+            raise InputError(
+                f"{self.path} is {state}: its header describes {wanted:,} bytes, the file has "
+                f"{self.size:,}; fetch it again"
+            )
+        return tensors
+
+    def part(self, name: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in the file, and the byte after its last."""
+        begin, end = self.tensors[name].offsets
+        return 8 + len(self.raw) + begin, 8 + len(self.raw) + end
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Return the metadata that the writer of the file added ({"format": "pt"} as a rule)."""
+        text = json.loads(self.raw).get("__metadata__", {})
+        return text if isinstance(text, dict) else {}
+
+
+def read_header(path: Path) -> Header:
+    """Read only the header: a few kilobytes, whatever the size of the file."""
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 10:
+            raise InputError(f"{path} has {size} bytes, too few for a safetensors file")
+        if length > HEADER_LIMIT or length > size - 8:
+            raise InputError(
+                f"{path} is not a safetensors file, or cut short: its first 8 bytes announce a "
+                f"header of {length:,} bytes in a file of {size:,}"
+            )
+        raw = file.read(length)
+    if len(raw) != length:
+        raise InputError(f"{path} shrank while it was read")
+    return Header(path, size, raw)

@@ -1,0 +1,143 @@
+"""Verify a GGUF file: the frequencies that ggml computes from it, and its tensors."""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ropext.base.errors import InputError, ProofFailed
+from ropext.base.inputs import open_regular
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import Show, unseen
+from ropext.families.loaders.gguf import STORED, architecture, farthest
+from ropext.families.loaders.gguf import read as ggml_read
+from ropext.files.checkpoint.weights import WeightFile
+from ropext.files.gguf.file import DIVISORS, FILLER, PARTS, GgufFile
+from ropext.files.gguf.geometry import rope_of
+from ropext.files.gguf.header import GgufHeader
+from ropext.files.gguf.opening import open_gguf
+from ropext.scaling.rope import Spectrum
+
+PIECE = 4 << 20  # bytes read at once
+
+
+def weigh_parts(
+    model: GgufFile, *, content: bool = False, show: Show = unseen
+) -> dict[str, WeightFile]:
+    """Return the identity of the tensors of each part, without rope factors."""
+    weights = dict[str, WeightFile]()
+    for number, part in enumerate(model.parts, 1):
+        size = 0
+        for tensor in part.tensors:
+            if tensor.name not in DIVISORS:
+                size += tensor.size
+        digest = None
+        if content:
+            digest = _content(part, show)
+        weights[f"tensors-{number:05}"] = WeightFile(size, part.digest(DIVISORS), digest)
+    return weights
+
+
+def _content(part: GgufHeader, show: Show) -> str:
+    """Return the SHA-256 over the tensors' bytes, without rope factors."""
+    digest = hashlib.sha256()
+    done = 0
+    with open(open_regular(part.path), "rb") as file:
+        for tensor in part.tensors:
+            if tensor.name in DIVISORS:
+                continue
+            file.seek(part.data + tensor.offset)
+            left = tensor.size
+            while left:
+                piece = file.read(min(left, PIECE))
+                if not piece:
+                    break
+                digest.update(piece)
+                left = left - len(piece)
+                done = done + len(piece)
+                show(done, part.size, f"hashing {part.path.name}")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """The comparison of a file's spectra with the planned one."""
+
+    error: float  # the largest relative difference
+    pairs: int
+    tensors: int
+    bytes: int
+
+
+def spectra_in(model: GgufFile) -> list[Spectrum]:
+    """Return the spectra that ggml's formula gives for the file: one in llama.cpp, and one in
+    Ollama.
+
+    Ollama adds keys to some files, and only Ollama knows certain older names. An architecture that
+    only Ollama supports has only the second.
+    """
+    row = architecture(model.architecture)
+    context = model.geometry.context
+    dim = model.geometry.dim
+    spectra = list[Spectrum]()
+    if not row.only:
+        as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
+        spectra.append(ggml_read(as_it_stands, dim))
+    in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
+    spectra.append(ggml_read(in_ollama, dim))
+    return spectra
+
+
+def compare(model: GgufFile, wanted: Spectrum, target: int) -> ReadBack:
+    """Compare a file with a spectrum and a length. Raise ProofFailed if they differ."""
+    spectra = spectra_in(model)
+    stated = model.geometry.context
+    if stated != target:
+        raise ProofFailed(f"verification: context_length is {stated}, the target is {target}")
+    errors = list[float]()
+    for spectrum in spectra:
+        # No key stores the factor of the softmax.
+        comparable = replace(spectrum, softmax_factor=wanted.softmax_factor)
+        errors.append(farthest(comparable, wanted))
+    error = max(errors)
+    if not error <= STORED:
+        raise ProofFailed(
+            f"verification: ggml's formula on the keys of {model.name} is off the planned spectrum "
+            f"by {error:.1e} (bound {STORED:.0e})"
+        )
+    tensors = 0
+    size = 0
+    for part in model.parts:
+        tensors += len(part.tensors)
+        size += sum(tensor.size for tensor in part.tensors)
+    return ReadBack(error, len(wanted.inv_freq), tensors, size)
+
+
+def prove_file(
+    target: Path, base: GgufFile, wanted: Spectrum, length: int, changed: Collection[str]
+) -> JsonObject:
+    """Compare a written file with the plan. Raise ProofFailed if its spectrum, its length or its
+    tensors differ, or a key of the base that is not in `changed`."""
+    try:
+        written = open_gguf(str(target))
+    except InputError as error:
+        raise ProofFailed(
+            f"verification: ropext cannot read back the written file: {error}"
+        ) from None
+    done = compare(written, wanted, length)
+    if weigh_parts(written) != weigh_parts(base):
+        raise ProofFailed(f"verification: {target} has other tensors than {base.name}")
+    for name in base.head.entries:
+        if name in changed or name in (FILLER, PARTS):
+            continue
+        if _entry(base.head, name) != _entry(written.head, name):
+            raise ProofFailed(f"verification: {target} has another {name} than {base.name}")
+    return {"ggml": architecture(base.architecture).name} | asdict(done)
+
+
+def _entry(head: GgufHeader, name: str) -> bytes | None:
+    """Return the bytes of a key and its value in the file, or None."""
+    row = head.entries.get(name)
+    if row is None:
+        return None
+    return head.read(row.start, row.end - row.start)

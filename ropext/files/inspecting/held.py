@@ -1,0 +1,73 @@
+"""A config that Python holds, alone or of a model in memory, as if it had been opened."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ropext.base.errors import UsageError, class_of
+from ropext.base.inputs import not_a_model
+from ropext.base.jsontext import JsonObject
+from ropext.families import stock
+from ropext.files.checkpoint import Snapshot
+
+ORIGINAL = "_ropext_original"  # attribute of a patched model: its config before the first patch
+# Nothing lies there: neither a record nor weights are read of what is in memory.
+NOWHERE = Path(os.devnull, "in-memory")
+
+
+@runtime_checkable
+class Config(Protocol):
+    """A config object of transformers."""
+
+    def to_json_string(self) -> str:
+        """Write it as config.json has it."""
+
+
+@runtime_checkable
+class HasConfig(Protocol):
+    """A model of transformers, or of PEFT around one."""
+
+    config: object
+
+
+def held_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
+    """Return a snapshot of a config or a model in memory; `before_patch` of what the model computed
+    before `ropext.patch`."""
+    config = _config_held(given, before_patch)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise UsageError("this config has no model_type, so it is no config of transformers")
+    stock.ask_about(config)
+    name = str(config.get("_name_or_path") or "") or kind
+    return Snapshot(name=name, directory=NOWHERE, config=dict(config), files={}, left={})
+
+
+def _config_held(given: object, before_patch: bool) -> JsonObject:
+    """Return the config as config.json would hold it."""
+    if isinstance(given, Mapping):
+        try:
+            config: JsonObject = json.loads(json.dumps(given))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this config cannot be written as JSON: {error}") from None
+        return config
+    if isinstance(given, Config) and not isinstance(given, type):
+        named = {"_name_or_path": getattr(given, "_name_or_path", "")}
+        written: JsonObject = json.loads(given.to_json_string())
+        return {**written, **named}
+    live = given
+    if hasattr(given, "get_base_model"):
+        live = given.get_base_model()
+    if not isinstance(live, HasConfig) or isinstance(live, type):
+        wanted = (
+            "a model is named by its directory, its file or its hub id, or is a model or a config "
+            "of transformers"
+        )
+        raise not_a_model(wanted, given)
+    held = live.config
+    if before_patch:
+        held = getattr(live, ORIGINAL, held)
+    if not isinstance(held, Config):
+        raise UsageError(f"{class_of(given)} has no config of transformers")
+    return _config_held(held, before_patch)

@@ -1,0 +1,30 @@
+"""Does a model fit into a memory, and how long a text beside it?"""
+
+from pathlib import Path
+
+from ropext.base.errors import UsageError
+from ropext.files.inspecting.model import open_model, said_of
+from ropext.files.schemes import read_positions
+from ropext.options.memory import MemoryOptions, bytes_of
+from ropext.planning.memory import MemoryFit, fit_memory
+
+
+def memory_fit(
+    model: str | Path, options: MemoryOptions, *, length: int | None = None, revision: str | None
+) -> MemoryFit:
+    """What of a model fits into a memory, at `length` tokens, or at what the model reads now."""
+    if options.memory is None:
+        raise UsageError("--memory SIZE is needed, e.g. --memory 12G")
+    snapshot = open_model(model, revision=revision)
+    if read_positions(snapshot.config) is not None:
+        raise UsageError(f"--memory knows models that rotate, and {model} does not")
+    with said_of(snapshot):
+        read = snapshot.as_read()
+    return fit_memory(
+        snapshot.carries(read),
+        length or read.context,
+        bytes_of(options.memory),
+        snapshot.weight_bytes,
+        options.kv,
+        options.parallel,
+    )

@@ -1,0 +1,306 @@
+"""Open a model by its small files: say what position scheme it has, and plan an extension by it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import families, scaling
+from ropext.base import bundled
+from ropext.base.errors import ConfigError, UsageError
+from ropext.base.inputs import model_name, read_text
+from ropext.families import Model, stock
+from ropext.files.checkpoint import Snapshot, open_snapshot, provenance
+from ropext.files.checkpoint.provenance import Record, record_in
+from ropext.files.checkpoint.tokenizer import NO_LIMIT
+from ropext.files.schemes import read_positions
+from ropext.options.door import public
+from ropext.options.extend import Extend, parse_extend, resolve_target
+from ropext.planning import ExtensionPlan, Plan, far, make_folded_plan, make_plan, reached
+from ropext.planning.carrier import Carrier
+from ropext.planning.methods import LENGTH_ONLY, Recommendation
+from ropext.planning.plan import ASKED_UNTRAINED
+from ropext.scaling import self_extend
+from ropext.scaling.rope import RopeSite, Spectrum
+from ropext.scaling.self_extend import FoldOptions
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ropext.files.schemes.inspection import Unrotated
+
+
+def open_given(
+    model: object, revision: str | None = None, *, before_patch: bool = False
+) -> Snapshot:
+    """A model by its name; a model or a config in memory by what its config says."""
+    if isinstance(model, str | PathLike):
+        return open_model(model, revision=revision)
+    if revision is not None:
+        raise UsageError(f"revision {revision} is of a hub id, and this model is in memory")
+    from ropext.files.inspecting.held import held_snapshot  # late: no command needs it
+
+    return held_snapshot(model, before_patch=before_patch)
+
+
+def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Snapshot:
+    """A checkpoint or a GGUF file, whichever the name is of."""
+    model = model_name(model)
+    if bundled.find_gguf(model) is not None:
+        from ropext.files.gguf import open_gguf  # late: a directory needs none of it
+
+        return open_gguf(model, revision=revision)
+    return open_snapshot(model, revision=revision)
+
+
+@contextmanager
+def said_of(snapshot: Snapshot) -> Iterator[None]:
+    """Let errors about what a snapshot says of positions name where it says so."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.sentence, snapshot.config_name) from None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model has, from its config files alone."""
+
+    name: str
+    carrier: Carrier
+    target: int
+    limits: dict[str, Any]
+    extended: str = ""  # by what, as ropext.json says
+
+    @property
+    def model(self) -> Model:
+        """The model as its config says it."""
+        return self.carrier.model
+
+    @property
+    def main(self) -> RopeSite:
+        """The embedding that an extension would scale."""
+        return self.model.scaled_sites[0]
+
+    def __repr__(self) -> str:
+        return f"<Inspection of {self.name}: {self.model.context:,} tokens>"
+
+    def spectra(self) -> dict[str, Spectrum]:
+        """What three well-known methods would make of it, for the picture."""
+        rope = self.main.rope
+        known = scaling.well_known(self.main.rope, self.target)
+        return {name: scaling.compose(rope, each, self.target) for name, each in known.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        sites = []
+        for site in self.model.sites:
+            spectrum = site.rope.spectrum
+            sites.append(
+                {
+                    "label": site.label,
+                    "rope": asdict(site.rope),
+                    "params": site.params,
+                    "layers": site.layers,
+                    "scaled": site.scaled,
+                    "inv_freq": spectrum.inv_freq,
+                    "wavelengths": spectrum.wavelengths,
+                }
+            )
+        facts = asdict(self.model) | {"sites": sites}
+        del facts["stock_sites"]  # the notes say where they differ
+        del facts["described"]
+        facts["container"] = self.carrier.architecture
+        kv = {"kv_bytes_per_token": self.model.kv_bytes_per_token}
+        head = {"model": self.name, "target": self.target, "extended": self.extended or None}
+        return head | facts | kv | {"limits": self.limits}
+
+
+@public()
+def inspect(
+    model: "str | Path | PreTrainedModel | PretrainedConfig | Mapping[str, Any]",
+    *,
+    factor: float | None = None,
+    target: int | None = None,
+    context: int | None = None,
+    original_context: int | None = None,
+    revision: str | None = None,
+) -> "Inspection | Unrotated":
+    """Return what position scheme a model has, and what follows from it.
+
+    A model in memory, or a config, is seen by its config, as it computes now.
+    """
+    if factor is None and target is None:
+        factor = 2.0  # from 4 on an untrained plan gets a warning
+    request = Extend(
+        factor=factor, target=target, context=context, original_context=original_context
+    )
+    snapshot = open_given(model, revision)
+    if (positions := read_positions(snapshot.config)) is not None:
+        from ropext.files.schemes.inspection import inspect_scheme  # late: no rotary model needs it
+
+        return inspect_scheme(snapshot, positions, snapshot.name, _limits(snapshot))
+    with said_of(snapshot):
+        read = snapshot.read(context, original_context)
+    carrier = snapshot.carries(read)
+    record = provenance.record_in(snapshot)
+    done = provenance.history(record) if record else ""
+    wanted = resolve_target(request, read.context)
+    return Inspection(snapshot.name, carrier, wanted, _limits(snapshot), done)
+
+
+def _limits(snapshot: Snapshot) -> dict[str, Any]:
+    """What besides the rotary embedding caps a sequence, or decides how it is extended."""
+    longest = (snapshot.tokenizer_config or {}).get("model_max_length")
+    return {
+        "tokenizer": longest if isinstance(longest, int) and longest < NO_LIMIT else None,
+        "generation": (snapshot.generation_config or {}).get("max_length"),
+        "quantised": snapshot.quantisation,
+    }
+
+
+@public(Extend)
+def plan(
+    model: "str | Path | PreTrainedModel | PretrainedConfig | Mapping[str, Any]",
+    *,
+    revision: str | None = None,
+    **options: Any,
+) -> ExtensionPlan:
+    """Return what `extend` would do; of a model in memory, what `patch` would.
+
+    A model in memory, or a config, is seen by its config, from before `patch`.
+    """
+    snapshot = open_given(model, revision, before_patch=True)
+    return planned(snapshot, snapshot.name, parse_extend(options, read_text))
+
+
+def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
+    """The plan for a model, by the scheme that it has."""
+    if read_positions(snapshot.config) is not None:
+        from ropext.files.schemes.plan import make_table_plan  # late: no rotary model needs it
+
+        made = make_table_plan(snapshot.config, request, name)
+        record = record_in(snapshot)
+        if record is None:
+            return made
+        again = f"[again] this extends it again, after {provenance.history(record)}"
+        return replace(made, warnings=(*made.warnings, again))
+    return told_far(plan_of(snapshot, request, name))
+
+
+def told_far(made: Plan) -> Plan:
+    """The plan of an extension that no training follows, with what that costs far out; nothing is
+    recommended if `extend` refuses it."""
+    warning = far(made)
+    if not warning:
+        return made
+    made = replace(made, warnings=(*made.warnings, warning))
+    factor = made.untrained_factor
+    if factor < ASKED_UNTRAINED or made.recipe.untrained:
+        return made
+    why = f"extend refuses {factor:g}× the context without training (--untrained writes it anyway)"
+    return replace(made, advised=Recommendation("none", False, why))
+
+
+def plan_config(
+    config: Mapping[str, Any],
+    recipe: Extend,
+    name: str = "MODEL",
+    fold: FoldOptions | None = None,
+) -> ExtensionPlan:
+    """The plan for a model in memory, by the scheme that its config has."""
+    if recipe.method == self_extend.NAME:
+        return make_folded_plan(config, recipe, name, fold or FoldOptions())
+    if fold is not None:
+        raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
+    stock.ask_about(config)
+    if read_positions(dict(config)) is None:
+        return make_plan(config, recipe, name)
+    from ropext.files.schemes.plan import make_table_plan  # late: no rotary model needs it
+
+    return make_table_plan(config, recipe, name, in_memory=True)
+
+
+def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
+    """The plan; what a config of ropext's own leaves open of its lengths stands in its record."""
+    if request.like is not None:
+        from ropext.files.gguf import request_like  # late: a directory needs none of it
+
+        request = request_like(snapshot, request)
+    with said_of(snapshot):
+        record = record_in(snapshot)
+        if record is not None and request.from_original:
+            made = _from_record(snapshot, record, request, name)
+        else:
+            is_named = request.context is not None
+            silent = not is_named and request.original_context is None
+            if silent and record and snapshot.as_read().asks_original:
+                request = request.changed(context=record.target)
+            made = make_plan(snapshot.config, request, name, snapshot.carries, snapshot.read)
+            again = _again(record, made.model, request)
+            made = replace(made, warnings=(*made.warnings, *again))
+            if record is not None and not is_named:
+                made = replace(made, trained=_fewer_trained(record, made))
+    packed = snapshot.quantisation is not None
+    return replace(made, is_quantised=packed, warnings=(*made.warnings, *snapshot.remarks()))
+
+
+def _fewer_trained(record: Record, made: Plan) -> int | None:
+    """How many tokens the weights were trained on by their record, where these are fewer than the
+    model reads."""
+    # What was saved from memory may have been trained there.
+    if any(map(record.more.get, (*provenance.TRAININGS, provenance.SAVED))):
+        return None
+    links = provenance.lineage(record)
+    link = links[-1]
+    if provenance.TRAINED_ON in record.more:
+        link = links[0]  # something before it was trained
+    if link["method"] == LENGTH_ONLY:
+        trained = link["target"]  # whoever wrote it says that the model reads so far
+    else:
+        trained = max(link["context"], families.as_read(link["base"]["config"]).context)
+    return trained if trained < made.context else None
+
+
+def _from_record(snapshot: Snapshot, record: Record, request: Extend, name: str) -> Plan:
+    """The plan from the base before every recorded extension."""
+    links = provenance.lineage(record)
+    first = links[-1]
+    origin = first["base"]["config"]
+    before = snapshot.config
+    for link in links:
+        before = provenance.undone(before, provenance.edits_of(link))
+    if request.context is None and request.original_context is None:
+        key = "original_context" if first["recipe"].get("from_original") else "context"
+        known = families.as_read(origin)
+        if key == "context" or known.asks_original:
+            request = request.changed(**{key: first["context"]})
+    read = partial(families.read, origin)
+    made = make_plan(before, request, name, snapshot.carries, read)
+    said = f"ropext.json: the original is {first['base']['name']}, {made.context:,} tokens"
+    warnings = [f"[original] {said} with theta {made.main.rope.theta:,g}", *made.warnings]
+    if made.target <= record.target:
+        warnings.append(reached(made.target, record.target))
+    edits = made.carrier.edits(made.main, made.target, snapshot.config, made.config)
+    return replace(made, edits=edits, warnings=tuple(warnings))
+
+
+def _again(record: Record | None, model: Model, request: Extend) -> Iterator[str]:
+    """That a model was scaled before, or may have been."""
+    rope = model.scaled_sites[0].rope
+    kind = model.scaled_sites[0].params["rope_type"]
+    first = f"{kind} (its config)" if rope.is_scaled else ""
+    first = provenance.history(record) if record else first
+    if first and not request.from_original:
+        yield (
+            f"[again] this scales the model again, after {first}; --from-original starts before "
+            "that"
+        )
+    elif request.from_original and not first and kind == "default":
+        yield (
+            f"[original] --from-original: the config declares no scaling and there is no "
+            f"ropext.json; theta {rope.theta:,g} may have been raised already, and its original is "
+            "not known"
+        )

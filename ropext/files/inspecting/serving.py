@@ -1,0 +1,117 @@
+"""How each loader reads a model as it stands, and the commands that run it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ropext.base.errors import GateFailed, NotMeasured
+from ropext.base.jsontext import values_json
+from ropext.families import Model, loaders
+from ropext.files.checkpoint import Snapshot
+from ropext.files.checkpoint.provenance import Record, record_in, scaled_by_config
+from ropext.files.inspecting.model import open_model, said_of
+from ropext.files.schemes import read_positions
+from ropext.planning.carrier import Carrier, StandingModel
+
+
+@dataclass(frozen=True)
+class Served:
+    """How each loader reads a model, and the commands that run it."""
+
+    directory: str
+    carrier: Carrier
+    record: Record | None
+    readings: tuple[loaders.LoaderReading, ...]
+    serving: tuple[loaders.Serving, ...]
+
+    @property
+    def model(self) -> Model:
+        """The model as its config says it."""
+        return self.carrier.model
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "method": self.record and self.record.method,
+            "context": self.record and self.record.context,
+            "target": self.model.context,
+            "loaders": [values_json(reading) for reading in self.readings],
+            "serving": [asdict(line) for line in self.serving],
+        }
+
+
+def read_again(snapshot: Snapshot) -> Served:
+    """What loaders make of a config as it stands, and how to serve it."""
+    with said_of(snapshot):
+        model, conflicts = snapshot.interpret()
+    record = record_in(snapshot)
+    context = model.scaled_sites[0].rope.original_context
+    if record is not None:
+        context = record.context
+    carrier = snapshot.carries(model)
+    standing = StandingModel(
+        snapshot.place,
+        snapshot.config,
+        context,
+        on_hub=snapshot.is_on_hub,
+        disagrees=bool(conflicts),
+    )
+    read = carrier.as_it_stands(standing)
+    return Served(snapshot.name, carrier, record, read.readings, read.serving)
+
+
+@dataclass(frozen=True)
+class LoaderGate:
+    """Whether the loaders of --for read a model as its config means."""
+
+    loaders: tuple[str, ...]
+    passed: bool | None  # None: not measured
+    sentence: str
+
+    def raise_if_failed(self) -> None:
+        """Raise where one of them reads it otherwise, or where that was not measured."""
+        if self.passed is None:
+            raise NotMeasured(self.sentence)
+        if not self.passed:
+            raise GateFailed(self.sentence)
+
+
+def gate(served: Served, names: Sequence[str]) -> LoaderGate:
+    """Judge how these loaders read a model; a version is named as in --for."""
+    readings = list[loaders.LoaderReading]()
+    for name in names:
+        readings += served.carrier.of_loader(name, served.readings)
+    wrong = [reading for reading in readings if reading.verdict in loaders.WRONG]
+    unknown = [reading for reading in readings if reading.verdict == "not measured"]
+    asked = f"--for {','.join(names)}"
+    if wrong:
+        sentence = f"{served.directory} is not read as its config means: {_told(wrong)}"
+        return LoaderGate(tuple(names), False, f"{asked}: {sentence}")
+    if unknown:
+        sentence = f"{served.directory}: how it is read was not measured: {_told(unknown)}"
+        return LoaderGate(tuple(names), None, f"{asked}: {sentence}")
+    return LoaderGate(tuple(names), True, f"{asked}: read as its config means")
+
+
+def _told(readings: Sequence[loaders.LoaderReading]) -> str:
+    """What these loaders make of it, one after the other."""
+    parts = []
+    for reading in readings:
+        why = f" ({reading.why})" if reading.why else ""
+        parts.append(f"{reading.loader} {reading.versions}: {reading.verdict}{why}")
+    return "; ".join(parts)
+
+
+def as_it_stands(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads anybody's model; None where it does not rotate."""
+    snapshot = open_model(model, revision=revision)
+    return None if read_positions(snapshot.config) is not None else read_again(snapshot)
+
+
+def serving(model: str, *, revision: str | None = None) -> Served | None:
+    """How each loader reads an extended directory; None where it is not one."""
+    snapshot = open_model(model, revision=revision)
+    if read_positions(snapshot.config) is not None:
+        return None
+    served = read_again(snapshot)
+    return served if served.record or scaled_by_config(served.model) else None

@@ -1,0 +1,88 @@
+"""What a user must know before relying on a plan for tables, buckets or slopes; the rows are as in
+planning/warnings.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ropext.planning.warnings import sentences_of
+from ropext.scaling.rope import Positions
+from ropext.scaling.tables import METHODS, alike
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """What is planned for a model that rotates nothing."""
+
+    positions: Positions
+    target: int
+    method: str
+
+
+def short_tax(plan: PlannedTable) -> str:
+    return f"[short-tax] short tax of {plan.method}: {METHODS[plan.method].short_tax}"
+
+
+def rows(plan: PlannedTable) -> str:
+    context = plan.positions.context
+    if plan.method != "linear" or not plan.target % context:
+        return ""
+    kept = len(METHODS[plan.method].kept(context, plan.target))
+    return (
+        f"[rows] {plan.target} is no multiple of {context}: only {kept} of the old rows "
+        "come out again, the others lie between two new positions"
+    )
+
+
+def windowed(plan: PlannedTable) -> str:
+    if plan.positions.text_type not in ("longformer", "led", "big_bird", "bigbird_pegasus"):
+        return ""
+    return (
+        "[windowed] its attention window stays as it is, so that far tokens are reached over layers"
+    )
+
+
+def look_alike(plan: PlannedTable) -> str:
+    positions = plan.positions
+    if positions.kind == "alibi" or positions.tensors:
+        return ""
+    after = alike(replace(positions, context=plan.target))
+    now = alike(positions)
+    return f"[alike] tokens {now} or more apart look alike; after it those {after} or more"
+
+
+def local_encoder(plan: PlannedTable) -> str:
+    if plan.positions.text_type != "longt5":
+        return ""
+    return (
+        "[windowed] its encoder attends within local_radius, where only near distances change "
+        "buckets"
+    )
+
+
+def untrained(plan: PlannedTable) -> str:
+    if plan.positions.kind == "alibi":
+        return ""
+    what = "distances"
+    if plan.positions.tensors:
+        what = "rows"
+    return (
+        f"[untrained] {what} that were never trained: what "
+        "it does beyond the old length is to be measured, and some training is usual"
+    )
+
+
+# The cost on short inputs first.
+TABLES: tuple[Callable[[PlannedTable], str], ...] = (
+    short_tax,
+    rows,
+    windowed,
+    look_alike,
+    local_encoder,
+    untrained,
+)
+
+
+def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
+    """The warnings of a plan for tables, buckets or slopes."""
+    return tuple(sentences_of(TABLES, plan))

@@ -1,0 +1,166 @@
+"""A GGUF as a directory: weights dequantised by transformers, the rotary embedding as read here.
+
+transformers' own reader of GGUF leaves out rope.scaling and rope_freqs, so that a scaled file would
+be measured unscaled; the config that is written here says what llama.cpp computes.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib import import_module
+from io import StringIO
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext import families
+from ropext.base import bundled
+from ropext.base.errors import InputError
+from ropext.base.jsontext import dump
+from ropext.base.narration import Say, in_bytes, silent
+from ropext.files.checkpoint.provenance import read_record
+from ropext.files.checkpoint.staging import check_space
+from ropext.files.inspecting import open_model
+
+if TYPE_CHECKING:
+    from ropext.files.gguf import GgufFile
+
+BYTES = 4  # of a weight: what the file says, to the last digit
+
+
+@contextmanager
+def directory_of(
+    model: str, say: Say = silent, check: Callable[[str], object] | None = None
+) -> Iterator[str]:
+    """The name of a model as it is; of a GGUF file that of a directory which lasts as long as
+    this. `check` is given that directory before its weights are made, which takes long: it refuses
+    what config, tokenizer and record show."""
+    if bundled.find_gguf(model) is None:
+        yield model
+        return
+    from ropext.files.gguf import as_file  # late: a directory needs none of it
+
+    snapshot = as_file(open_model(model))
+    # Windows keeps a file that a model still maps.
+    with tempfile.TemporaryDirectory(prefix="ropext-gguf-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder) / snapshot.head.path.stem
+        check_readable(snapshot)
+        if check is not None:
+            write_small(snapshot, place)
+            check(str(place))
+        yield str(dequantise(snapshot, place, say))
+
+
+def check_readable(model: "GgufFile") -> None:
+    """Refuse a file that transformers cannot read here, whatever it holds."""
+    if len(model.parts) > 1:
+        raise InputError(
+            f"{model.name} is split, and transformers reads one file; `llama-gguf-split --merge` "
+            "makes one of its parts"
+        )
+    for package in ("torch", "transformers", "gguf"):  # transformers names torch where gguf lacks
+        import_module(package)
+
+
+def write_small(model: "GgufFile", place: Path) -> None:
+    """Write the config, the tokenizer and the record of a GGUF, without its weights."""
+    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
+        config = _small_parts(model, place)
+    _write_record(model, place, config)
+
+
+def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
+    """Write a GGUF as a directory of float32 weights."""
+    needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
+    check_space(place, needed)
+    say(
+        f"transformers dequantises {model.quantisation} to float32: {in_bytes(needed)} of "
+        f"memory, and of {place.parent.parent} while this runs"
+    )
+    with redirect_stderr(StringIO()), _refusing(model):  # its progress bars
+        config = _load(model, place)
+    _write_record(model, place, config)
+    return place
+
+
+def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> None:
+    """Write the config with the file's own rotary embeddings, and what ropext recorded."""
+    (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
+    if (stored := model.kept_record) is not None:
+        (place / "ropext.json").write_bytes(dump(stored))
+        record = read_record(place)
+        assert record is not None, place
+        # A file names no more of its base than its positions.
+        base = {**record.base, "config": with_rope(config, record.base["config"])}
+        (place / "ropext.json").write_bytes(dump(stored | {"base": base}))
+
+
+def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
+    """Save what transformers makes of the file; its config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = model.head.path
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        trust_remote_code=False,
+        dtype=torch.float32,
+        use_safetensors=True,
+    )
+    # They are plain float32 now, which transformers would refuse to save.
+    loaded.hf_quantizer = None
+    loaded.is_quantized = False
+    vars(loaded.config).pop("quantization_config", None)
+    loaded.save_pretrained(place)
+    _save_tokenizer(path, place)
+    return _config_in(place)
+
+
+def _small_parts(model: "GgufFile", place: Path) -> dict[str, Any]:
+    """Save what transformers makes of the file but for its weights; its config."""
+    from transformers import AutoConfig
+
+    path = model.head.path
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
+    config.save_pretrained(place)
+    _save_tokenizer(path, place)
+    return _config_in(place)
+
+
+def _save_tokenizer(path: Path, place: Path) -> None:
+    """Save the tokenizer of a GGUF as transformers reads it."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False
+    )
+    tokenizer.save_pretrained(place)
+
+
+def _config_in(place: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((place / "config.json").read_text("utf-8"))
+    return config
+
+
+@contextmanager
+def _refusing(model: "GgufFile") -> Iterator[None]:
+    """Say of a file which transformers cannot read why, and what can be measured in its place."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{model.name}: transformers needs a package for it: {error}") from None
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise InputError(
+            f"{model.name} cannot be dequantised by transformers ({reason[0]}); measure the "
+            "Hugging Face checkpoint that it was made from"
+        ) from error
+
+
+def with_rope(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The config with the rotary embeddings and the length of another one."""
+    params = {site.label: dict(site.params) for site in families.read(other).scaled_sites}
+    length = other["max_position_embeddings"]
+    return families.write(config, families.read(config), params, length)

@@ -1,0 +1,165 @@
+"""Save a patched model: the weights from memory, every spelling of its config, its record."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ropext.base.atomic import library_errors
+from ropext.base.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_of
+from ropext.base.inputs import from_home
+from ropext.base.jsontext import Json, JsonObject
+from ropext.files.checkpoint import open_snapshot, provenance
+from ropext.files.checkpoint.provenance import SAVED, Record, record_of
+from ropext.files.checkpoint.staging import Output, Staged
+from ropext.files.checkpoint.tokenizer import (
+    TOKENIZER,
+    clear_truncation,
+    find_truncation,
+    length_edits,
+)
+from ropext.files.checkpoint.weights import WeightFile, weigh
+from ropext.files.checkpoint.writing import WriteManner, write, write_texts
+from ropext.models.patching import base_model, name_of, original_of, plan_in
+from ropext.options.door import public
+from ropext.options.extend import Writing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """A patched model in memory, which is written with all spellings of its config dict.
+
+    save_pretrained writes only the spelling of transformers 5, and older readers take that for
+    plain RoPE.
+    """
+
+    model: object
+    config: JsonObject
+    prove: Callable[[Path], JsonObject]
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+
+    left: ClassVar[Mapping[str, str]] = {}
+
+    def check(self, output: Path, manner: WriteManner) -> Output:
+        """Raise an error if this is no transformers model, or if the output exists: save overwrites
+        nothing."""
+        from transformers import PreTrainedModel
+
+        if not isinstance(self.model, PreTrainedModel):
+            raise UsageError(
+                f"save wants a transformers model, not {class_of(self.model)}; "
+                "merge an adapter first (merge_and_unload)"
+            )
+        if output.exists():
+            raise OutputExists(f"{output} is there already; save writes to a new directory")
+        return Output(output, reads=[name_of(base_model(self.model))])
+
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+        with library_errors(output):
+            return self._put(stage, record)
+
+    def _put(self, stage: Staged, record: Record) -> Record:
+        base_model(self.model).save_pretrained(stage.directory)
+        weights = dict[str, WeightFile]()
+        for file in sorted(stage.directory.glob("*.safetensors")):
+            weights[file.name] = weigh(file)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(stage.directory)
+        snapshot = open_snapshot(stage.directory)
+        config = snapshot.config | dict(self.config)
+        # The weights have the dtype of the model in memory, under either spelling.
+        for key in ("dtype", "torch_dtype"):
+            if key in config:
+                config[key] = snapshot.config["dtype"]
+        edits, limits = length_edits(snapshot, record.context, record.target)
+        stage.notes += limits
+        write_texts(snapshot, stage.directory, config, edits)
+        if any(edit.file == TOKENIZER for edit in edits):
+            _clear_truncation(stage.directory / TOKENIZER)
+        return replace(record, weights=weights, edits=record.edits + edits)
+
+    def finish(
+        self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
+    ) -> Record:
+        full = replace(record, proof=proof)
+        provenance.write(full, stage.directory)
+        return full
+
+
+def _clear_truncation(path: Path) -> None:
+    """Clear the truncation in a tokenizer.json that transformers has just written."""
+    span = find_truncation(path)
+    assert span is not None, path  # the edit clears it
+    capped = path.with_name(f"{path.name}.capped")
+    path.rename(capped)
+    clear_truncation(capped, path, span)
+    capped.unlink()
+
+
+@public()
+def save(
+    model: Any,
+    directory: str | os.PathLike[str],
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    no_verify: bool = False,
+) -> Path:
+    """Write a patched model in stock format, with every spelling that loaders read, and its record.
+
+    ropext verifies the output as `extend` does, unless `no_verify` is set. A model in memory has no
+    tokenizer: without `tokenizer` none is written, as with save_pretrained. Length limits in the
+    tokenizer's files are raised to the target; the tokenizer in memory keeps its own.
+    """
+    Writing(no_verify=no_verify)  # raises an error if it is no flag
+    live = base_model(model, "save")
+    made = plan_in(live)
+    if made is None:
+        raise UsageError("save wants a model that ropext.patch extended; call ropext.patch first")
+    if made.uncarried:
+        raise UnsupportedModel(made.uncarried)
+    _check_finite(model)
+
+    def prove(folder: Path) -> JsonObject:
+        from ropext import proof  # late: reading a model proves nothing
+
+        own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
+        return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
+
+    # A trainer may have changed the weights since the patch, in a way that nobody recorded.
+    record = record_of(made, _base_of(live))
+    record = replace(record, more=dict(record.more) | {SAVED: True})
+    source = MemorySource(model, made.config, prove, tokenizer)
+    return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
+
+
+def _check_finite(model: "PreTrainedModel") -> None:
+    """Raise InputError if a weight is not finite, as after a training that diverged."""
+    import torch  # late: it takes a second
+
+    for name, tensor in model.state_dict().items():
+        if tensor.is_meta or not tensor.is_floating_point() or tensor.itemsize == 1:
+            continue
+        if not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            raise InputError(
+                f"save wants finite weights, but {count:,} of {tensor.numel():,} numbers of {name} "
+                "are not finite (NaN or infinite); load the weights anew, or train with a smaller "
+                "learning rate"
+            )
+
+
+def _base_of(live: "PreTrainedModel") -> dict[str, Json]:
+    name = name_of(live)
+    is_here = not name or Path(name).is_dir()
+    return {
+        "name": name or type(live).__name__,
+        "hub_id": None if is_here else name,
+        "revision": None,
+        "commit": None if is_here else getattr(live.config, "_commit_hash", None),
+        "quantisation": None,
+        "config": original_of(live),
+    }

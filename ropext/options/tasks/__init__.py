@@ -1,0 +1,93 @@
+"""Retrieval tasks, one file each: how an item is built from token ids, a length, depths and a seed.
+
+Pure: a tokenizer comes in through `Encoder`, and what is made of the items is not known here.
+A new task is one file and one entry in `TASKS`.
+"""
+
+from collections.abc import Sequence
+
+from ropext.base.errors import UsageError
+from ropext.options.tasks import copy, counting, mkey, needles, passages, passkey, shots, tracking
+from ropext.options.tasks.asking import TaskWithWording, Worded
+from ropext.options.tasks.item import (
+    MOST_ITEMS,
+    Encoder,
+    Haystack,
+    Item,
+    Task,
+    check_amount,
+    noise,
+    repetition,
+    running_text,
+)
+
+TASKS: tuple[Task, ...] = (
+    passkey.TASK,
+    mkey.TASK,
+    copy.TASK,
+    *needles.TASKS,
+    tracking.TASK,
+    *counting.TASKS,
+    *passages.TASKS,
+    shots.TASK,
+)
+RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
+# What may stand before the @ of a retrieval metric.
+TASK_NAMES = frozenset([RULER, *(task.name for task in TASKS)])
+THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
+
+
+def find_task(name: str) -> Task:
+    """Return the task of a name."""
+    for task in TASKS:
+        if task.name == name:
+            return task
+    known = ", ".join(task.name for task in TASKS)
+    raise UsageError(
+        f"there is no retrieval task {name!r}; --tasks takes {known}, {RULER} (its "
+        f"{len(THIRTEEN)} together)"
+    )
+
+
+def wording_of(name: str) -> Worded:
+    """Return how a task is asked of a server, which takes words and no token ids."""
+    task = find_task(name)
+    if isinstance(task.maker, Worded):
+        return task.maker
+    if isinstance(task, TaskWithWording):
+        return task.wording
+    raise UsageError(
+        f"the task {name} consists of token ids, and a server takes text: leave it out of --tasks"
+    )
+
+
+def all_named(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
+    expanded = list[str]()
+    for name in names:
+        if name == RULER:
+            expanded += THIRTEEN
+        else:
+            expanded.append(find_task(name).name)
+    return tuple(dict.fromkeys(expanded))
+
+
+__all__ = [
+    "MOST_ITEMS",
+    "RULER",
+    "TASKS",
+    "THIRTEEN",
+    "Encoder",
+    "Haystack",
+    "Item",
+    "Task",
+    "TaskWithWording",
+    "Worded",
+    "all_named",
+    "check_amount",
+    "find_task",
+    "noise",
+    "repetition",
+    "running_text",
+    "wording_of",
+]

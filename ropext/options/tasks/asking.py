@@ -1,0 +1,239 @@
+"""Tasks asked in words: a prompt of text that fits a budget of tokens, and what an answer is worth.
+
+A prompt is encoded as a whole, as its reader would encode it, and is never cut: it holds as many
+sentences, words or passages as the budget takes. The budget holds the room for the answer too.
+"""
+
+import functools
+import hashlib
+import operator
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from ropext.base.errors import UsageError
+from ropext.options.tasks.item import (
+    Asker,
+    Haystack,
+    Item,
+    Request,
+    Task,
+    Tokens,
+    common_prefix,
+    derived_rng,
+    room_for_filler,
+)
+
+ENDLESS = 10**9  # units of a text that can be made as long as wanted
+SURELY = 20  # items whose sizes tell what any of a task takes
+FILLED = 0.9  # of the budget at least, else the material was too little for the length
+SENTENCE_END = re.compile(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question over a text; `opening` begins the answer, in completion and in chat form."""
+
+    text: str  # the instruction and the context: what questions may share
+    question: str
+    opening: str
+    references: tuple[str, ...]
+    depth: float | None = None  # None: what is asked for lies in several places
+    answer: str = ""  # as it would be written; the references with commas, if empty
+    part: bool = False  # one reference is enough
+
+    @property
+    def written(self) -> str:
+        """The answer, as it stands behind the opening."""
+        if self.answer:
+            return self.answer
+        if self.part:
+            return self.references[0]
+        return ", ".join(self.references)
+
+    @property
+    def digest(self) -> str:
+        """A digest that tells this question in words from any other."""
+        return hashlib.sha256(f"{self.text}{self.question}".encode()).hexdigest()[:32]
+
+    def after(self, example: "Asked") -> "Asked":
+        """Return the same question behind an example with its answer."""
+        shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
+        return replace(self, text=shown + self.text)
+
+
+def match(answer: str, references: Sequence[str], part: bool) -> float:
+    """Score an answer by RULER's string match: return the share of the references in it, or, if a
+    part is enough, whether it holds any. Case does not count."""
+    text = answer.lower()
+    hits = sum(reference.lower() in text for reference in references)
+    if part:
+        return float(hits > 0)
+    return hits / len(references)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a task builds questions from: so many units of context, and a question at each depth."""
+
+    units: int
+    depths: Sequence[float]
+    length: int
+    rng: random.Random
+    hay: Sequence[str] = ()  # sentences around keys, in place of the task's own
+
+
+@dataclass(frozen=True)
+class Worded:
+    """Builds the items of a task that is asked in words."""
+
+    name: str
+    make: Callable[[Order], Sequence[Asked]]
+    room: int  # tokens that an answer may take
+    least: int = 1  # units of context: sentences, words, lines, passages
+    most: int = ENDLESS
+
+    def __call__(self, encoder: Asker, haystack: Haystack, wanted: Request) -> list[Item]:
+        """Build the questions over the longest context that fits; a common prefix is shared."""
+
+        def count(question: Asked) -> int:
+            prompt = encoder.encode(_prompt(encoder, question))
+            return len(prompt) + self._answer_room(encoder, question)
+
+        items = list[Item]()
+        for question in self.fitting(count, wanted):
+            prompt, answer = self._encoded(encoder, question)
+            item = Item(
+                task=self.name,
+                length=wanted.length,
+                depth=question.depth,
+                index=wanted.index,
+                seed=wanted.seed,
+                prompt=prompt,
+                answer=answer,
+                references=question.references,
+                part=question.part,
+                room=self._answer_room(encoder, question),
+                text_hash=question.digest,
+            )
+            items.append(item)
+        if len(items) == 1:
+            return items
+        shared = min(common_prefix(items[0].prompt, item.prompt) for item in items)
+        return [replace(item, shared=shared) for item in items]
+
+    def fitting(
+        self, count: Callable[[Asked], int], wanted: Request, hay: Sequence[str] = ()
+    ) -> Sequence[Asked]:
+        """Draw the questions over the longest context that fits into a length. `count` returns the
+        tokens of a question's prompt and of the room for its answer."""
+
+        def draw(units: int, index: int) -> Sequence[Asked]:
+            rng = derived_rng(wanted.seed, self.name, wanted.length, index)
+            return self.make(Order(units, wanted.depths, wanted.length, rng, hay))
+
+        def needed(units: int, index: int) -> int:
+            return max(count(question) for question in draw(units, index))
+
+        if needed(self.least, wanted.index) > wanted.length:
+            # The refusal names a length that holds the next items too, not this one alone.
+            indices = range(wanted.index, wanted.index + SURELY)
+            most = max(needed(self.least, index) for index in indices)
+            room_for_filler(self.name, wanted.length, most)
+        units = self._most_that_fits(lambda units: needed(units, wanted.index), wanted.length)
+        return draw(units, wanted.index)
+
+    def _answer_room(self, encoder: Asker, question: Asked) -> int:
+        """Return the task's room, or the answer's size where a tokenizer needs more for it."""
+        return max(self.room, len(encoder.encode(" " + question.written)))
+
+    def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens]:
+        """Encode prompt and answer together, and cut them where they part."""
+        prompt = _prompt(encoder, question)
+        whole = tuple(encoder.encode(f"{prompt} {question.written}"))
+        cut = common_prefix(whole, tuple(encoder.encode(prompt)))
+        back = encoder.decode(whole[cut:])
+        if match(back, question.references, question.part) < 1:
+            raise UsageError(
+                f"the task {self.name} does not work with this tokenizer: "
+                f"it decodes {question.written[:60]!r} as {back[:60]!r}, so no answer would be "
+                "right"
+            )
+        return whole[:cut], whole[cut:]
+
+    def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
+        """Find the largest number of units that fits; what they need grows almost evenly."""
+        low = self.least
+        high = self.most + 1
+        at_low = needed(low)
+        guess = low + 8
+        while high - low > 1:
+            guess = min(max(guess, low + 1), high - 1)
+            tokens = needed(guess)
+            rate = (tokens - at_low) / (guess - low)
+            if tokens > budget:
+                high = guess
+            else:
+                low = guess
+                at_low = tokens
+            guess = low + int((budget - at_low) / max(1.0, rate))
+        if low >= self.most and at_low < FILLED * budget:
+            raise UsageError(
+                f"the task {self.name} at length {budget}: its material has only"
+                f" {at_low} tokens: give shorter --lengths, or more passages if they are yours"
+                " (--passages)"
+            )
+        return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskWithWording(Task):
+    """A task in token ids that a server, which takes words, can be asked as well."""
+
+    wording: Worded
+
+
+def worded_task(
+    maker: Worded, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
+) -> Task:
+    """Return the entry in the list of tasks for a task that is asked in words."""
+    return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
+
+
+def _prompt(encoder: Asker, question: Asked) -> str:
+    return encoder.render(question.text + question.question, question.opening)
+
+
+@functools.cache
+def sentences() -> tuple[str, ...]:
+    """Read Alice's Adventures in Wonderland (Carroll 1865), which is in the public domain."""
+    book = resources.files("ropext.options.tasks").joinpath("alice.txt")
+    return split_sentences(book.read_text("utf-8"))
+
+
+def split_sentences(text: str) -> tuple[str, ...]:
+    """Split a text into its sentences."""
+    return tuple(filter(None, SENTENCE_END.split(text)))
+
+
+def surrounding(order: Order, otherwise: Sequence[str]) -> list[str]:
+    """Return the order's sentences of filler, or of `otherwise`, from a random one on."""
+    return drawn_cycle(order.hay or otherwise, order.units, order.rng)
+
+
+def drawn_cycle(source: Sequence[str], count: int, rng: random.Random) -> list[str]:
+    """Return so many sentences from a random one on; behind the last comes the first."""
+    start = rng.randrange(len(source))
+    return [source[(start + k) % len(source)] for k in range(count)]
+
+
+def planted(filler: Sequence[str], needles: Sequence[str], depths: Sequence[float]) -> list[str]:
+    """Return the filler with every needle at its depth: 0 before all of it, 1 behind it."""
+    text = list(filler)
+    pairs = list(zip(depths, needles, strict=True))
+    # Deepest first: an insertion then moves none of the places that are still to be filled.
+    for depth, needle in sorted(pairs, key=operator.itemgetter(0), reverse=True):
+        text.insert(round(depth * len(filler)), needle)
+    return text

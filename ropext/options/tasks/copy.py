@@ -1,0 +1,75 @@
+"""Copy: a span of random tokens, filler, the span's beginning; the rest of the span is the answer.
+
+The induction test of Olsson et al. 2022. It needs no wording, so base models and tiny ones that
+fail at passkeys still give a signal here.
+"""
+
+import random
+from dataclasses import dataclass
+
+from ropext.options.tasks.item import (
+    Encoder,
+    Haystack,
+    Item,
+    Request,
+    Task,
+    Tokens,
+    noise,
+    occurs,
+    one_per_depth,
+    room_for_filler,
+    spliced,
+    until_unambiguous,
+)
+
+NAME = "copy"
+SPAN = 20  # tokens
+CUE = 4  # tokens of the span that the prompt repeats: enough to tell it from anything else
+
+
+@dataclass(frozen=True)
+class RepeatedSpan:
+    """What is to be repeated: tokens of `source`; the prompt repeats the first `cue` of them."""
+
+    source: Haystack
+    size: int = SPAN
+    cue: int = CUE
+
+
+def one_item(
+    haystack: Haystack, span: RepeatedSpan, *, length: int, depth: float, rng: random.Random
+) -> tuple[Tokens, Tokens]:
+    """Build prompt and answer; the haystack surrounds the span."""
+    room = room_for_filler(NAME, length, 2 * span.size)
+
+    def draw() -> tuple[Tokens, list[int]]:
+        tokens = tuple(span.source(span.size, rng))
+        filler = haystack(room, rng)
+        return tokens, filler
+
+    def clear(drawn: tuple[Tokens, list[int]]) -> bool:
+        tokens, filler = drawn
+        cue = tokens[: span.cue]
+        return not occurs(cue, filler) and not occurs(cue, tokens[1:])
+
+    tokens, filler = until_unambiguous(NAME, draw, clear)
+    cue = tokens[: span.cue]
+    return spliced(filler, tokens, depth) + cue, tokens[span.cue :]
+
+
+def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
+    """Build an item for each depth, with spans of random nouns."""
+    span = RepeatedSpan(noise(encoder))
+
+    def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        return one_item(haystack, span, length=wanted.length, depth=depth, rng=rng)
+
+    return one_per_depth(NAME, ask, wanted)
+
+
+TASK = Task(
+    NAME,
+    "a span of random words, to be repeated from its first tokens on",
+    make,
+    details="Olsson et al. 2022",
+)

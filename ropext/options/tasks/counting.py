@@ -1,0 +1,100 @@
+"""RULER's aggregation: common and frequent words (Hsieh et al. 2024, section 3.3).
+
+The common ten of a numbered list, of which each stands ten times as often as any other; and the
+three most frequent coded words, whose numbers follow a zeta distribution.
+"""
+
+import functools
+import math
+import random
+import re
+import string
+
+from ropext.options.tasks.asking import Asked, Order, Worded, sentences, worded_task
+from ropext.options.tasks.item import NOUNS
+
+TEN = 10
+LONG = 4096
+OFTEN = 30  # times that each of the ten stands; 6 below a length of 4096
+SELDOM = 3  # times that any other stands; 1 below a length of 4096
+CODED = 6  # letters
+ALPHA = 2.0
+ZETA = math.pi**2 / 6
+LEAST_CODED = 73  # from here on the counts of the third and the fourth word differ
+
+
+@functools.cache
+def vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of the bundled book, and for the longest lists nouns put together."""
+    book = set(re.findall(r"[a-z]{3,}", " ".join(sentences()).lower()))
+    pairs = list[str]()
+    for shift in range(len(NOUNS)):
+        for first, second in zip(NOUNS, NOUNS[shift:] + NOUNS[:shift], strict=True):
+            if first + second not in book:
+                pairs.append(first + second)
+    return tuple(sorted(book)), tuple(pairs)
+
+
+def common(order: Order) -> list[Asked]:
+    """Ask about one list, behind a short one with its answer."""
+    example = _list(TEN, 3, 1, order.rng)
+    if order.length >= LONG:
+        asked = _list(order.units, OFTEN, SELDOM, order.rng)
+    else:
+        asked = _list(order.units, OFTEN // 5, 1, order.rng)
+    return [asked.after(example)]
+
+
+def _list(others: int, often: int, seldom: int, rng: random.Random) -> Asked:
+    book, pairs = vocabulary()
+    count = others + TEN
+    missing = max(0, count - len(book))
+    drawn = rng.sample(book + pairs[:missing], count)
+    wanted = drawn[:TEN]
+    words = wanted * often + drawn[TEN:] * seldom
+    rng.shuffle(words)
+    return Asked(
+        text="Some words of the numbered list below stand in it more often than the others.\n\n"
+        f"{_numbered(words)}\n\n",
+        question="Which ten words of the list above are the most common?",
+        opening="The ten most common words of the list are:",
+        references=tuple(wanted),
+        answer=_numbered(wanted),
+    )
+
+
+def _numbered(words: list[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+
+
+def frequent(order: Order) -> list[Asked]:
+    """Ask about one coded text, whose most frequent sign is noise and no word."""
+    words = list[str]()
+    text = list[str]()
+    for rank in range(1, max(5, order.length // 50) + 1):
+        word = "".join(order.rng.choices(string.ascii_lowercase, k=CODED))
+        if rank == 1:
+            word = "..."
+        words.append(word)
+        text += [word] * int(order.units * rank**-ALPHA / ZETA)
+    order.rng.shuffle(text)
+    asked = Asked(
+        text="The text below is in code. Count how often each coded word stands in it; dots are no "
+        f"word.\n\n{' '.join(text)}\n\n",
+        question="Which three coded words are the most frequent?",
+        opening="The three most frequent coded words of the text are:",
+        references=tuple(words[1:4]),
+    )
+    return [asked]
+
+
+CWE = Worded("cwe", common, room=120, least=TEN, most=20_000)
+FWE = Worded("fwe", frequent, room=50, least=LEAST_CODED)
+TASKS = (
+    worded_task(
+        CWE,
+        "the ten common words of a list",
+        "30 times each, the others 3 times; 6 and 1 below 4096 tokens",
+    ),
+    worded_task(FWE, "the three frequent words of a code", "counts by a zeta distribution, α = 2"),
+)

@@ -1,0 +1,326 @@
+"""What a retrieval item is, what surrounds its needles, and the steps that every task shares.
+
+An item is a prompt, the answer that should follow it (both token ids), and where it came from.
+Its length (prompt and answer together) is exact by construction: filler is cut to what the fixed
+parts leave, never the other way round, and an item that does not fit is an error. Randomness comes
+from `derived_rng` alone, so an item is the same whichever others are built before it.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from ropext.base.errors import UsageError
+
+# Of one task and length: 1,000 give a share to within 3 points, and more only cost.
+MOST_ITEMS = 1000
+MOST_TOKENS = 2**29  # of all items together, which are kept in memory: four gigabytes
+
+Tokens = tuple[int, ...]
+Drawn = TypeVar("Drawn")
+
+
+class Encoder(Protocol):
+    """Any tokenizer, reduced to what a task needs: text to ids, no special tokens added."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Asker(Encoder, Protocol):
+    """A tokenizer that tasks in words need."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def render(self, content: str, opening: str) -> str:
+        """A prompt whose answer begins with `opening`: plain, or through a chat template."""
+        ...
+
+
+Haystack = Callable[[int, random.Random], list[int]]
+"""What surrounds a needle: exactly so many ids."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question: greedy decoding after `prompt` should give `answer`, or name `references`."""
+
+    task: str
+    length: int
+    depth: float | None  # None: what is asked for lies in several places
+    index: int
+    seed: int
+    prompt: Tokens
+    answer: Tokens
+    shared: int = 0
+    """How many leading prompt tokens the other items of the same (task, length, index) have too:
+    they can be read once. 0: none."""
+    references: tuple[str, ...] = ()
+    """What the text that greedy decoding gives must name; none: the answer's tokens decide."""
+    part: bool = False  # one reference is enough
+    room: int = 0  # tokens that may be generated
+    text_hash: str = ""  # of a question in words, whoever encodes it
+
+    @property
+    def most_read(self) -> int:
+        """How many tokens are read for this item at most. Where an answer is generated, the
+        question is read first with the right answer, and then with the generated one."""
+        once = len(self.prompt) + len(self.answer)
+        if not self.room:
+            return once
+        if self.shared:
+            return once + len(self.prompt) - self.shared + self.room
+        return once + 1 + self.room
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which items to build: of a length, one for each depth; another index or seed, other items."""
+
+    length: int
+    depths: tuple[float, ...]
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """An entry in the list of tasks."""
+
+    name: str
+    summary: str
+    maker: Callable[[Asker, Haystack, Request], list[Item]]
+    per_haystack: int = 0
+    """Questions over one haystack at most, in a task asked in words; 0: each index asks at all
+    depths."""
+    ruler: bool = False  # one of RULER's thirteen
+    one_haystack: bool = False  # all depths of one index are asked for in the same haystack
+    details: str = ""  # for docs/reference/tasks.md: after whom, or what lies around
+
+    @property
+    def in_words(self) -> bool:
+        """Whether prompts are text, and answers are generated and matched."""
+        return self.per_haystack > 0
+
+    def build(
+        self,
+        encoder: Asker,
+        haystack: Haystack,
+        *,
+        length: int,
+        depths: Sequence[float],
+        index: int,
+        seed: int,
+    ) -> list[Item]:
+        """Build one item for each depth."""
+        if not depths:
+            raise self._bad_depth("no depth")
+        for depth in depths:
+            if not 0.0 <= depth <= 1.0:
+                raise self._bad_depth(str(depth))
+        return self.maker(encoder, haystack, Request(length, tuple(depths), index, seed))
+
+    def _bad_depth(self, given: str) -> UsageError:
+        return UsageError(
+            f"the task {self.name} places needles at depths between 0 (start) and 1 (end);"
+            f" found {given} (--depths)"
+        )
+
+    def groups(self, depths: Sequence[float], items: int) -> list[tuple[int, tuple[float, ...]]]:
+        """Return index and depths of every haystack; each depth is asked `items` times."""
+        if not self.in_words:
+            return [(index, tuple(depths)) for index in range(items)]
+        remaining = tuple(depths) * items
+        groups = list[tuple[int, tuple[float, ...]]]()
+        while remaining:
+            groups.append((len(groups), remaining[: self.per_haystack]))
+            remaining = remaining[self.per_haystack :]
+        return groups
+
+
+@dataclass(frozen=True)
+class Template:
+    """The wording around a key: a statement of it, and the beginning of the same that asks for it.
+
+    Both hold `{key}`; wordings for several keys hold `{name}` too. `ask` ends with the key.
+    """
+
+    statement: str
+    ask: str
+
+    def state(self, encoder: Encoder, key: str, name: str = "") -> Tokens:
+        """Encode the statement of a key."""
+        return tuple(encoder.encode(self.statement.format(key=key, name=name)))
+
+    def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
+        """Encode question and answer together, and cut them where they part.
+
+        Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
+        differently at its start).
+        """
+        whole = tuple(encoder.encode(self.ask.format(key=key, name=name)))
+        opening = self.ask[: self.ask.index("{key}")].rstrip(" ").format(name=name)
+        cut = common_prefix(whole, tuple(encoder.encode(opening)))
+        return whole[:cut], whole[cut:]
+
+
+def common_prefix(left: Tokens, right: Tokens) -> int:
+    """Count the leading tokens that two sequences share."""
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return min(len(left), len(right))
+
+
+def derived_rng(*origin: object) -> random.Random:
+    """Seed a generator by `origin` alone: by no other item, process or hash seed."""
+    digest = hashlib.sha256(repr(origin).encode()).digest()
+    return random.Random(int.from_bytes(digest[:16], "big"))
+
+
+def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
+    """Whether `needle` stands in `hay` as a run of tokens."""
+    wanted = list(needle)
+    size = len(wanted)
+    for start in range(len(hay) - size + 1):
+        # The first token alone rules most places out, and costs no slice.
+        if hay[start] == wanted[0] and list(hay[start : start + size]) == wanted:
+            return True
+    return False
+
+
+def spliced(filler: Sequence[int], needle: Sequence[int], depth: float) -> Tokens:
+    """Return the filler with a needle at its depth: 0 before all of it, 1 behind it."""
+    cut = round(depth * len(filler))
+    tokens = list(filler)
+    tokens[cut:cut] = needle
+    return tuple(tokens)
+
+
+class TooShort(UsageError):
+    """A length that holds no item of a task."""
+
+    def __init__(self, task: str, length: int, needed: int) -> None:
+        super().__init__(
+            f"the task {task} at length {length}: one item of it takes at least"
+            f" {needed} tokens of this tokenizer: give lengths of {needed} or more (--lengths), or"
+            " leave it out of --tasks"
+        )
+        self.needed = needed
+
+
+def room_for_filler(task: str, length: int, fixed: int) -> int:
+    """Return how many filler tokens a length leaves beside the `fixed` ones."""
+    if length < fixed:
+        raise TooShort(task, length, fixed)
+    return length - fixed
+
+
+def check_amount(tokens: int, remedy: str) -> None:
+    """Refuse items that together would not fit into memory, before the first is built."""
+    if tokens > MOST_TOKENS:
+        raise UsageError(
+            f"the retrieval items asked for have {tokens} tokens together, and at most "
+            f"{MOST_TOKENS} fit: {remedy}"
+        )
+
+
+ATTEMPTS = 200
+
+
+def until_unambiguous(
+    task: str, draw: Callable[[], Drawn], clear: Callable[[Drawn], bool]
+) -> Drawn:
+    """Draw again while the haystack happens to hold what is asked for."""
+    for _ in range(ATTEMPTS):
+        drawn = draw()
+        if clear(drawn):
+            return drawn
+    raise UsageError(
+        f"the task {task} drew {ATTEMPTS} needles, and its haystack holds each of them already;"
+        " use another haystack (--haystack repeat or noise)"
+    )
+
+
+def one_per_depth(
+    task: str, ask: Callable[[float, random.Random], tuple[Tokens, Tokens]], wanted: Request
+) -> list[Item]:
+    """Build an item with a haystack of its own for each depth; `ask` gives prompt and answer."""
+    items = list[Item]()
+    for depth in wanted.depths:
+        rng = derived_rng(wanted.seed, task, wanted.length, depth, wanted.index)
+        prompt, answer = ask(depth, rng)
+        item = Item(task, wanted.length, depth, wanted.index, wanted.seed, prompt, answer)
+        items.append(item)
+    return items
+
+
+_WORDS = """
+    anchor apple arrow autumn badge barrel basket beacon bell bird blanket boat bottle
+    branch bread bridge brush bucket button cabin cable camel candle canvas carpet castle
+    chair cherry circle cloud coast coffee collar copper corner cotton cradle crystal
+    curtain desert diamond dinner dragon drum eagle engine falcon feather field finger flame
+    flower forest fountain fox frost garden garlic gate ginger glass globe glove guitar
+    hammer harbor hat helmet hill honey horse island ivory jacket jungle kettle kitchen
+    ladder lake lamp lantern lemon letter lion lizard magnet maple marble market meadow
+    melon mirror moon mountain museum mushroom needle nest oak ocean olive onion orange
+    orchard oven oyster palace panda paper parrot pearl pencil pepper piano picture pillow
+    pilot planet pocket pond potato prairie puzzle rabbit radio rain ribbon river road
+    rocket roof rose saddle sailor salmon sand scarf school seed shadow sheep ship silver
+    snow socket spider spoon spring square stable star station stone storm sugar summer
+    sunset table temple thunder tiger tower train tulip tunnel turtle valley velvet village
+    violin wagon walnut water wheel whistle willow window winter wolf yarn zebra
+"""
+
+NOUNS: tuple[str, ...] = tuple(_WORDS.split())
+
+
+SENTENCES = (
+    "The grass is green.",
+    " The sky is blue.",
+    " The sun is yellow.",
+    " Here we go.",
+    " There and back again.",
+)
+"""The filler of Mohtashami & Jaggi 2023 (Landmark Attention), which most passkey tests repeat."""
+
+
+def repetition(encoder: Encoder, sentences: Sequence[str] = SENTENCES) -> Haystack:
+    """Make a haystack of the same few sentences again and again, begun at a random one."""
+    parts = [encoder.encode(sentence) for sentence in sentences]
+
+    def tokens(count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(parts))
+        cycle = list[int]()
+        for part in parts[start:] + parts[:start]:
+            cycle += part
+        return (cycle * (count // len(cycle) + 1))[:count]
+
+    return tokens
+
+
+def noise(encoder: Encoder) -> Haystack:
+    """Make a haystack of tokens of common nouns: ids that every tokenizer has."""
+    pool = set[int]()
+    for noun in NOUNS:
+        pool.update(encoder.encode(" " + noun))
+    return drawn_from(sorted(pool))
+
+
+def drawn_from(pool: Sequence[int]) -> Haystack:
+    """Make a haystack of tokens that are drawn one by one from a pool."""
+    return lambda count, rng: rng.choices(pool, k=count)
+
+
+def running_text(stream: Sequence[int]) -> Haystack:
+    """Make a haystack of a text from a random place on; beyond its end it begins again."""
+
+    def tokens(count: int, rng: random.Random) -> list[int]:
+        start = rng.randrange(len(stream))
+        ids = list(map(int, stream[start : start + count]))
+        while len(ids) < count:
+            ids += map(int, stream[: count - len(ids)])
+        return ids
+
+    return tokens

@@ -1,0 +1,153 @@
+"""Multi-key needles: several named keys in one haystack, asked for one by one.
+
+After RULER's niah_multikey (Hsieh et al. 2024). The haystack with all its needles is the shared
+prefix of the items of one index, so a model reads it once for all questions.
+"""
+
+import operator
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ropext.base.errors import UsageError
+from ropext.options.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
+from ropext.options.tasks.item import (
+    NOUNS,
+    SENTENCES,
+    Encoder,
+    Haystack,
+    Item,
+    Request,
+    Template,
+    Tokens,
+    derived_rng,
+    occurs,
+    room_for_filler,
+    until_unambiguous,
+)
+
+NAME = "mkey"
+DIGITS = 4
+
+PLAIN = Template("\nThe key of {name} is {key}.\n", "\nThe key of {name} is {key}")
+
+
+class Needle(NamedTuple):
+    """A key with its name, in token ids."""
+
+    statement: Tokens
+    question: Tokens
+    answer: Tokens
+
+    @property
+    def size(self) -> int:
+        """Tokens that asking takes: question and answer."""
+        return len(self.question) + len(self.answer)
+
+
+def draw_needles(encoder: Encoder, count: int, rng: random.Random) -> list[Needle]:
+    """Draw needles with different names and keys whose questions all take equally many tokens.
+
+    Equal sizes keep every item at its exact length behind one shared prefix.
+    """
+    names = rng.sample(NOUNS, len(NOUNS))
+    numbers = rng.sample(range(10**DIGITS), len(names))
+    keys = dict[str, str]()
+    questions = dict[str, tuple[Tokens, Tokens]]()
+    for name, number in zip(names, numbers, strict=True):
+        keys[name] = f"{number:0{DIGITS}d}"
+        questions[name] = PLAIN.question(encoder, keys[name], name)
+    sizes = Counter(len(question) + len(answer) for question, answer in questions.values())
+    available = max(sizes.values())
+    size = min(size for size, times in sizes.items() if times == available)
+    if available < count:
+        raise UsageError(
+            f"the task {NAME} needs {count} names for {count} needles in one haystack, but only"
+            f" {available} names have equally many tokens in this tokenizer: give fewer --depths"
+        )
+    needles = list[Needle]()
+    for name, (question, answer) in questions.items():
+        if len(needles) < count and len(question) + len(answer) == size:
+            statement = PLAIN.state(encoder, keys[name], name)
+            needles.append(Needle(statement, question, answer))
+    return needles
+
+
+def shared_prefix(
+    filler: Sequence[int], statements: Sequence[Tokens], depths: Sequence[float]
+) -> Tokens:
+    """Return the filler with each statement at its depth; equal depths keep their order."""
+    prefix = list[int]()
+    done = 0
+    pairs = zip(depths, statements, strict=True)
+    for depth, statement in sorted(pairs, key=operator.itemgetter(0)):
+        cut = round(depth * len(filler))
+        prefix += filler[done:cut]
+        prefix += statement
+        done = cut
+    prefix += filler[done:]
+    return tuple(prefix)
+
+
+def make(encoder: Encoder, haystack: Haystack, wanted: Request) -> list[Item]:
+    """Build one haystack with a key at each depth, and a question for each."""
+    rng = derived_rng(wanted.seed, NAME, wanted.length, wanted.depths, wanted.index)
+
+    def draw() -> tuple[list[Needle], list[int]]:
+        needles = draw_needles(encoder, len(wanted.depths), rng)
+        fixed = sum(len(needle.statement) for needle in needles) + needles[0].size
+        return needles, haystack(room_for_filler(NAME, wanted.length, fixed), rng)
+
+    def clear(drawn: tuple[list[Needle], list[int]]) -> bool:
+        needles, filler = drawn
+        return not any(occurs(needle.answer, filler) for needle in needles)
+
+    needles, filler = until_unambiguous(NAME, draw, clear)
+    statements = [needle.statement for needle in needles]
+    prefix = shared_prefix(filler, statements, wanted.depths)
+    items = list[Item]()
+    for depth, needle in zip(wanted.depths, needles, strict=True):
+        item = Item(
+            task=NAME,
+            length=wanted.length,
+            depth=depth,
+            index=wanted.index,
+            seed=wanted.seed,
+            prompt=prefix + needle.question,
+            answer=needle.answer,
+            shared=len(prefix),
+        )
+        items.append(item)
+    return items
+
+
+ROOM = 32  # tokens of an answer in words
+
+
+def in_words(order: Order) -> list[Asked]:
+    """Write one text with a key at each depth, and ask for each key by its name."""
+    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
+    names = order.rng.sample(NOUNS, len(order.depths))
+    keys = order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
+    statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
+    joined = " ".join(planted(hay, statements, order.depths))
+    text = (
+        "Some keys are told in the text below. Keep them in mind: a question about one of "
+        f"them follows.\n\n{joined}\n\n"
+    )
+    questions = list[Asked]()
+    for name, key, depth in zip(names, keys, order.depths, strict=True):
+        question = f"What is the key of {name}?"
+        questions.append(Asked(text, question, f"The key of {name} is", (str(key),), depth))
+    return questions
+
+
+TASK = TaskWithWording(
+    NAME,
+    "several named four-digit keys in one haystack, asked for one by one",
+    make,
+    one_haystack=True,
+    details="RULER, Hsieh et al. 2024",
+    wording=Worded(NAME, in_words, ROOM),
+)

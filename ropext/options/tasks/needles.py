@@ -1,0 +1,168 @@
+"""RULER's eight needles in a haystack (Hsieh et al. 2024, section 3.1 and appendix B).
+
+Keys and values, numbers or UUIDs, in noise, in a book, or among other keys and values. The design
+and the numbers are theirs, the wording and the book are not.
+"""
+
+import random
+import uuid
+from dataclasses import dataclass
+
+from ropext.options.tasks.asking import (
+    Asked,
+    Order,
+    Worded,
+    drawn_cycle,
+    planted,
+    sentences,
+    worded_task,
+)
+from ropext.options.tasks.item import NOUNS, SENTENCES, Task
+
+NOISE = " ".join(sentence.strip() for sentence in SENTENCES)
+DIGITS = 7
+ROOM = 128
+PAIRED = 20_000  # keys of two words at most, of which there are 181 * 180
+
+
+@dataclass(frozen=True)
+class Needles:
+    """One of the eight; `value` is what is asked for, by a name of two words or by a UUID."""
+
+    around: str = "book"  # or noise, or needles
+    value: str = "number"  # or UUID
+    by_uuid: bool = False
+    keys: int = 1
+    values: int = 1  # of each key
+    asked: int = 1  # keys in one question
+
+    def __call__(self, order: Order) -> list[Asked]:
+        """Write one text, and a question about each key or about several keys together."""
+        keys = self._keys(order)
+        values = dict[str, list[str]]()
+        statements = list[str]()
+        for key in keys:
+            values[key] = [self._value(order.rng) for _ in range(self.values)]
+            for value in values[key]:
+                statements.append(f"The secret {self.value} of {key} is {value}.")
+        text = self._text(order, statements)
+        if self._in_one_question:
+            return [self._about_several(text, keys[: self.asked], values)]
+        questions = list[Asked]()
+        for key, depth in zip(keys[: self.keys], order.depths, strict=False):
+            questions.append(self._about_one(text, key, values[key], depth))
+        return questions
+
+    @property
+    def _in_one_question(self) -> bool:
+        """Whether one question asks for all values, which then lie at places of no depth."""
+        return self.values * self.asked > 1
+
+    def _about_one(self, text: str, key: str, values: list[str], depth: float) -> Asked:
+        return Asked(
+            text=text,
+            question=f"What is the secret {self.value} of {key}?",
+            opening=f"As the text tells, the secret {self.value} of {key} is",
+            references=tuple(values),
+            depth=depth,
+        )
+
+    def _about_several(self, text: str, keys: list[str], values: dict[str, list[str]]) -> Asked:
+        named = keys[0]
+        if len(keys) > 1:
+            named = f"{', '.join(keys[:-1])} and {keys[-1]}"
+        references = list[str]()
+        for key in keys:
+            references += values[key]
+        return Asked(
+            text=text,
+            question=f"List the secret {self.value}s of {named}, all of them.",
+            opening=f"As the text tells, the secret {self.value}s of {named} are",
+            references=tuple(references),
+        )
+
+    def _text(self, order: Order, statements: list[str]) -> str:
+        """Write the text around the needles, which are the first of the statements."""
+        count = self.keys * self.values
+        needles = statements[:count]
+        places = list[float]()
+        if not self._in_one_question:
+            places += order.depths
+        while len(places) < count:
+            places.append(order.rng.random())
+        filler = self._filler(order, statements[count:])
+        separator = " " if self.around == "book" else "\n"
+        joined = separator.join(planted(filler, needles, places))
+        return (
+            f"Some secret {self.value}s are told in the text below. Keep them in mind: a question "
+            f"about them follows.\n\n{joined}\n\n"
+        )
+
+    def _keys(self, order: Order) -> list[str]:
+        """Draw different keys: the needles', and among other needles one for each unit."""
+        count = self.keys
+        if self.around == "needles":
+            count += order.units
+        words = 2 if count <= PAIRED else 3
+        keys = dict[str, None]()
+        while len(keys) < count:
+            if self.by_uuid:
+                key = _uuid(order.rng)
+            else:
+                key = "-".join(order.rng.sample(NOUNS, words))
+            keys[key] = None
+        return list(keys)
+
+    def _value(self, rng: random.Random) -> str:
+        if self.value == "UUID":
+            return _uuid(rng)
+        return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
+
+    def _filler(self, order: Order, others: list[str]) -> list[str]:
+        """Return noise, the other statements, or the book from a random sentence on."""
+        if self.around == "noise":
+            return [NOISE] * order.units
+        if self.around == "needles":
+            return others
+        return drawn_cycle(sentences(), order.units, order.rng)
+
+
+def _uuid(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def _task(name: str, summary: str, details: str, needles: Needles, per_haystack: int = 1) -> Task:
+    maker = Worded(f"niah_{name}", needles, ROOM)
+    return worded_task(maker, summary, details, per_haystack=per_haystack)
+
+
+# Where a haystack holds several keys, as many are asked for, one by one.
+AMONG_UUIDS = Needles("needles", "UUID", by_uuid=True, keys=10)
+TASKS = (
+    _task(
+        "single_1",
+        "one number in noise",
+        "RULER, Hsieh et al. 2024, as all up to `qa_2`",
+        Needles("noise"),
+    ),
+    _task("single_2", "one number in a book", "Alice's Adventures in Wonderland", Needles()),
+    _task("single_3", "one UUID in a book", "the same book", Needles(value="UUID")),
+    _task("multikey_1", "four keys in a book", "asked for one by one", Needles(keys=4), 4),
+    _task(
+        "multikey_2",
+        "a key among lines like its own",
+        "nothing but needles",
+        Needles("needles", keys=10),
+        10,
+    ),
+    _task("multikey_3", "a UUID among lines of them", "nothing but needles", AMONG_UUIDS, 10),
+    _task(
+        "multivalue", "four values of one key in a book", "all are to be named", Needles(values=4)
+    ),
+    _task(
+        "multiquery",
+        "four keys at once in a book",
+        "all their values are to be named",
+        Needles(keys=4, asked=4),
+    ),
+)

@@ -1,0 +1,183 @@
+"""Questions over passages: RULER's two question-answering tasks, and several over one set.
+
+`qa_1` asks for what one passage tells, `qa_2` for what two tell together, each with passages of its
+own around (Hsieh et al. 2024, section 3.4, where they come from SQuAD and HotpotQA); `passages`
+asks several questions over the same ones. Without a file of the user's the passages are about
+people and houses that do not exist, so that no model knows an answer by heart.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ropext.base.errors import UsageError
+from ropext.options.tasks.asking import Asked, Order, Worded, planted, worded_task
+from ropext.options.tasks.item import NOUNS, Task
+
+ROOM = 32
+_FIRST_NAMES = """
+    Ada Anton Beata Bruno Celia Dora Edgar Elsa Felix Flora Greta Hugo Ida Jonas Karl Linus Magda
+    Nora Otto Paula Rosa Silas Stella Theo Ursula Viktor Walter Yara
+"""
+_SYLLABLES = "bar bel cor dal fal gar hol kel lam mar mel nor per ros sel tan ved wil zan"
+_TRADES = "baker carpenter chemist engraver gardener miller printer sailor tailor weaver"
+FIRST_NAMES = tuple(_FIRST_NAMES.split())
+SYLLABLES = tuple(_SYLLABLES.split())
+TRADES = tuple(_TRADES.split())
+
+
+@dataclass(frozen=True)
+class KnownAnswer:
+    """A question, what answers it, and the passages that it needs."""
+
+    question: str
+    answers: tuple[str, ...]
+    passages: tuple[str, ...]
+
+    @property
+    def hops(self) -> int:
+        """1 if one passage answers the question, 2 if it takes two or more."""
+        return min(2, len(self.passages))
+
+
+@dataclass(frozen=True)
+class OverPassages:
+    """Questions of one or two hops: the user's `known` ones, or without these invented ones."""
+
+    hops: int = 1
+    known: tuple[KnownAnswer, ...] = ()
+
+    def __call__(self, order: Order) -> list[Asked]:
+        """Write one text of passages, and ask a question for each depth."""
+        rng = order.rng
+        drawn = self._drawn(rng)
+        invented = [invent(self.hops, rng) for _ in order.depths]
+        questions = drawn[: len(order.depths)] if self.known else invented
+        needed = list[str]()
+        places = list[float]()
+        for known, depth in zip(questions, order.depths, strict=True):
+            # The first passage of a question stands at its depth, the others anywhere.
+            needed += known.passages
+            places.append(depth)
+            places += (rng.random() for _ in known.passages[1:])
+        passages = planted(self._others(order.units, needed, rng), needed, places)
+        numbered = list[str]()
+        for number, passage in enumerate(passages, 1):
+            numbered.append(f"Passage {number}:\n{passage}\n\n")
+        text = (
+            "Answer by the passages below, as briefly as you can.\n\n"
+            f"{''.join(numbered)}"
+            "Answer by the passages above, as briefly as you can.\n\n"
+        )
+        return [
+            Asked(text, f"Question: {known.question}", "Answer:", known.answers, depth, part=True)
+            for known, depth in zip(questions, order.depths, strict=True)
+        ]
+
+    def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
+        """Draw from the user's questions, one for each passage: a passage planted for two
+        questions would stand at two depths."""
+        fitting = [known for known in self.known if known.hops == self.hops]
+        by_passages = dict[tuple[str, ...], KnownAnswer]()
+        for known in rng.sample(fitting, len(fitting)):
+            by_passages[known.passages] = known
+        return list(by_passages.values())
+
+    def _others(self, count: int, needed: Sequence[str], rng: random.Random) -> list[str]:
+        """Draw passages that no question needs."""
+        if self.known:
+            texts = dict[str, None]()
+            for known in self.known:
+                texts |= dict.fromkeys(known.passages)
+            return rng.sample([text for text in texts if text not in needed], count)
+        # A second passage about a person or a house that is asked about would contradict the first.
+        subjects = {_subject(text) for text in needed}
+        others = list[str]()
+        while len(others) < count:
+            text = rng.choice(invent(2, rng).passages)
+            if _subject(text) not in subjects:
+                others.append(text)
+        return others
+
+
+def invent(hops: int, rng: random.Random) -> KnownAnswer:
+    """Invent a question about a person; with two hops only a house tells about whom."""
+    name = f"{rng.choice(FIRST_NAMES)} {_name(rng)}"
+    town = f"{_name(rng)}ton"
+    trade = rng.choice(TRADES)
+    thing = rng.choice(NOUNS)
+    year = str(rng.randrange(1700, 1950))
+    house = f"{_name(rng)} House"
+    person = (
+        f"{name}, a {trade} by training, was born in {town}. In {year} {name} moved away and began "
+        f"a collection of everything that has to do with the {thing}, which neighbours came to see."
+    )
+    building = (
+        f"{house} stands at the end of a lane lined with old trees. It was built by {name} and is "
+        f"known for a {rng.choice(NOUNS)} carved over its door; visitors may enter on Sundays."
+    )
+    if hops == 2:
+        question = f"In which town was the builder of {house} born?"
+        return KnownAnswer(question, (town,), (building, person))
+    question, answer = rng.choice(
+        [
+            (f"In which town was {name} born?", town),
+            (f"What was the trade of {name}?", trade),
+            (f"In which year did {name} move away?", year),
+        ]
+    )
+    return KnownAnswer(question, (answer,), (person,))
+
+
+def _subject(text: str) -> str:
+    """Return the person or house that an invented passage begins with."""
+    return " ".join(text.split(maxsplit=2)[:2]).rstrip(",")
+
+
+def _name(rng: random.Random) -> str:
+    return "".join(rng.choices(SYLLABLES, k=3)).capitalize()
+
+
+HOPS = {"qa_1": 1, "qa_2": 2, "passages": 1}
+
+
+def _worded(name: str) -> Worded:
+    return Worded(name, OverPassages(HOPS[name]), ROOM)
+
+
+TASKS = (
+    worded_task(
+        _worded("qa_1"), "a question that one of many passages answers", "made up, or `--passages`"
+    ),
+    worded_task(
+        _worded("qa_2"), "a question that two of many passages answer", "made up, or `--passages`"
+    ),
+    worded_task(
+        _worded("passages"),
+        "several questions over one set of passages",
+        "the passages of `qa_1`, read once for all",
+        per_haystack=10,
+        ruler=False,
+    ),
+)
+
+
+def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
+    """Return the task over the user's passages; a task without passages stays as it is."""
+    if task.name not in HOPS:
+        return task
+    hops = HOPS[task.name]
+    questions = task.per_haystack
+    texts = set[str]()
+    for question in known:
+        texts.update(question.passages)
+    groups = {question.passages for question in known if question.hops == hops}
+    largest = sorted(map(len, groups))[-questions:]
+    most = len(texts) - sum(largest)  # passages that are left around those of the questions
+    if len(groups) < questions or most < 1:
+        kind = "passages" if hops == 1 else "pairs"
+        raise UsageError(
+            f"--passages asks about {len(groups)} {kind} of {len(texts)} passages; the task "
+            f"{task.name} needs {questions} and more passages"
+        )
+    return replace(task, maker=Worded(task.name, OverPassages(hops, known), ROOM, most=most))

@@ -1,0 +1,104 @@
+"""Passkey: one key stated in a haystack and asked for at the end.
+
+After Mohtashami & Jaggi 2023 (Landmark Attention). What differs: the key always has five digits,
+the filler is cut by tokens and not by characters, and the depth is given rather than drawn.
+"""
+
+import random
+
+from ropext.options.tasks.asking import Asked, Order, TaskWithWording, Worded, planted, surrounding
+from ropext.options.tasks.item import (
+    SENTENCES,
+    Encoder,
+    Haystack,
+    Item,
+    Request,
+    Template,
+    Tokens,
+    occurs,
+    one_per_depth,
+    room_for_filler,
+    spliced,
+    until_unambiguous,
+)
+
+NAME = "passkey"
+DIGITS = 5
+
+TERSE = Template("\nThe pass key is {key}.\n", "\nThe pass key is {key}")
+"""Short enough for a window of 64 tokens of a small tokenizer."""
+
+
+def one_item(
+    encoder: Encoder,
+    haystack: Haystack,
+    template: Template,
+    *,
+    length: int,
+    depth: float,
+    rng: random.Random,
+) -> tuple[Tokens, Tokens]:
+    """Build prompt and answer: filler, the key, filler, the question."""
+
+    def draw() -> tuple[Tokens, Tokens, Tokens, list[int]]:
+        key = _key(rng)
+        stated = template.state(encoder, key)
+        question, answer = template.question(encoder, key)
+        fixed = len(stated) + len(question) + len(answer)
+        filler = haystack(room_for_filler(NAME, length, fixed), rng)
+        return stated, question, answer, filler
+
+    def clear(drawn: tuple[Tokens, Tokens, Tokens, list[int]]) -> bool:
+        _, _, answer, filler = drawn
+        return not occurs(answer[-DIGITS:], filler)
+
+    stated, question, answer, filler = until_unambiguous(NAME, draw, clear)
+    return spliced(filler, stated, depth) + question, answer
+
+
+def make(
+    encoder: Encoder, haystack: Haystack, wanted: Request, template: Template = TERSE
+) -> list[Item]:
+    """Build an item for each depth."""
+
+    def ask(depth: float, rng: random.Random) -> tuple[Tokens, Tokens]:
+        return one_item(encoder, haystack, template, length=wanted.length, depth=depth, rng=rng)
+
+    return one_per_depth(NAME, ask, wanted)
+
+
+ROOM = 32  # tokens of an answer in words
+
+
+def in_words(order: Order) -> list[Asked]:
+    """Write a text with one key in it for each depth."""
+    return [_asked(order, depth) for depth in order.depths]
+
+
+def _asked(order: Order, depth: float) -> Asked:
+    hay = surrounding(order, [sentence.strip() for sentence in SENTENCES])
+    key = _key(order.rng)
+    while any(key in sentence for sentence in order.hay):
+        key = _key(order.rng)
+    text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
+    return Asked(
+        text="A pass key is told in the text below. Keep it in mind: a question about it "
+        f"follows.\n\n{text}\n\n",
+        question="What is the pass key?",
+        opening="The pass key is",
+        references=(key,),
+        depth=depth,
+    )
+
+
+def _key(rng: random.Random) -> str:
+    return "".join(rng.choices("0123456789", k=DIGITS))
+
+
+TASK = TaskWithWording(
+    NAME,
+    "one five-digit key in a haystack, asked for at the end",
+    make,
+    details="Mohtashami and Jaggi 2023, in short words",
+    wording=Worded(NAME, in_words, ROOM),
+)

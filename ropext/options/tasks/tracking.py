@@ -1,0 +1,49 @@
+"""RULER's variable tracking: a chain of assignments in noise (Hsieh et al. 2024, section 3.2).
+
+One chain of four hops, behind a short one with its answer; all five variables are to be named.
+"""
+
+import itertools
+import random
+import string
+
+from ropext.options.tasks.asking import Asked, Order, Worded, planted, worded_task
+from ropext.options.tasks.needles import NOISE
+
+HOPS = 4
+LETTERS = 5
+ROOM = 30
+EXAMPLE = 2  # lines of noise
+
+
+def make(order: Order) -> list[Asked]:
+    """Ask about one chain; it lies in five places, so the question has no depth."""
+    example = _chain(EXAMPLE, order.rng)
+    return [_chain(order.units, order.rng).after(example)]
+
+
+def _chain(lines: int, rng: random.Random) -> Asked:
+    names = list[str]()
+    while len(names) <= HOPS:
+        name = "".join(rng.choices(string.ascii_uppercase, k=LETTERS))
+        if name not in names:
+            names.append(name)
+    value = rng.randrange(10_000, 100_000)
+    assignments = [f"VAR {names[0]} = {value}"]
+    for before, name in itertools.pairwise(names):
+        assignments.append(f"VAR {name} = VAR {before}")
+    places = sorted(rng.random() for _ in assignments)
+    text = "\n".join(planted([NOISE] * lines, assignments, places))
+    return Asked(
+        text=f"The text below assigns variables, some of them by way of others.\n\n{text}\n\n",
+        question=f"Which variables hold the value {value}?",
+        opening=f"In the text above {len(names)} variables hold the value {value}:",
+        references=tuple(names),
+    )
+
+
+TASK = worded_task(
+    Worded("vt", make, ROOM),
+    "a chain of assignments in noise",
+    "four hops; all five variables are to be named",
+)

@@ -1,0 +1,131 @@
+"""Numbers as cells, and columns of them: what every table of measured values is made from."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ropext.base.lengths import length_text
+from ropext.base.table import BLANK, Number, Table
+from ropext.results.values import Value
+
+SKEWED = 0.2  # an interval whose ends differ by more in their distance is printed by its ends
+HALF = (
+    "±: half of the 95 % interval over documents; [low, high]: an asymmetric interval; (low…high): "
+    "the range, if there are too few for an interval"
+)
+
+Values = Mapping[str, Value | None]
+Written = Callable[[Value | None], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its head, the name of the values in it, and how they are written."""
+
+    head: str
+    name: str
+    written: Written
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Write a number plainly where it fits, with an exponent where a perplexity exploded."""
+    if math.isnan(value):
+        return "?"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    text = f"{value:.{digits}f}"
+    if abs(value) >= 10000:
+        text = f"{value:.2e}"
+    is_zero = float(text) == 0
+    return text.removeprefix("-") if is_zero else text
+
+
+def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
+    """Write `8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` where that is skewed, and
+    `8.412 (8.1…8.9)` with a range only."""
+    if value is None or value.n == 0:
+        return BLANK
+    text = number(value.value, digits)
+    if sign and value.value > 0 and float(text):
+        text = f"+{text}"
+    if value.ci95 is not None:
+        return text + _interval(value.value, value.ci95, digits)
+    if value.range is not None and value.n > 1:
+        low, high = value.range
+        return f"{text} ({number(low, digits)}…{number(high, digits)})"
+    return text
+
+
+def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
+    """Write ± and half of an interval, or its ends where it is visibly skewed."""
+    low, high = ci95
+    below = value - low
+    above = high - value
+    half = (below + above) / 2
+    ends = [number(low, digits), number(high, digits)]
+    even_ends = [number(value - half, digits), number(value + half, digits)]
+    is_skewed = abs(above - below) > SKEWED * min(below, above)
+    if is_skewed and ends != even_ends:
+        return f" [{', '.join(ends)}]"
+    return f" ±{number(half, digits)}"
+
+
+def nats(value: Value | None) -> str:
+    """Write a difference in nats per token with its sign."""
+    return shown(value, digits=4, sign=True)
+
+
+def point(value: Value | None) -> str:
+    """Write a number without its interval."""
+    return BLANK if value is None else number(value.value)
+
+
+def point_of_two(value: Value | None) -> str:
+    """Write a number without its interval, with two digits."""
+    return BLANK if value is None else number(value.value, digits=2)
+
+
+def length_of(value: Value | None) -> str:
+    """Write a length that was reached."""
+    return BLANK if value is None else length_text(int(value.value))
+
+
+def share(value: Value | None) -> str:
+    """Write a share of answers with its interval."""
+    if value is None or value.ci95 is None:
+        return BLANK
+    low, high = value.ci95
+    return f"{value.value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Column]:
+    """Return a column for each length of a metric."""
+    columns = list[Column]()
+    for length in lengths:
+        columns.append(Column(length_text(length), f"{name}@{length}", written))
+    return columns
+
+
+def table_of(
+    title: str, note: str, rows: Iterable[tuple[str, Values]], columns: Sequence[Column]
+) -> Table:
+    """Lay models side by side: a row for each one that has any of the columns' values."""
+    cells = list[tuple[str, ...]]()
+    for label, values in rows:
+        if any(column.name in values for column in columns):
+            row = [label]
+            for column in columns:
+                row.append(_cell(column, values.get(column.name)))
+            cells.append(tuple(row))
+    header = [""]
+    for column in columns:
+        header.append(column.head)
+    return Table(title, note, tuple(header), tuple(cells))
+
+
+def _cell(column: Column, value: Value | None) -> str:
+    """Write a value as its column does; the cell keeps the number, where there is one."""
+    text = column.written(value)
+    if value is None or value.n == 0:
+        return text
+    return Number(text, value.value, value.ci95)

@@ -1,0 +1,197 @@
+"""Finished evaluations side by side: what `ropext compare` prints, and its report."""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropext.base import guard
+from ropext.base.errors import InputError
+from ropext.base.jsontext import Json, JsonObject, values_json
+from ropext.base.table import Table, with_rows
+from ropext.base.workdir import Workdir
+from ropext.results import rundir
+from ropext.results.gates import split_spec
+from ropext.results.measurement import (
+    Discordance,
+    Measurement,
+    check_alike,
+    discordances,
+    item_differences,
+)
+from ropext.results.report import comparison, html, plots
+from ropext.results.report.evaluation import (
+    PAIRED,
+    WAVELENGTHS,
+    Drawn,
+    heat_pictures_of,
+    middle,
+    spectra_of,
+    write_pictures,
+)
+from ropext.results.report.html import Page
+from ropext.results.report.plots import Curve, LinePlot, Style
+from ropext.results.report.result import Result
+from ropext.results.rules import Comparison, compare_text
+from ropext.results.values import Value
+
+RUNS = "runs"  # in the manifest of a comparison: which, and the keys of their numbers
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Compared(Result):
+    """Models side by side on the same tokens and questions, as paired differences: `ropext
+    compare`. None or empty where fewer than two have a reading or answers.
+    """
+
+    parts: Mapping[str, Measurement]  # each model alone
+    text: Comparison | None
+    items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
+    asked: str  # the first that was asked any question; the base is asked none
+    split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
+
+    @property
+    def title(self) -> str:
+        """Name the models."""
+        return f"<Compared: {', '.join(self.parts)}>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Lay out what is printed, and stands in the reports."""
+        sections = list[Table]()
+        if self.text is not None:
+            sections += comparison.comparison_tables(self.text)
+        sections.append(comparison.item_table(self.items, self.asked))
+        sections.append(comparison.discordance_table(self.split, self.asked))
+        return with_rows(sections)
+
+    @property
+    def tidy(self) -> list[Table]:
+        """Lay out the same for programs: a row for each length and model."""
+        sections = list[Table]()
+        if self.text is not None:
+            sections.append(comparison.tidy_table(self.text))
+        sections.append(comparison.tidy_item_table(self.items, self.asked))
+        sections.append(comparison.discordance_table(self.split, self.asked))
+        return with_rows(sections)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return what `ropext compare --json` prints, without its gates."""
+        return {"text": values_json(self.text), "retrieval": values_json(self.items)}
+
+    def _same_documents(self) -> Measurement | None:
+        return None if self.text is None else self.text.measured
+
+    def _asked(self) -> Iterable[Measurement]:
+        return self.parts.values()
+
+    def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
+        """Write report.md, report.html and the pictures; `runs` are those compared."""
+        drawn = Drawn()
+        spectra = spectra_of(runs)
+        styled = plots.styles(itertools.chain(self.parts, spectra))
+        if self.text is not None and self.text.measured.frame.scoring.scores_all:
+            drawn |= _difference_picture(self.text, styled)
+        drawn |= heat_pictures_of(self.parts.values())
+        if spectra:
+            drawn["spectra"] = (WAVELENGTHS, plots.spectra(WAVELENGTHS, spectra, styled))
+        keys = dict.fromkeys(f"{run.path}: run key {run.key}" for run in runs)
+        page = Page(
+            title=f"ropext compare: {', '.join(self.parts)}",
+            subtitle="paired by the tokens of each document; the first run is the reference",
+            tables=self.tables,
+            details="\n".join(keys),
+        )
+        html.write(folder, page, write_pictures(folder, drawn))
+
+
+def compare_runs(
+    specs: Sequence[str], output: Path | None = None
+) -> tuple[list[Measurement], Compared]:
+    """Open finished runs and set them side by side; with `output` the report is written there."""
+    guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
+    opened, parts = rundir.gather(specs)
+    compared = compare(parts)
+    if output is not None:
+        place = Workdir(output, "compare", {}, {RUNS: _named_from(output, specs, opened)})
+        with place.claimed(None):
+            place.write_results()
+            compared.write(output, opened)
+    return opened, compared
+
+
+def _named_from(
+    output: Path, specs: Sequence[str], runs: Sequence[Measurement]
+) -> list[JsonObject]:
+    """Say where the runs lie, seen from a folder, so that all may be moved together."""
+    named = list[JsonObject]()
+    for spec, run in zip(specs, runs, strict=True):
+        path, variant = split_spec(spec)
+        try:
+            place = Path(os.path.relpath(path.resolve(), output.resolve()))
+        except ValueError:  # on another drive
+            place = path.resolve()
+        named.append({"run": place.as_posix(), "variant": variant, "key": run.key})
+    return named
+
+
+def compared_in(folder: Path, manifest: JsonObject) -> Compared:
+    """Compare once more what a folder of `compare` names; its runs must be as they were."""
+    named = manifest.get(RUNS)
+    if not named:
+        raise InputError(
+            f"{folder} does not name the runs that it compares; run ropext compare again"
+        )
+    specs = list[str]()
+    for each in named:
+        spec = str((folder / each["run"]).resolve())
+        if each["variant"] is not None:
+            spec += f":{each['variant']}"
+        specs.append(spec)
+    runs, parts = rundir.gather(specs)
+    for each, run in zip(named, runs, strict=True):
+        if run.key != each["key"]:
+            raise InputError(
+                f"{run.path} changed since {folder} compared it; run ropext compare again"
+            )
+    return compare(parts)
+
+
+def compare(parts: Mapping[str, Measurement]) -> Compared:
+    """Pair everyone with the first; answers with those of the first that was asked any."""
+    readers = [part for part in parts.values() if part.readings]
+    text = None
+    if len(readers) > 1:
+        text = compare_text(readers)
+    answers = {label: part.models[label].items for label, part in parts.items()}
+    first = ""
+    items = dict[str, Mapping[str, Value]]()
+    split = dict[str, Mapping[tuple[str, int], Discordance]]()
+    for label, answered in answers.items():
+        if not answered:
+            continue
+        if not first:
+            first = label
+            continue
+        check_alike(answered, answers[first], (label, first))
+        bootstrap = parts[first].frame.bootstrap
+        items[label] = item_differences(answered, answers[first], bootstrap)
+        if any(item.outcome is not None for item in answered):
+            split[label] = discordances(answered, answers[first])
+    return Compared(parts, text, items, first, split)
+
+
+def _difference_picture(compared: Comparison, styled: Mapping[str, Style]) -> Drawn:
+    caption = f"Loss difference to {compared.reference} by position: below 0 is better"
+    curves = list[Curve]()
+    for label, octaves in compared.positions.items():
+        # The first, all early tokens together, has no place on the axis.
+        drawn_octaves = octaves[1:] or octaves
+        places = tuple(middle(octave.start, octave.stop) for octave in drawn_octaves)
+        values = tuple(octave.difference for octave in drawn_octaves)
+        curves.append(Curve(label, places, values))
+    frame = compared.measured.frame
+    y = "loss difference (nats per token)"
+    plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
+    return {"difference-by-position": (caption, plots.lines(plot, curves, styled))}

@@ -1,0 +1,175 @@
+"""The report of an evaluation: Markdown, PNG files, one HTML file."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from ropext.base.atomic import write_bytes
+from ropext.base.table import with_rows
+from ropext.options.tasks import find_task
+from ropext.results import BASE, rundir
+from ropext.results.gates import Gate
+from ropext.results.measurement import Measurement
+from ropext.results.perplexity import Frame, Reading
+from ropext.results.report import html, plots, tables
+from ropext.results.report.gates import failures, gate_table
+from ropext.results.report.html import Page, Pictures
+from ropext.results.report.plots import Curve, LinePlot, Style
+from ropext.results.retrieval import HeatCell, heat_map
+from ropext.results.scoring import Span
+from ropext.results.values import FEWEST_DOCUMENTS, Value
+
+Drawn = dict[str, tuple[str, bytes]]  # name of a picture -> caption, PNG
+PARTS = 4  # steps of an octave in the pictures
+# Under a picture's title.
+BANDS = f"bands: 95 % interval over documents, or the range of fewer than {FEWEST_DOCUMENTS}"
+READS = f"base: on text truncated to its context; {BANDS}"
+PAIRED = f"difference on the same tokens; {BANDS}"
+WAVELENGTHS = "Wavelength of each rotary pair"
+
+
+def write_report(run: Measurement, gates: Sequence[Gate] = ()) -> None:
+    """Write report.md, report.html and plots/*.png of a finished run into its folder."""
+    assert run.path is not None  # it was kept
+    outcomes = rundir.judge(run, gates)
+    models = dict.fromkeys(run.manifest["names"]["models"].values())
+    shown = [gate_table(outcomes)]
+    shown += tables.evaluation_tables(run)
+    page = Page(
+        title=f"ropext eval: {', '.join(models)}",
+        subtitle=_subtitle(run),
+        verdicts=failures(outcomes) + tables.verdict_lines(run),
+        warnings=run.facts.warnings,
+        tables=with_rows(shown),
+        details=json.dumps(run.manifest, indent=1, ensure_ascii=False),
+    )
+    html.write(run.path, page, write_pictures(run.path, draw(run)))
+
+
+def _subtitle(run: Measurement) -> str:
+    facts = run.facts
+    read = ""
+    if facts.documents is not None:
+        read = f"{facts.documents['used']} documents; "
+    return (
+        f"protocol {facts.protocol}: {facts.protocol_text}. {read}trained context "
+        f"{run.frame.context} tokens; 95 % intervals from {run.frame.bootstrap.resamples} "
+        "resamples of whole documents"
+    )
+
+
+def write_pictures(folder: Path, drawn: Drawn) -> Pictures:
+    """Write the pictures, and name them as the report refers to them."""
+    pictures = dict[str, tuple[str, bytes]]()
+    for name, picture in drawn.items():
+        file = f"plots/{name}.png"
+        pictures[file] = picture
+        write_bytes(folder / file, picture[1])
+    return pictures
+
+
+def draw(measured: Measurement) -> Drawn:
+    """Draw models that read the same documents, and their spectra."""
+    drawn = Drawn()
+    styled = plots.styles(measured.models)
+    if measured.readings:
+        drawn |= _text_pictures(measured, styled)
+    drawn |= heat_pictures(measured)
+    spectra = spectra_of([measured])
+    if set(spectra) - {BASE}:
+        limits = {"trained context": measured.frame.context}
+        picture = plots.spectra(WAVELENGTHS, spectra, styled, limits)
+        drawn["spectra"] = (WAVELENGTHS, picture)
+    return drawn
+
+
+def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
+    """Return the frequencies of every model that rotates; a row whose cache is rounded has those
+    of the same model without that, and is left out beside it."""
+    spectra = dict[str, Sequence[float]]()
+    for each in measured:
+        for label, model in each.models.items():
+            if model.source.inv_freq and model.unrounded not in each.models:
+                spectra[label] = model.source.inv_freq
+    return spectra
+
+
+def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
+    drawn = Drawn()
+    frame = measured.frame
+    name = "nll-by-position"
+    what = "by position"
+    spans = _by_position(frame)
+    if not frame.scoring.scores_all:
+        name = "tail"
+        what = f"of {tables.tail_of(frame)}"
+        spans = {float(length): frame.tail_span(length) for length in frame.lengths}
+    if len(spans) > 1:  # one point above another is what the table says better
+        caption = f"Loss {what}: lower is better"
+        plot = LinePlot(caption, "loss (NLL, nats per token)", frame.context, frame.longest, READS)
+        drawn[name] = (caption, plots.lines(plot, losses(measured, spans), styled))
+    readings = measured.readings
+    base = readings.pop(BASE, None)
+    if base is not None and readings and frame.scoring.scores_all:
+        gains = _curves(readings, _by_position(frame), partial(frame.difference, base))
+        caption = "Gain over truncation by position: above 0 the longer context helps"
+        y = "gain over truncation (nats per token)"
+        plot = LinePlot(caption, y, frame.context, frame.longest, PAIRED, has_zero=True)
+        drawn["gain"] = (caption, plots.lines(plot, gains, styled))
+    return drawn
+
+
+Spans = Mapping[float, Span]  # by their place on the axis
+
+
+def middle(start: int, stop: int) -> float:
+    """Return the middle of a span on a logarithmic axis."""
+    return math.sqrt(start * stop)
+
+
+def _by_position(frame: Frame) -> Spans:
+    octaves = frame.octaves(PARTS)
+    # The first, all early tokens together, has no place on the axis.
+    octaves = octaves[1:] or octaves
+    return {middle(start, stop): (start, stop) for start, stop in octaves}
+
+
+def losses(measured: Measurement, spans: Spans | None = None) -> list[Curve]:
+    """Return the loss of each model, by position or over other spans."""
+    if spans is None:
+        spans = _by_position(measured.frame)
+    return _curves(measured.readings, spans, measured.frame.nll)
+
+
+def _curves(
+    readings: Mapping[str, Reading], spans: Spans, value: Callable[[Reading, Span], Value]
+) -> list[Curve]:
+    curves = list[Curve]()
+    for label, reading in readings.items():
+        values = tuple(value(reading, span) for span in spans.values())
+        curves.append(Curve(label, tuple(spans), values))
+    return curves
+
+
+def heat_pictures(measured: Measurement) -> Drawn:
+    """Draw one picture per task, the models side by side."""
+    return heat_pictures_of([measured])
+
+
+def heat_pictures_of(measured: Iterable[Measurement]) -> Drawn:
+    maps = dict[str, dict[str, Sequence[HeatCell]]]()
+    for each in measured:
+        for label, model in each.models.items():
+            for task, cells in heat_map(model.items).items():
+                maps.setdefault(task, {})[label] = cells
+    drawn = Drawn()
+    for task, cells_of_models in maps.items():
+        caption = f"Retrieval, {task}: depth by length"
+        scale = "share answered exactly"
+        if find_task(task).in_words:
+            scale = "share named"
+        picture = plots.heat_maps(caption, scale, cells_of_models)
+        drawn[f"retrieval-{task}"] = (caption, picture)
+    return drawn

@@ -1,0 +1,65 @@
+"""Write gates: a table of all, and for each failed one its meaning and what to do."""
+
+from collections.abc import Iterable, Sequence
+
+from ropext.base.lengths import length_text
+from ropext.base.table import Table
+from ropext.results.gates import Gate, Outcome, metric_text, parse_gate
+from ropext.results.metrics import judged
+
+MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
+
+
+def gate_table(outcomes: Iterable[Outcome]) -> Table:
+    """Lay out every gate with what became of it."""
+    rows = list[tuple[str, ...]]()
+    for outcome in outcomes:
+        state = "passed" if outcome.passed else "FAILED"
+        if not outcome.is_measured:
+            state = "not known"
+        rows.append((state, outcome.gate, outcome.variant, outcome.reason))
+    note = "a gate is a failure condition; it fails if any value in the interval meets it"
+    return Table("Gates", note, ("", "gate", "model", "measured"), tuple(rows))
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say of each failed gate what it means and what to do."""
+    return [_failure(outcome) for outcome in outcomes if not outcome.passed]
+
+
+def _failure(outcome: Outcome) -> str:
+    gate = parse_gate(outcome.gate)
+    if not outcome.is_measured:
+        return f"NOT KNOWN {outcome.gate}: not measured: {outcome.sentence}."
+    head = f"FAILED {outcome.gate}: "
+    if outcome.value is None or outcome.looked_at is None:
+        return f"{head}there is no value to compare, so it counts as failed: {outcome.sentence}."
+    meaning = _meaning(gate, outcome.variant, outcome.value)
+    if outcome.is_uncertain:
+        end = f"the end of its 95 % interval, {outcome.looked_at:.4g}, does not"
+        return f"{head}{meaning}, which passes, but {end}. To do: {MEASURE_MORE}."
+    return f"{head}{meaning}. To do: {judged(gate.metric).remedy}."
+
+
+def _meaning(gate: Gate, variant: str, value: float) -> str:
+    """What a number says of a model."""
+    if gate.run is not None:
+        return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
+    number = judged(gate.metric)
+    task, _, length = gate.metric.partition("@")
+    is_better = (value > 0) is number.is_gain
+    return number.meaning.format(
+        metric=metric_text(gate.metric),
+        task=task,
+        model=variant,
+        value=value,
+        size=abs(value),
+        percent=percent(value),
+        side="better" if is_better else "worse",
+        length=length_text(int(length)) if length else "",
+    )
+
+
+def percent(share: float) -> str:
+    """Write a share as a sentence does."""
+    return f"{100 * share:.0f} %"

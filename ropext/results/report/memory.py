@@ -1,0 +1,72 @@
+"""What fits into a memory, in words and one small table."""
+
+from ropext.base.table import columns, folded
+from ropext.planning.memory import LONGEST, CacheRow, MemoryFit
+from ropext.results.report.text import size
+
+NOT_COUNTED = (
+    "not counted: the engine's compute buffers (llama.cpp for SmolLM2-135M at 16,384 tokens: 30 MiB"
+    " with flash attention, 326 MiB without), an image part, and other programs"
+)
+
+
+def memory(fit: MemoryFit) -> str:
+    """`ropext plan --memory` as text: the answer first."""
+    lines = [_verdict(fit), _what_is_left(fit)]
+    if fit.rows:
+        header = ("KV cache", "per token", f"{fit.length:,} tokens", "longest that fits")
+        rows = [_cells(row) for row in fit.rows]
+        lines.append(columns(header, rows))
+    if fit.flags:
+        lines.append(
+            f"counted for llama-server {fit.flags}; without -np it starts four slots, and layers"
+            " with a window take more"
+        )
+    lines.append(NOT_COUNTED)
+    if fit.no_attention:
+        lines.append(
+            f"also not counted: the states of {fit.no_attention} layers without attention, which do"
+            " not grow with the text"
+        )
+    return "\n".join(folded(line) if "\n" not in line else line for line in lines)
+
+
+def _verdict(fit: MemoryFit) -> str:
+    """Whether the length fits, and with which cache."""
+    if fit.unknown:
+        return f"the size of the KV cache is not known: {fit.unknown}"
+    if fit.room is None:
+        return f"not known whether {fit.length:,} tokens fit: there are no weights here to count"
+    holding = [row.cache for row in fit.rows if fit.holds(row)]
+    if not holding:
+        return f"{fit.length:,} tokens do not fit into {size(fit.memory)}{_of_several(fit)}"
+    how = "with a KV cache of " + " or ".join(holding)
+    return f"{fit.length:,} tokens fit into {size(fit.memory)} {how}{_of_several(fit)}"
+
+
+def _of_several(fit: MemoryFit) -> str:
+    return f", {fit.parallel} sequences at once" if fit.parallel > 1 else ""
+
+
+def _what_is_left(fit: MemoryFit) -> str:
+    if fit.weights is None:
+        return f"{size(fit.memory)}: the weights are not known"
+    if fit.room == 0:
+        return f"{size(fit.memory)}: the weights alone take {size(fit.weights)}"
+    several = "" if fit.parallel == 1 else f" of {fit.parallel} sequences"
+    left = size(fit.room or 0)
+    return f"weights {size(fit.weights)}, which leaves {left} for the KV cache{several}"
+
+
+def _cells(row: CacheRow) -> tuple[str, ...]:
+    if row.bytes_at_length is None:
+        return (row.cache, "-", "-", "cannot hold this model's heads")
+    if row.longest is None:
+        longest = "not known"
+    elif row.longest >= LONGEST:
+        longest = "any: only sliding windows"
+    elif row.longest == 0:
+        longest = "none"
+    else:
+        longest = f"{row.longest:,}"
+    return (row.cache, size(row.bytes_a_token), size(row.bytes_at_length), longest)

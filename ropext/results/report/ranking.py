@@ -1,0 +1,154 @@
+"""A ranking of methods, as `ropext plan --measure` prints it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ropext.base.lengths import length_text
+from ropext.base.table import Table, as_text
+from ropext.results import BASE
+from ropext.results.overlap import marked
+from ropext.results.report.cells import Column, Values, nats, number, shown, table_of
+from ropext.results.report.text import extend_command
+from ropext.results.rules import Ranking, in_memory
+from ropext.results.values import Value
+
+if TYPE_CHECKING:
+    from ropext.planning import Plan
+
+COLUMNS = (
+    Column("tail", "tail", shown),
+    Column("behind", "behind", nats),
+    Column("context gain", "gain", nats),
+    Column("short tax", "short_tax", nats),
+)
+
+
+def ranking_text(
+    ranking: Ranking, plans: Mapping[str, "Plan"], left_out: Mapping[str, str], mark: str = ""
+) -> str:
+    """Write `ropext plan --measure` as text; `mark` says how many of the documents were trained
+    on."""
+    lines = ranking_lines(ranking, left_out)
+    command = extend_command(plans[ranking.taken])
+    return f"{as_text([ranking_table(ranking, mark)], lines)}\n\nto extend with it:\n  {command}"
+
+
+def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
+    """Say what the ranking shows, and which methods are not in it."""
+    lines = [ranking_verdict(ranking)]
+    lines += _against_base(ranking)
+    for method, behind in ranking.beside.items():
+        lines.append(in_memory(method, behind, ranking.best))
+    for method, why in left_out.items():
+        lines.append(f"not measured: {method}: {why}")
+    return lines
+
+
+def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> Table:
+    """Lay out a row per method, the lowest tail first, the base's short window at the end; a star
+    is at the one to take."""
+    rows = list[tuple[str, Values]]()
+    for method, behind in ranking.standing.behind.items():
+        name = method
+        if starred and method == ranking.taken:
+            name += "*"
+        shown_behind = None if method == ranking.best else behind
+        rows.append((name, _row(ranking, method, shown_behind)))
+    for method, behind in ranking.beside.items():
+        rows.append((method, _row(ranking, method, behind)))
+    if ranking.in_window is not None:
+        rows.append((BASE, {"tail": ranking.in_window}))
+    documents = marked(f"{ranking.standing.documents} documents", mark)
+    table = table_of(
+        f"Tail perplexity at {length_text(ranking.frame.longest)}: the last {ranking.frame.tail} "
+        f"tokens, {documents}",
+        "behind: loss above the lowest, in nats per token, paired by document; context gain: over "
+        "the base on truncated text" + ("; *: the recommended method" if starred else ""),
+        rows,
+        COLUMNS,
+    )
+    return replace(table, header=("method", *table.header[1:]))
+
+
+def _row(ranking: Ranking, method: str, behind: Value | None) -> Values:
+    return {
+        "tail": ranking.tail(method),
+        "behind": behind,
+        "gain": ranking.gain(method),
+        "short_tax": ranking.short_tax(method),
+    }
+
+
+def ranking_verdict(ranking: Ranking) -> str:
+    """Say which one to take, and how sure that is."""
+    standing = ranking.standing
+    best = ranking.best
+    others = [method for method in standing.behind if method != best]
+    if not others:
+        return f"{best} is the only method that can be written with these options"
+    if standing.behind[best].ci95 is None:
+        distance = number(standing.behind[others[0]].value, 4)
+        return (
+            f"take {best}: the lowest loss, by {distance} nats per token; "
+            f"{standing.documents} documents are too few for an interval"
+        )
+    nearest = min(others, key=lambda method: _lead(ranking, method))
+    if standing.is_sure:
+        return (
+            f"take {best}: the lowest at 95 % confidence, {_distance(ranking, nearest)} below "
+            f"{nearest}{_allowed_for(ranking)}"
+        )
+    if len(standing.tied) == 1:
+        return (
+            f"take {best}: the lowest, below each other method by more than its interval, but not "
+            f"at 95 % confidence below {nearest}: "
+            f"{_distance(ranking, nearest)}{_allowed_for(ranking)}"
+        )
+    alike = ", ".join(standing.tied)
+    if ranking.taken == best:
+        return (
+            f"take {best}: the lowest; the data do not separate {alike}, and of these most engines "
+            "compute it exactly, in the plainest rope type"
+        )
+    behind = standing.behind[ranking.taken]
+    low, high = behind.ci95 or (behind.value, behind.value)
+    interval = f"{number(low, 4)} to {number(high, 4)}"
+    return (
+        f"take {ranking.taken}: the data do not separate {alike} ({number(behind.value, 4)} nats "
+        f"per token ({interval}) between it and the lowest), and more engines compute it exactly, "
+        "or its rope type is plainer"
+    )
+
+
+def _lead(ranking: Ranking, method: str) -> float:
+    """Return by how much the lowest is surely below a method."""
+    lead = ranking.standing.leads[method]
+    return -math.inf if lead is None else lead
+
+
+def _distance(ranking: Ranking, method: str) -> str:
+    """Write how far a method is behind the lowest, and how far at the least."""
+    least = ranking.standing.leads[method]
+    if least is None:
+        least = math.nan
+    value = ranking.standing.behind[method].value
+    return f"{number(value, 4)} nats per token ({number(least, 4)} at least)"
+
+
+def _allowed_for(ranking: Ranking) -> str:
+    count = len(ranking.standing.leads)
+    return f", corrected for {count} comparisons" if count > 1 else ""
+
+
+def _against_base(ranking: Ranking) -> list[str]:
+    """Say where truncation beats even the best method."""
+    gain = ranking.gain(ranking.best)
+    if gain is None or gain.ci95 is None or gain.ci95[1] >= 0:
+        return []
+    return [
+        f"without training, truncating the text is better: the base on its last "
+        f"{length_text(ranking.frame.context)} tokens has a loss {number(-gain.value, 4)} nats per "
+        "token lower; fine-tune (`ropext finetune`) before you rely on the long context"
+    ]

@@ -1,0 +1,152 @@
+"""What public functions return, as people read it: a table in a terminal and in a notebook, its
+rows as dicts, and the losses and answers that it was made from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import ClassVar
+
+import numpy as np
+
+from ropext.base.errors import UsageError, listed
+from ropext.base.jsontext import Json, values_json
+from ropext.base.table import BLANK, Number, Record, Table, as_text, records
+from ropext.results.measurement import Measurement
+from ropext.results.perplexity import OctaveLoss, by_position
+from ropext.results.report.html import table_html
+from ropext.results.values import Floats, Value
+
+POSITIONS = ("model", "start", "stop", "loss", "gain")
+
+
+class Result(ABC):
+    """What a public function returns, with its tables. Two are equal where they say the same, but
+    for what tells of one call alone."""
+
+    of_the_call: ClassVar[tuple[str, ...]] = ()  # keys of the JSON that no folder keeps
+    lists: ClassVar[tuple[str, ...]] = ()  # of its kind alone, which a refusal names
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Say in one line what this is."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Lay out what the command prints, the main table first."""
+
+    @property
+    def tidy(self) -> list[Table]:
+        """Lay out the same for programs."""
+        return self.tables
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Json]:
+        """Return what the command prints with `--json`, without its gates."""
+
+    @abstractmethod
+    def _same_documents(self) -> Measurement | None:
+        """Return the models on the documents that all of them read; None where none was read."""
+
+    def _asked(self) -> Iterable[Measurement]:
+        """Return the measurements whose models were asked questions."""
+        measured = self._same_documents()
+        return () if measured is None else (measured,)
+
+    def table(self) -> list[Record]:
+        """Return the rows of the main table: numbers as such, the ends of their intervals under
+        names that end in `low` and `high`."""
+        tables = self.tidy
+        return records(tables[0]) if tables else []
+
+    def losses(self) -> dict[str, Floats]:
+        """Return the loss of each token by model, in nats: a row for each document, a column for
+        each position, NaN where nothing is scored."""
+        losses = dict[str, Floats]()
+        measured = self._read("losses of tokens")
+        longest = measured.frame.longest
+        for label, reading in measured.readings.items():
+            documents = reading.tokens(0, longest)
+            matrix = np.full((len(documents), longest), np.nan)
+            for row, document in enumerate(documents):
+                matrix[row, 1 : len(document) + 1] = document  # nothing precedes the first token
+            losses[label] = matrix
+        return losses
+
+    def positions(self) -> list[Record]:
+        """Return the loss of each model at positions [start, stop), and its gain over the base, in
+        nats per token."""
+        rows = list[tuple[str, ...]]()
+        measured = self._read("losses by position")
+        for label in measured.readings:
+            for octave in _octaves(measured, label):
+                start = Number(str(octave.start), octave.start)
+                stop = Number(str(octave.stop), octave.stop)
+                rows.append((label, start, stop, _cell(octave.nll), _cell(octave.gain)))
+        return records(Table("", "", POSITIONS, tuple(rows)))
+
+    def answers(self) -> list[dict[str, Json]]:
+        """Return every question that was answered: whom it was asked, its task, length and depth,
+        and the answer."""
+        answers = list[dict[str, Json]]()
+        for measured in self._asked():
+            for label, model in measured.models.items():
+                for item in model.items:
+                    answers.append({"model": label} | values_json(item))
+        if not answers:
+            raise self._lacks("answers")
+        return answers
+
+    def _read(self, what: str) -> Measurement:
+        """Return the models on the documents that all of them read; a result without is refused."""
+        measured = self._same_documents()
+        if measured is None or not measured.readings:
+            raise self._lacks(what)
+        return measured
+
+    def _lacks(self, what: str) -> UsageError:
+        """Say what this result has instead."""
+        measured = self._same_documents()
+        has = list[str]()
+        if self.tidy:
+            has.append(".table()")
+        if measured is not None and measured.readings:
+            has += [".losses()", ".positions()"]
+        if any(model.items for asked in self._asked() for model in asked.models.values()):
+            has.append(".answers()")
+        has += [*self.lists, ".to_json()"]
+        return UsageError(f"{self.title} has no {what}; it has {listed(has)}")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._lasting() == other._lasting()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _lasting(self) -> dict[str, Json]:
+        """Return what stays true of a result when it is opened again."""
+        content = self.to_json()
+        return {key: value for key, value in content.items() if key not in self.of_the_call}
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n\n{as_text(self.tables)}".rstrip()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        parts = [f"<p>{escape(self.title)}</p>"]
+        for table in self.tables:
+            parts.append(table_html(table))
+        return "".join(parts)
+
+
+def _octaves(measured: Measurement, label: str) -> Sequence[OctaveLoss]:
+    numbers = measured.models[label].numbers
+    if numbers is not None:
+        return numbers.positions
+    return by_position(measured.frame, measured.readings[label], measured.base(label))
+
+
+def _cell(value: Value | None) -> str:
+    if value is None:
+        return BLANK
+    return Number(str(value.value), value.value, value.ci95)

@@ -1,0 +1,159 @@
+"""A plan on one screen: what a person asks first. `--details` shows the rest."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ropext.base.table import WIDTH, folded
+from ropext.families.loaders import WRONG, loader_of, newest
+from ropext.planning import ExtensionPlan
+from ropext.results.report.text import (
+    extend_command,
+    fact_lines,
+    headlines,
+    kv_cache,
+    served_headline,
+    serving_text,
+    stand_in,
+    usual_lines,
+)
+
+if TYPE_CHECKING:
+    from ropext.families.loaders import LoaderReading, Serving
+    from ropext.files.inspecting import Served
+
+LINES = 24  # of a terminal
+# Programs that serve the base's own weights when they are told other keys.
+FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
+SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
+REMARK_ROWS = 6  # that commands leave to warnings and notes
+DETAILS = "--details shows all methods, the new config keys, each engine's verdict, more commands"
+SERVED_DETAILS = "--details shows the verdict for each engine and version, and why"
+
+
+def plan_screen(made: ExtensionPlan) -> str:
+    """Write `ropext plan` in at most 24 lines."""
+    facts = made.facts(briefly=True)
+    if made.kv_cache_bytes is not None:
+        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
+    facts += _readers(made.readings)
+    above = headlines(made)
+    above.append(fact_lines(facts))
+    below = [DETAILS]
+    if made.refusal is None:
+        below.insert(0, folded(f"to write it: {extend_command(made)}"))
+    room = LINES - _height(above) - _height(below)
+    wanted = min(_height(map(folded, made.remarks())), REMARK_ROWS)
+    serving = _serving(made, min(SERVING_ROWS, room - wanted))
+    room -= _height(serving)
+    return "\n".join(above + _remarks(made, room) + serving + below)
+
+
+def served_screen(read: "Served", verdict: str = "") -> str:
+    """Write `ropext plan` of a model that is extended already in at most 24 lines: the verdict of
+    its gate, who reads it, and how to run it."""
+    parts = [served_headline(read)]
+    if verdict:
+        parts.append(folded(verdict))
+    parts.append(fact_lines(_readers(read.readings)))
+    room = LINES - _height(parts) - 2
+    if lines := _first_lines(read.serving, room):
+        parts += ["to serve it:", lines]
+    return "\n".join([*parts, SERVED_DETAILS])
+
+
+def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
+    """Name the engines that compute the plan, those that do not, and those not measured."""
+    same = list[str]()
+    wrong = list[str]()
+    unknown = list[str]()
+    for reading in newest(readings):
+        if reading.verdict == "same":
+            same.append(reading.loader)
+        elif reading.verdict in WRONG:
+            wrong.append(reading.loader)
+        else:
+            unknown.append(reading.loader)
+    facts = list[tuple[str, str]]()
+    for what, names in (("exact in", same), ("wrong in", wrong), ("not measured", unknown)):
+        if names:
+            facts.append((what, ", ".join(names)))
+    return facts
+
+
+def _serving(made: ExtensionPlan, room: int) -> list[str]:
+    """Write how to run it, in so many rows: the base itself with other keys where that is known,
+    and the result."""
+    parts = list[str]()
+    overrides = {line.loader: line for line in made.overrides() if line.command}
+    names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
+    known = [overrides[name] for name in names]
+    if lines := _first_lines(known, room - 3):
+        heading = (
+            f"to serve the original weights with these settings, without a copy{stand_in(known)}:"
+        )
+        parts += [heading, lines]
+    words = made.words
+    results = made.serving(words.name)
+    if not results:
+        return parts
+    usual = usual_lines(results, words)
+    if made.recipe.for_loaders:
+        by_loader = {line.loader: line for line in (*results, *usual)}
+        usual = [line for name, line in by_loader.items() if _is_asked(made, name)] or usual
+    if lines := _first_lines(usual, room - _height(parts) - 1):
+        parts += [f"to serve the result (OUT = the {words.output} you write):", lines]
+    return parts
+
+
+def _is_asked(made: ExtensionPlan, loader: str) -> bool:
+    """Whether a loader is one of --for, or none is named there."""
+    names = made.recipe.for_loaders
+    return not names or loader in names or loader in map(loader_of, names)
+
+
+def _first_lines(lines: Sequence["Serving"], room: int) -> str:
+    """Write the commands that there is room for: one with a factor for every pair has none."""
+    shown = list["Serving"]()
+    for line in lines:
+        if _height([serving_text([*shown, line])]) <= room:
+            shown.append(line)
+    return serving_text(shown)
+
+
+def _remarks(made: ExtensionPlan, room: int) -> list[str]:
+    """Write the warnings, then the notes, as far as there is room; of the others, how many."""
+    shown = list[str]()
+    remarks = made.remarks(warnings_first=True)
+    for number, remark in enumerate(remarks):
+        text = folded(remark)
+        is_last = number == len(remarks) - 1
+        rest = 0 if is_last else 1  # the row that names those without room
+        if _height([text]) + rest > room:
+            shown.append(_left_out(remarks[number:]))
+            break
+        shown.append(text)
+        room -= _height([text])
+    return shown
+
+
+def _left_out(remarks: Sequence[str]) -> str:
+    """Say how many remarks have no room, and their names in brackets."""
+    names = list[str]()
+    for remark in remarks:
+        if name := re.search(r"\[[\w-]+\]", remark):
+            names.append(name[0])
+    more = f"and {len(remarks)} more"
+    if names:
+        more += f" ({', '.join(names)})"
+    return f"{more}: --details"
+
+
+def _height(parts: Iterable[str]) -> int:
+    """Count the rows of a terminal that these texts take, one below the other."""
+    rows = 0
+    for part in parts:
+        for line in part.split("\n"):
+            rows += max(1, math.ceil(len(line) / WIDTH))
+    return rows

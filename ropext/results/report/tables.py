@@ -1,0 +1,498 @@
+"""What an evaluation measured, as tables and sentences."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ropext.base.lengths import length_text
+from ropext.base.table import BLANK, Number, Table, with_rows
+from ropext.options.tasks import RULER, THIRTEEN, find_task
+from ropext.results import EXTENDED, UNTOUCHED
+from ropext.results.measurement import MeasuredModel, Measurement
+from ropext.results.overlap import marked
+from ropext.results.perplexity import Frame, OctaveLoss
+from ropext.results.report.cells import (
+    HALF,
+    Column,
+    Written,
+    at_lengths,
+    length_of,
+    nats,
+    number,
+    point,
+    point_of_two,
+    share,
+    shown,
+    table_of,
+)
+from ropext.results.retrieval import FOUND, RULERS
+from ropext.results.values import Value
+
+NO_SCALING = "untouched (no scaling): the model before extension, beyond its context"
+MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
+
+
+@dataclass(frozen=True)
+class MainColumn:
+    """A column of the one table that a terminal shows: its head, the name of its value at a length,
+    how that is written, and what a reader is told of it."""
+
+    head: str
+    name: Callable[[Measurement, int], str]
+    written: Written
+    meaning: str = ""  # `{context}` is the trained context
+    by_factor: bool = True  # whether it stands in the table by factor too
+
+
+def _headline_name(run: Measurement, length: int) -> str:
+    return f"{run.facts.headline}@{length}"
+
+
+def _gain_name(run: Measurement, length: int) -> str:
+    return f"gain@{length}"
+
+
+def _divergence_name(run: Measurement, length: int) -> str:
+    return f"kl@{length}"
+
+
+def _agreement_name(run: Measurement, length: int) -> str:
+    return f"agreement@{length}"
+
+
+def _rounding_name(run: Measurement, length: int) -> str:
+    return f"rounding@{length}"
+
+
+def _short_tax_name(run: Measurement, length: int) -> str:
+    """Name the tax beside one length alone: the trained context, or the shortest."""
+    lengths = run.frame.lengths
+    inside = lengths[0]
+    if run.frame.context in lengths:
+        inside = run.frame.context
+    return "short_tax" if length == inside else ""
+
+
+# The tasks' columns stand before those that the table by factor leaves out.
+MAIN_COLUMNS = (
+    MainColumn("perplexity", _headline_name, point),
+    MainColumn(
+        "gain",
+        _gain_name,
+        nats,
+        "how much better a model predicts these tokens than base (the model before extension, on "
+        "text truncated to {context} tokens), in nats per token: 0.03 nats is about 3 % of "
+        "perplexity; below 0, truncating the text is better",
+    ),
+    MainColumn(
+        "short tax",
+        _short_tax_name,
+        nats,
+        "loss increase inside the trained context of {context} tokens, in nats per token",
+        by_factor=False,
+    ),
+    MainColumn(
+        "rounding",
+        _rounding_name,
+        nats,
+        "loss increase because the KV cache is rounded, in nats per token",
+        by_factor=False,
+    ),
+    MainColumn(
+        "KL",
+        _divergence_name,
+        point,
+        "KL divergence from the base's next-token distribution to this model's, in nats per token",
+        by_factor=False,
+    ),
+    MainColumn(
+        "same choice",
+        _agreement_name,
+        point_of_two,
+        "share of tokens whose likeliest next token is the base's",
+        by_factor=False,
+    ),
+)
+
+
+def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[str, Value]]]:
+    """Return the numbers of each model by its name, with the mark of numbers over documents that it
+    was trained on."""
+    rows = list[tuple[str, dict[str, Value]]]()
+    for label, model in run.models.items():
+        name = marked(label, model.mark(questions=questions))
+        rows.append((name, run.values(label)))
+    return rows
+
+
+def tail_of(frame: Frame) -> str:
+    """Say which tokens the tail before each length of a frame has."""
+    return frame.scoring.tail_text(frame.tail, frame.lengths)
+
+
+def headline(run: Measurement) -> Table:
+    """Lay out the number that the protocol is about."""
+    titles = {
+        "tail": f"Tail {run.frame.scoring.perplexity}: {tail_of(run.frame)}",
+        "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
+        "hf_stride": "Perplexity, protocol hf-stride (windows of the length, over whole documents)",
+    }
+    name = run.facts.headline
+    note = "base: the model before extension, on text truncated to its context; the same tokens"
+    if UNTOUCHED in run.models:
+        note += f"; {NO_SCALING}"
+    note += f"; {HALF}"
+    if name != "tail":
+        note = run.facts.protocol_text
+    return table_of(titles[name], note, _rows(run), at_lengths(name, run.frame.lengths, shown))
+
+
+def text_tables(run: Measurement) -> list[Table]:
+    """Lay out everything about text, the headline first."""
+    lengths = run.frame.lengths
+    rows = _rows(run)
+    gain = table_of(
+        "Gain over truncation (nats per token)",
+        "loss of the base on truncated text minus loss of this model, on the same tokens; below 0, "
+        "truncating the text is better",
+        rows,
+        at_lengths("gain", lengths, nats),
+    )
+    cumulative = table_of(
+        "Cumulative perplexity (over all tokens before each length)",
+        "most papers print this; it includes early tokens and hides failures at the end",
+        rows,
+        at_lengths("cumulative", lengths, shown),
+    )
+    columns = at_lengths("bpb", lengths, _four_digits)
+    per_byte = table_of("Bits per byte", "comparable across tokenizers", rows, columns)
+    rounding = table_of(
+        "Loss increase because the KV cache is rounded (nats per token)",
+        "loss of the model with its K and V rounded as an engine stores them, minus the loss of "
+        "the same model without rounding, on the same tokens",
+        rows,
+        at_lengths("rounding", lengths, nats),
+    )
+    divergence = table_of(
+        "Divergence from the base (nats per token)",
+        "KL(base || model) of the next token, the base on truncated text, over the last "
+        f"{run.frame.tail} tokens before each length; beyond its context the base sees less text",
+        rows,
+        at_lengths("kl", lengths, _four_digits),
+    )
+    agreement = table_of(
+        "Same choice of the next token as the base (share of tokens)",
+        "over the same tokens",
+        rows,
+        at_lengths("agreement", lengths, shown),
+    )
+    return [
+        headline(run),
+        by_factor(run),
+        gain,
+        summary(run),
+        cumulative,
+        per_byte,
+        rounding,
+        divergence,
+        agreement,
+        _positions(run),
+    ]
+
+
+def _four_digits(value: Value | None) -> str:
+    return shown(value, digits=4)
+
+
+def summary(run: Measurement) -> Table:
+    """Lay out what an extension costs inside the trained context, and how far it reaches."""
+    return table_of(
+        "Inside and outside the trained context",
+        "short tax: loss increase inside the trained context, in nats per token; effective "
+        f"context: the tail loss stays within 0.02 nats of the base's (95 %, one-sided) at every "
+        f"length from {run.frame.tail} tokens up to this one; 0: at no length",
+        _rows(run),
+        [
+            Column("short tax", "short_tax", nats),
+            Column("effective context", "effective_context", _reach),
+        ],
+    )
+
+
+def _reach(value: Value | None) -> str:
+    text = length_of(value)
+    if value is not None and value.ci95 is None:
+        text += " (point)"
+    return text
+
+
+def main_tables(run: Measurement) -> list[Table]:
+    """Lay out what a terminal shows: one table. The rest is in `evaluation_tables`."""
+    main = by_factor(run)
+    if not main.rows:
+        main = _by_length(run)
+    return with_rows([main, harness_table(run)])
+
+
+def tidy_tables(run: Measurement) -> list[Table]:
+    """Lay out the same for programs: always a row for each length and model."""
+    return with_rows([_by_length(run), harness_table(run)])
+
+
+def every_number(run: Measurement) -> list[Table]:
+    """Lay out all that was measured for programs: a row for each number of each model, by the names
+    that gates have, and for each score of lm-evaluation-harness."""
+    rows = list[tuple[str, ...]]()
+    for label, model in run.models.items():
+        name = marked(label, model.mark())
+        for metric, value in run.values(label).items():
+            kind, _, length = metric.partition("@")
+            end = Number(length, int(length)) if length else BLANK
+            rows.append((kind, BLANK, end, name, _number_of(value)))
+        for octave in _octaves(model):
+            begin = Number(str(octave.start), octave.start)
+            end = Number(str(octave.stop), octave.stop)
+            rows.append(("nll", begin, end, name, _number_of(octave.nll)))
+    for label, task, score_name, score in _harness_scores(run):
+        metric = f"lm_eval.{task}.{score_name}"
+        rows.append((metric, BLANK, BLANK, label, Number(number(score), score)))
+    header = ("metric", "from", "length", "model", "value")
+    return with_rows([Table("Every number", "", header, tuple(rows))])
+
+
+def _number_of(value: Value) -> str:
+    if value.n == 0:
+        return BLANK
+    return Number(number(value.value), value.value, value.ci95)
+
+
+def by_factor(run: Measurement) -> Table:
+    """Lay out methods by factors, each at its own target, where several factors were read."""
+    rows = dict[str, dict[str, Value]]()
+    columns = list[Column]()
+    for factor, target in _targets(run).items():
+        at_target = _main_columns(run, target, by_factor=True)
+        head = f"{factor:g}x ({length_text(target)})"
+        at_target[0] = Column(head, at_target[0].name, at_target[0].written)
+        for label, model in run.models.items():
+            if model.source.factor in (None, factor):
+                name = marked(model.source.method or label, model.mark())
+                row = rows.setdefault(name, {})
+                values = run.values(label)
+                for column in at_target:
+                    if column.name in values:
+                        row[column.name] = values[column.name]
+        columns += at_target
+    kind = run.frame.scoring.perplexity.capitalize()
+    title = f"{kind} by method and factor, each at its own target"
+    heads = [column.head for column in columns]
+    return table_of(title, _explained(run, heads), rows.items(), columns)
+
+
+def _targets(run: Measurement) -> dict[float, int]:
+    """Return the target of each factor; empty where one model, or one factor, was read, or one of
+    them at other lengths than its target."""
+    extended = list[tuple[float, int]]()
+    for model in run.models.values():
+        source = model.source
+        if source.factor and source.target is not None:
+            extended.append((source.factor, source.target))
+    extended.sort()
+    is_one = not extended or extended[0] == extended[-1]
+    if is_one or any(target not in run.frame.lengths for _, target in extended):
+        return {}
+    return dict(extended)
+
+
+def _by_length(run: Measurement) -> Table:
+    """Lay out a row for each length and model; columns that hold nothing are left out."""
+    rows = list[tuple[str, ...]]()
+    header = list[str]()
+    for length in run.frame.lengths:
+        columns = _main_columns(run, length)
+        header = ["length", "model"]
+        header += [column.head for column in columns]
+        name = length_text(length)
+        for cells in table_of("", "", _rows(run), columns).rows:
+            rows.append((Number(name, length), *cells))
+            name = ""  # the first row alone shows the length
+    kept = list[int]()
+    for place in range(len(header)):
+        if any(row[place] != BLANK for row in rows):
+            kept.append(place)
+    head = tuple(header[place] for place in kept)
+    body = tuple(tuple(row[place] for place in kept) for row in rows)
+    title = f"Perplexity, protocol {run.facts.protocol}"
+    if run.facts.headline == "tail":
+        title = "Retrieval"
+        if "perplexity" in head:
+            title = f"{run.frame.scoring.perplexity.capitalize()} of {tail_of(run.frame)}"
+    return Table(title, _explained(run, head), head, body)
+
+
+def _main_columns(run: Measurement, length: int, *, by_factor: bool = False) -> list[Column]:
+    """Return the columns of a length: perplexity, gain, each task, the short tax."""
+    columns = list[Column]()
+    last = list[Column]()
+    for main in MAIN_COLUMNS:
+        column = Column(main.head, main.name(run, length), main.written)
+        if main.by_factor:
+            columns.append(column)
+        elif not by_factor:
+            last.append(column)
+    for task in _asked(run):
+        columns.append(Column(task, f"{task}@{length}", point_of_two))
+    return columns + last
+
+
+def _asked(run: Measurement) -> list[str]:
+    """Name the tasks that have a column."""
+    tasks = run.tasks
+    others = [task for task in tasks if task not in THIRTEEN]
+    of_ruler = len(tasks) - len(others)
+    if of_ruler > MOST_RULER_COLUMNS and run.facts.ruler is not None:
+        others.append(RULER)
+        return others
+    return tasks
+
+
+def _explained(run: Measurement, columns: Sequence[str]) -> str:
+    """Explain the columns of the one table, a line for each."""
+    tasks = _asked(run)
+    context = length_text(run.frame.context)
+    lines = list[str]()
+    for main in MAIN_COLUMNS:
+        if main.meaning and main.head in columns:
+            lines.append(f"{main.head}: {main.meaning.format(context=context)}")
+    if lines:
+        lines.append(HALF)
+    if UNTOUCHED in run.models:
+        lines.insert(0, NO_SCALING)
+    if tasks:
+        counts = " or ".join(map(str, _question_counts(run, tasks)))
+        lines.append(f"{', '.join(tasks)}: {score_text(tasks)}, of {counts} questions")
+    return "\n".join(lines)
+
+
+def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
+    counts = set[int]()
+    for label in run.models:
+        for name, value in run.values(label).items():
+            if name.partition("@")[0] in tasks:
+                counts.add(value.n)
+    return sorted(counts)
+
+
+def evaluation_tables(run: Measurement) -> list[Table]:
+    """Lay out everything that an evaluation measured."""
+    every = text_tables(run) + retrieval_tables(run)
+    every.append(harness_table(run))
+    return with_rows(every)
+
+
+def _positions(run: Measurement) -> Table:
+    rows = list[tuple[str, Mapping[str, Value]]]()
+    columns = dict[str, Column]()
+    for label, model in run.models.items():
+        values = dict[str, Value]()
+        for octave in _octaves(model):
+            name = f"{octave.start}…{octave.stop}"
+            values[name] = octave.nll
+            columns[name] = Column(name, name, point)
+        rows.append((marked(label, model.mark()), values))
+    note = "nats per token at positions [start, stop); octaves, split at the trained context"
+    return table_of("Loss by position", note, rows, list(columns.values()))
+
+
+def _octaves(model: MeasuredModel) -> Sequence[OctaveLoss]:
+    return () if model.numbers is None else model.numbers.positions
+
+
+def retrieval_tables(run: Measurement) -> list[Table]:
+    """Lay out per task the share of questions answered, by length; and the mean of RULER's."""
+    tables = [_task_table(run, task) for task in run.tasks]
+    ruler = run.facts.ruler
+    if ruler is None:
+        return tables
+    without = ""
+    if ruler.left_out:
+        without = f" (without {', '.join(ruler.left_out)})"
+    note = (
+        f"mean of the {len(ruler.tasks)} of RULER's thirteen tasks that ran at every "
+        f"length{without}; {RULERS}; effective: the longest length with 85 % of the score inside "
+        "the context; by RULER's rule: the longest with 85.6 % over all thirteen"
+    )
+    columns = _retrieved(run, RULER)
+    columns.append(Column("by RULER's rule", "ruler_context", length_of))
+    mean = table_of("RULER", note, _rows(run, questions=True), columns)
+    tables.insert(0, mean)
+    return tables
+
+
+def score_text(tasks: Iterable[str]) -> str:
+    """Say what a score of these tasks is."""
+    names = list(tasks)
+    share_named = "mean share of the asked items that the answer names"
+    if FOUND in names:  # a server was asked, in words
+        return share_named
+    in_words = [task for task in names if task == RULER or find_task(task).in_words]
+    if not in_words:
+        return "share of questions answered exactly"
+    text = share_named
+    exact = [task for task in names if task not in in_words]
+    if exact:
+        text += f" ({', '.join(exact)}: share of questions answered exactly)"
+    if any(task == RULER or task in THIRTEEN for task in in_words):
+        text += f"; {RULERS}"
+    return text
+
+
+def _retrieved(run: Measurement, task: str) -> list[Column]:
+    columns = at_lengths(task, run.frame.lengths, share)
+    columns.append(Column("effective", f"effective_context.{task}", length_of))
+    return columns
+
+
+def _task_table(run: Measurement, task: str) -> Table:
+    right = "share of questions for which every answer token is the model's first choice"
+    if find_task(task).in_words:
+        right = "share of the asked items that greedy decoding names"
+    note = (
+        f"{right}, with its 95 % Wilson interval (questions over one "
+        "haystack count less, by how similar they are); effective: the longest length with 85 % of "
+        "the score inside the context"
+    )
+    if task in THIRTEEN:
+        note += f"; {RULERS}"
+    rows = _rows(run, questions=True)
+    return table_of(f"Retrieval: {task}", note, rows, _retrieved(run, task))
+
+
+def harness_table(run: Measurement) -> Table:
+    """Lay out what lm-evaluation-harness gave, as it gave it."""
+    rows = list[tuple[str, ...]]()
+    for label, task, name, score in _harness_scores(run):
+        rows.append((label, task, name, number(score, 4)))
+    note = "scores of lm-evaluation-harness on the same loaded model"
+    return Table("lm-eval", note, ("", "task", "metric", "value"), tuple(rows))
+
+
+def _harness_scores(run: Measurement) -> Iterator[tuple[str, str, str, float]]:
+    """The scores of lm-evaluation-harness, each with its model, task and name."""
+    for label, tasks in (run.facts.lm_eval or {}).items():
+        for task, scores in tasks.items():
+            for name, score in scores.items():
+                if isinstance(score, int | float) and not isinstance(score, bool):
+                    yield label, task, name, float(score)
+
+
+def verdict_lines(run: Measurement, label: str = "") -> list[str]:
+    """Say what the numbers show of one model, or of each that was made to read further."""
+    labels = [label]
+    if not label:
+        labels = run.labels(EXTENDED) or list(run.models)
+    lines = list[str]()
+    for name in labels:
+        numbers = run.models[name].numbers
+        if numbers is not None:
+            lines += numbers.verdicts
+    return lines

@@ -1,0 +1,543 @@
+"""Plans and inspections as plain text for a terminal."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropext.base.jsontext import JsonObject
+from ropext.base.narration import continued, pasted
+from ropext.base.table import WIDTH, columns, folded
+from ropext.families import Model
+from ropext.families.config import named
+from ropext.files.checkpoint.provenance import scaled_by_config
+from ropext.files.inspecting import Inspection, Served, serving
+from ropext.options.extend import Extend
+from ropext.options.fields import flag
+from ropext.planning import ExtensionPlan
+from ropext.planning.carrier import Carrier, Words
+from ropext.planning.plan import ASKED_UNTRAINED
+from ropext.scaling.rope import ABSENT, SCHEMES, Edit, RopeSite, phase_ratio, turns
+from ropext.scaling.tables import alike
+
+if TYPE_CHECKING:
+    from ropext.families.loaders import LoaderReading, Serving
+    from ropext.files.checkpoint.writing import Written
+    from ropext.files.schemes.inspection import Unrotated
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that leaves one to four digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def number(value: float) -> str:
+    """Write a length or a theta: six digits, and from a million on all before the point."""
+    if math.isinf(value):
+        return "inf"
+    if value < 1e6:
+        return f"{value:,.6g}"
+    return f"{value:,.0f}"
+
+
+def scaling_line(site: RopeSite, extended: str = "") -> str:
+    """Write what the config's rope dict says now, in one line; of a theta, what it was `extended`
+    by."""
+    kind = site.params.get("rope_type", "default")
+    if kind == "default":
+        if extended and site.scaled:
+            return f"in its theta: {extended}"
+        return "none (plain RoPE)"
+    keys = list[str]()
+    for key, value in site.params.items():
+        if key not in ("rope_type", "rope_theta") and isinstance(value, int | float):
+            keys.append(f"{key} {value:g}")
+    line = f"{kind} ({', '.join(keys)}); attention factor {site.rope.attention_factor:.6g}"
+    if site.rope.softmax_factor != 1:
+        line += f"; softmax factor {site.rope.softmax_factor:.6g}"
+    return line
+
+
+_TEMPERATURE = {
+    "whole": "a method's temperature scales the whole attention logits",
+    "rotated channels": "a method's temperature scales the part from rotated channels only",
+    "cancelled": "a method's temperature has no effect (queries and keys are normalised "
+    "after the rotation)",
+}
+
+
+def _facts(carrier: Carrier, limits: JsonObject) -> list[tuple[str, str]]:
+    model = carrier.model
+    kind = model.model_type
+    if model.text_type != kind:
+        kind += f" (text part: {model.text_type})"
+    facts = [("type", kind), ("context", f"{model.context:,} tokens")]
+    if model.stated_context != model.context:
+        facts.append(("stated", f"{model.stated_context:,} tokens in max_position_embeddings"))
+    facts.append(("shape", _shape(model)))
+    per_token = model.kv_bytes_per_token
+    rules = carrier.cache
+    full = model.kv_bytes(model.context, step=rules.step, beside=rules.micro_batch)
+    if per_token is not None and full is not None:
+        facts.append(
+            ("KV cache", f"{size(per_token)} per token (16-bit values); {size(full)} when full")
+        )
+    if model.layer_types:
+        counts = list[str]()
+        for kind_of_layer, count in Counter(model.layer_types).items():
+            counts.append(f"{count} {named(kind_of_layer)}")
+        facts.append(("layers", ", ".join(counts)))
+    if model.sliding_window:
+        window = f"{model.sliding_window:,} tokens in sliding-window layers"
+        if model.reach:
+            window += f"; no token sees further back than {model.reach:,}"
+        facts.append(("window", window))
+    if model.nope_layers:
+        facts.append(("unrotated", f"{model.nope_layers} attention layers have no RoPE"))
+    facts.append(
+        ("rope types", f"{', '.join(model.forms)} (those that its class in transformers computes)")
+    )
+    facts.append(("temperature", _TEMPERATURE[model.temperature]))
+    return facts + _limit_facts(limits)
+
+
+def _shape(model: Model) -> str:
+    """Write the sizes of a model that are known."""
+    sizes = {
+        "layers": model.layers,
+        "heads": model.heads,
+        "key/value heads": model.kv_heads,
+        "channels per head": model.head_dim,
+    }
+    known = list[str]()
+    for what, count in sizes.items():
+        if count:
+            known.append(f"{count} {what}")
+    return ", ".join(known)
+
+
+def _limit_facts(limits: JsonObject) -> list[tuple[str, str]]:
+    """Return the limits that other files of a model state."""
+    facts = list[tuple[str, str]]()
+    for key, limit in limits.items():
+        if limit is not None:
+            facts.append((key, named(str(limit))))
+    return facts
+
+
+def _site_facts(site: RopeSite, model: Model, extended: str = "") -> list[tuple[str, str]]:
+    rope = site.rope
+    dim = f"{rope.dim} channels"
+    if model.head_dim and rope.dim <= model.head_dim:  # some families have wider heads elsewhere
+        dim = f"{rope.dim} of {model.head_dim} channels"
+    layout = "interleaved" if model.interleaved else "split in halves"
+    pairs = rope.dim // 2
+    still = rope.spectrum.inv_freq.count(0)
+    count = f"{pairs} rotary pairs"
+    if still:
+        count = f"{pairs - still} of {pairs} rotary pairs rotate"
+    facts = [
+        ("rotary dim", f"{dim} ({count}, {layout})"),
+        ("theta", number(rope.theta)),
+        ("scaling", scaling_line(site, extended)),
+    ]
+    if rope.original_context != rope.context and not model.asks_original:
+        facts.append(("original", f"{rope.original_context:,} tokens before that scaling"))
+    if not site.scaled:
+        facts.append(("extension", "does not change these layers"))
+    return facts
+
+
+def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
+    """Write facts below one another, their names in a column."""
+    rest = f"{indent}{'':13}"
+    return "\n".join(folded(value, f"{indent}{name:<12} ", rest) for name, value in facts)
+
+
+def pair_table(site: RopeSite, target: int) -> str:
+    """Every pair: wavelength, turns inside the context, and what the target asks of it."""
+    spectrum = site.rope.spectrum
+    ratios = phase_ratio(site.rope, spectrum, target)
+    rows = []
+    for i, (wave, seen, ratio) in enumerate(
+        zip(spectrum.wavelengths, turns(spectrum, site.rope.context), ratios, strict=True)
+    ):
+        needs = f"{ratio:.3g}× the largest angle of training" if ratio > 1.001 else ""
+        rows.append([str(i), number(wave), f"{seen:.4g}", needs])
+    turned = f"rotations in {site.rope.context:,} tokens"
+    return columns(["pair", "wavelength", turned, f"at {target:,} tokens without scaling"], rows)
+
+
+def _beyond(site: RopeSite, target: int) -> str:
+    """How many pairs the target takes where training never was."""
+    ratios = phase_ratio(site.rope, site.rope.spectrum, target)
+    count = sum(ratio > 1.001 for ratio in ratios)
+    line = f"{count} of {len(ratios)} pairs reach angles that training never showed"
+    if count:
+        line += f", up to {max(ratios):.3g}× the largest"
+    return f"{line} (--pairs lists them)"
+
+
+def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
+    """`ropext inspect` as text; with `pairs`, a row for each pair."""
+    if not isinstance(seen, Inspection):
+        return _unrotated(seen)
+    model = seen.model
+    parts = [seen.name, fact_lines(_facts(seen.carrier, seen.limits))]
+    for site in model.sites:
+        title = "rotary embedding"
+        if site.label:
+            title += f" of {site.label}"
+        facts = _site_facts(site, model, seen.extended)
+        if site.scaled and not pairs:
+            facts.append((f"at {seen.target:,}", _beyond(site, seen.target)))
+        parts.append(f"\n{title}\n{fact_lines(facts, '  ')}")
+        if site.scaled and pairs:
+            parts.append(f"\n{pair_table(site, seen.target)}")
+    for note in model.notes + model.obstacles:
+        parts.append("\n" + folded(f"note: {note}"))
+    name = pasted(seen.name)
+    following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
+    parts.append(f"\nnext: ropext {following}")
+    return "\n".join(parts)
+
+
+def _unrotated(seen: "Unrotated") -> str:
+    """`ropext inspect` of a model without a rotary embedding, as text."""
+    scheme = seen.positions
+    kind = scheme.model_type
+    if scheme.text_type != kind:
+        kind += f" (text part: {scheme.text_type})"
+    facts = [("type", kind), ("positions", SCHEMES[scheme.kind])]
+    if scheme.carried and not scheme.tensors:
+        facts.append(
+            ("distances", f"all the same from {alike(scheme)} on; {scheme.key} {scheme.context}")
+        )
+    elif scheme.context:
+        facts.append(("context", f"{scheme.context:,} tokens"))
+    if scheme.tensors:
+        rows_text = f"{scheme.rows:,}"
+        if scheme.offset:
+            rows_text += f", {scheme.offset} in front of the first position"
+        facts.append(("rows", f"{rows_text}; {scheme.key} {scheme.rows - scheme.beyond}"))
+    for table in seen.tables:
+        rows, width = table.shape
+        facts.append(("table", f"{table.name} in {table.file}: {rows} x {width}, {table.dtype}"))
+    facts += _limit_facts(seen.limits)
+    end = f"next: ropext plan {pasted(seen.name)} --factor 2"
+    if seen.advice:
+        end = folded(f"note: {seen.advice}")
+    return f"{seen.name}\n{fact_lines(facts)}\n\n{end}"
+
+
+def loader_lines(readings: Iterable["LoaderReading"]) -> str:
+    """What each loader makes of the written config, in one line for those of whom the same is true;
+    those that misread it first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for reading in readings:
+        group = (reading.verdict, _loader_note(reading))
+        groups.setdefault(group, []).append(f"{reading.loader} {reading.versions}")
+    last = {"same": 1, "not measured": 2}
+    rows = list[tuple[str, str]]()
+    for verdict, note in sorted(groups, key=lambda group: last.get(group[0], 0)):
+        rows.append((verdict, "; ".join(groups[verdict, note]) + note))
+    return columns((), rows)
+
+
+def _loader_note(reading: "LoaderReading") -> str:
+    """Write what stands behind a loader's name: its flag, or why it reads otherwise."""
+    if reading.verdict == "not measured":
+        return ""
+    if reading.flag:
+        return f": {reading.flag}"
+    if not reading.why:
+        return ""
+    if not reading.has_reason:
+        return f" {reading.why}"
+    return f": {reading.why}"
+
+
+READ = 'what each engine computes ("same": what the plan states)'
+
+
+def value(item: Any) -> str:
+    """A config value short enough for one line of a diff."""
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{named(key)}: {value(v)}" for key, v in item.items()) + "}"
+    if isinstance(item, list) and len(item) > 4:
+        return f"[{value(item[0])}, {value(item[1])}, ... {value(item[-1])}] ({len(item)} values)"
+    if isinstance(item, float) and item.is_integer():
+        return f"{item:.1f}"
+    if isinstance(item, float):
+        return f"{item:.8g}"
+    if isinstance(item, str):
+        return repr(item)
+    return str(item)
+
+
+def edit_lines(edits: Iterable[Edit]) -> str:
+    """The config diff."""
+    lines = []
+    for edit in edits:
+        key = ".".join(map(named, edit.path))
+        if edit.before is not ABSENT:
+            lines.append(folded(f"- {key}: {value(edit.before)}"))
+        if edit.after is not ABSENT:
+            lines.append(folded(f"+ {key}: {value(edit.after)}"))
+    return "\n".join(lines)
+
+
+WITHOUT_COPY = "or without a copy: serve the original weights with these settings"
+
+
+def headlines(made: ExtensionPlan) -> list[str]:
+    """Write from where to where and by what; why `extend` refuses it, where it does."""
+    head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
+    head += f"{made.factor:g}×"
+    if made.recipe.from_original:
+        head += " from its original RoPE frequencies"
+    if made.refusal is not None:
+        return [folded(str(made.refusal)), "", f"with --even-so: {head}"]
+    return [head]
+
+
+def plan(made: ExtensionPlan) -> str:
+    """`ropext plan --details` as text."""
+    parts = headlines(made)
+    facts = made.facts()
+    methods = made.compared()
+    if made.kv_cache_bytes is not None:
+        facts.append(("KV cache", kv_cache(made.kv_cache_bytes, made.target)))
+    if facts:
+        parts.append(fact_lines(facts))
+    if methods.rows:
+        parts += ["", columns(methods.header, methods.rows)]
+        parts += methods.note.splitlines()
+    words = made.words
+    parts += ["", words.edited, edit_lines(made.edits)]
+    if made.readings:
+        parts += ["", READ, loader_lines(made.readings)]
+    for remark in made.remarks():
+        parts.append("\n" + folded(remark))
+    if nearest := made.nearest_by_options():
+        rows = list[tuple[str, str]]()
+        for options, loaders in nearest.items():
+            rows.append((f"  {options}", ", ".join(loaders)))
+        parts += ["\nthe nearest settings that other engines compute exactly", columns((), rows)]
+    if lines := made.serving(words.name):
+        parts += [
+            "",
+            f"to serve the result (OUT = the {words.output} you write)",
+            serving_text(lines),
+        ]
+    if lines := made.overrides():
+        parts += ["", f"{WITHOUT_COPY}{stand_in(lines)}"]
+        if words.without_copy:
+            parts.append(words.without_copy)
+        parts.append(serving_text(lines))
+    return "\n".join(parts)
+
+
+def extend_command(made: ExtensionPlan) -> str:
+    """The command line that writes this plan."""
+    words = ["ropext", "extend", made.name]
+    if not made.recipe.length_only:
+        words += ["--method", made.method]
+    for name, info in Extend.model_fields.items():
+        value = getattr(made.recipe, name)
+        if name in ("method", "short_pair_factors") or value in (None, False, ()):
+            if value is False and info.default is None:
+                words.append(f"--no-{flag(name).removeprefix('--')}")
+            continue
+        words.append(flag(name))
+        if name == "pair_factors":
+            words.append("FILE")
+        elif isinstance(value, tuple):
+            words.append(",".join(map(str, value)))
+        elif isinstance(value, float):
+            words.append(f"{value:.15g}")
+        elif value is not True:
+            words.append(str(value))
+    if made.untrained_factor >= ASKED_UNTRAINED and not made.recipe.untrained:
+        words.append("--untrained")
+    words += ["-o", made.words.name]
+    return pasted(*words)
+
+
+def serving_text(lines: Iterable["Serving"]) -> str:
+    """The command for each loader, or the sentence why there is none."""
+    out = list[str]()
+    indent = " " * 15
+    for line in lines:
+        rows = list[str]()
+        for command in line.command.splitlines():
+            rows += continued(command, WIDTH - len(indent))
+        if line.note:
+            first_note, *notes = line.note.splitlines()
+            if rows:
+                first_note = f"({first_note})"
+            rows += folded(first_note, indent, indent).splitlines()
+            rows += notes
+        begin = f"  {line.loader:<12} "
+        for row in rows:
+            out.append(begin + row.strip())
+            begin = indent
+    return "\n".join(out)
+
+
+def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
+    """Write the answer of `extend`: the files, the verification, how to serve them (in `every`
+    engine or in one), and what to do next."""
+    out = pasted(str(written.output))
+    parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
+    parts.append(_files(written.files))
+    parts.append(_verification(written.proof, out))
+    first_try = made.words.first_try
+    if first_try and made.kv_cache_bytes:
+        taken = kv_cache(made.kv_cache_bytes, made.target)
+        parts.append(f"KV cache: {taken}; to try it, {first_try}")
+    for note in written.notes:
+        parts.append(f"note: {note}")
+    for name, reason in written.left.items():
+        if name != "README.md":
+            parts.append(f"left out: {name}: {reason}")
+    parts = list(map(folded, parts))
+    if lines := made.serving(str(written.output)):
+        if every:
+            parts += ["", "to serve it", serving_text(lines)]
+        else:
+            parts += ["", _to_serve(written.output, usual_lines(lines, made.words))]
+    if made.sites:
+        parts += ["", f"quality was not measured; to measure it: ropext eval {out} --data TEXTS"]
+    return "\n".join(parts)
+
+
+def stand_in(lines: Iterable["Serving"]) -> str:
+    """Say what MODEL stands for, where commands name the base so: it has no place here."""
+    if any("MODEL" in line.command for line in lines):
+        return " (MODEL = their path)"
+    return ""
+
+
+def how_to_serve(output: Path) -> str:
+    """Write how to serve a finished output in the program that most use; "" where it does not
+    rotate."""
+    read = serving(str(output))
+    if read is None:
+        return ""
+    return _to_serve(output, usual_lines(read.serving, read.carrier.words))
+
+
+def usual_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]:
+    """Return the lines that most users need: one engine's if it reads the result, or every command
+    without its notes."""
+    if words.first_engine:
+        return [min(lines, key=lambda line: (not line.command, line.loader != words.first_engine))]
+    return [replace(line, note="") if line.command else line for line in lines]
+
+
+def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
+    others = f"for other engines: ropext plan {pasted(str(output))}"
+    return f"to serve it ({others})\n{serving_text(usual)}"
+
+
+NAMED_FILES = 16  # of an output, by name; a large model has hundreds of weight files
+
+
+def _files(names: Sequence[str]) -> str:
+    """Name the files of an output."""
+    shown = ", ".join(names[:NAMED_FILES])
+    if len(names) > NAMED_FILES:
+        shown += f" and {len(names) - NAMED_FILES} more"
+    return f"files: {shown}"
+
+
+def kv_cache(count: int, target: int) -> str:
+    """Write how much memory one sequence of the target length takes."""
+    return f"{size(count)} for one sequence of {target:,} tokens (16-bit values)"
+
+
+def _verification(proof: JsonObject | None, out: str) -> str:
+    """Write what was verified; a forward pass that did not agree has a sentence by itself."""
+    if not proof:
+        return f"not verified (--no-verify); to do it later: ropext verify {out}"
+    if "ggml" in proof:
+        return (
+            f"verified: file read back; {proof['tensors']} tensors ({size(proof['bytes'])}) "
+            f"unchanged; RoPE frequencies match the plan (largest relative error "
+            f"{proof['error']:.1e})"
+        )
+    done = f"verified with transformers {proof['transformers']}: it loads "
+    done += f"{proof['tensors_compared']} tensors"
+    if proof["tensors_not_compared"]:
+        done += f" ({proof['tensors_not_compared']} packed ones not compared)"
+    if "rows_bit_exact" in proof:
+        if proof["rows_bit_exact"]:
+            done += f"; {proof['rows_bit_exact']:,} old rows are unchanged, bit for bit"
+        return f"{done}; {proof['forward']}"
+    modules = proof["rotary_modules"] + proof["attention_modules"]
+    error = proof["worst"]["error"]
+    done += f"; the RoPE and attention settings of {modules} modules match the plan (largest "
+    done += f"relative error {error:.1e})"
+    if proof["forward_agrees"]:
+        return f"{done}; a forward pass matches, too"
+    if proof["forward"]:
+        return f"{done}; {proof['forward']}"
+    return done
+
+
+def served_headline(read: Served) -> str:
+    """Name a model that is extended already: how far, and by what."""
+    head = f"{read.directory}: {read.model.context:,} tokens"
+    if read.record:
+        head += f", extended from {read.record.context:,} by {read.record.method}"
+    elif scaled := scaled_by_config(read.model):
+        head += f", {scaled}"
+    return head
+
+
+def served(read: Served, verdict: str = "") -> str:
+    """Write `ropext plan --details` of an extended model: the verdict of its gate, and what each
+    engine computes."""
+    head = served_headline(read)
+    readers = loader_lines(read.readings)
+    lines = serving_text(read.serving)
+    first = [head, verdict] if verdict else [head]
+    return "\n".join([*first, "", READ, readers, "", "to serve it", lines])
+
+
+def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
+    """`ropext verify` as text: the verdict, and what was found; who reads it says `plan DIR`."""
+    states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
+    rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
+    return f"{verdict}\n\n{columns(['', 'what', 'found'], rows)}"
+
+
+def costs(counts: Any) -> str:
+    """`ropext eval --dry-run` as text."""
+    read = "each document in one pass"
+    if counts.chunk:
+        read = f"in chunks of {counts.chunk} tokens with a KV cache"
+        if counts.cache_bytes is not None:
+            read += f" of {size(counts.cache_bytes)}"
+    if counts.columns is None:
+        read += f", logits in slices of {counts.slice_tokens} tokens"
+    else:
+        read += f", logits in tiles {counts.columns} entries of the vocabulary wide"
+    rows = [(part.what, str(part.passes), str(part.tokens)) for part in counts.work]
+    return "\n".join(
+        [
+            columns(("work", "passes", "tokens per pass"), rows),
+            "",
+            f"passes   {counts.passes}",
+            f"tokens   {counts.tokens:,}",
+            f"weights  {size(counts.weight_bytes)}",
+            f"read     {read}",
+        ]
+    )

@@ -1,0 +1,484 @@
+"""The stock rope types: the spectrum and attention factor of a rope dict, and the dict of a wish.
+
+A *form* is a `rope_type` with its keys in transformers-5 names. `read` transcribes transformers'
+arithmetic in float64 instead of its float32; `candidates` are the dicts whose reading equals the
+wanted spectrum. An export is exact or it raises.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from itertools import chain
+from typing import Any
+
+from ropext.base.errors import ConfigError
+from ropext.base.jsontext import untagged_float
+from ropext.scaling.rope import Params as Params
+from ropext.scaling.rope import Rope, Spectrum, plain_inv_freq
+
+NAMES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+LENGTH_DEPENDENT = ("dynamic", "longrope", "su")  # the last is longrope's old name
+# Keys without which stock transformers cannot build the form.
+REQUIRED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+# Stock raises theta to a power in float32, which ends at 3.4e38; families reads none from 1e30 on.
+LARGEST_THETA = 1e30
+# Relative difference that counts as equal between two float64 routes to the same number.
+EXACT = 1e-9
+BETA_FAST = 32.0
+BETA_SLOW = 1.0
+
+
+def mscale(factor: float, m: float = 1.0) -> float:
+    """YaRN's sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier m on the logarithm."""
+    return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
+
+
+def longrope_attention(factor: float, original: int) -> float:
+    """LongRoPE's sqrt(1 + ln(s)/ln(L)), as its released code and stock longrope have it."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def default_attention(params: Mapping[str, Any]) -> float:
+    """Return what stock transformers multiplies into cos and sin when the dict names no factor."""
+    match params.get("rope_type", "default"):
+        case "yarn":
+            factor = params["factor"]
+            m = params.get("mscale")
+            m_all = params.get("mscale_all_dim")
+            if m and m_all:
+                return mscale(factor, m) / mscale(factor, m_all)
+            return mscale(factor)
+        case "longrope":
+            return longrope_attention(params["factor"], params["original_max_position_embeddings"])
+    return 1.0
+
+
+def yarn_bounds(
+    dim: int, theta: float, context: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> tuple[float, float]:
+    """Return the pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2
+    ln b).
+
+    Clamped to [0, dim-1] as the published code does (dim, not dim/2).
+    """
+
+    low = dim * math.log(context / (beta_fast * 2 * math.pi)) / (2 * math.log(theta))
+    high = dim * math.log(context / (beta_slow * 2 * math.pi)) / (2 * math.log(theta))
+    if truncate:
+        low = math.floor(low)
+        high = math.ceil(high)
+    return max(low, 0), min(high, dim - 1)
+
+
+def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
+    """Return 0 for a pair that keeps its frequency (below `low`), 1 for one that is interpolated
+    fully (above `high`).
+
+    Where the clamp leaves high < low, the published formula still holds and this follows it.
+    """
+    if low == high:
+        high += 0.001  # the published code's guard against a division by zero
+    return tuple(min(max((i - low) / (high - low), 0.0), 1.0) for i in range(pairs))
+
+
+def llama3_pair_factors(
+    inv_freq: Iterable[float], context: int, factor: float, low: float, high: float
+) -> tuple[float, ...]:
+    """The YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r = L/lambda; also Llama 3's form.
+
+    gamma = clamp((r - low)/(high - low), 0, 1) keeps, 1 - gamma interpolates.
+    """
+    factors = []
+    for f in inv_freq:
+        r = context * f / (2 * math.pi)
+        if high > low:
+            gamma = min(max((r - low) / (high - low), 0.0), 1.0)
+        else:  # stock's two comparisons then leave no ramp, only a step at `low`
+            gamma = 1.0 if r >= low else 0.0
+        factors.append(1 / ((1 - gamma) / factor + gamma))
+    return tuple(factors)
+
+
+def _number(params: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """Return a finite number above 0; None counts as absent, as it does in stock."""
+    value = params.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} of the rope dict is {value!r}, but must be a number above 0")
+    return float(value)
+
+
+def _numbers(params: Mapping[str, Any], key: str, dim: int) -> tuple[float, ...]:
+    """Return one number above 0 per pair; infinity is a pair that does not turn."""
+    values = params.get(key)
+    if not isinstance(values, list | tuple):
+        raise ConfigError(f"{key} of the rope dict must be a list, was {values!r}")
+    numbers = [untagged_float(v) for v in values]
+    for i, value in enumerate(numbers):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(
+                f"{key} of the rope dict must hold numbers above 0, but number {i} is {value!r}"
+            )
+    if len(numbers) != dim // 2:
+        raise ConfigError(
+            f"{key} of the rope dict has {len(numbers)} numbers, but this model "
+            f"rotates {dim // 2} pairs"
+        )
+    return tuple(float(v) for v in numbers)
+
+
+def _original(params: Mapping[str, Any], context: int) -> int:
+    """Return the original length; stock fills an absent one with max_position_embeddings."""
+    return int(_number(params, "original_max_position_embeddings", context))
+
+
+def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tuple[float, ...]:
+    """Return the pair factors of a yarn dict."""
+    theta = _number(params, "rope_theta")
+    # Stock reads `truncate` from the outer dict, so a nested one never sees it.
+    truncate = nested or bool(params.get("truncate", True))
+    if theta <= 1:
+        raise ConfigError(
+            f"rope_theta is {theta:g}, but a yarn dict needs one above 1 "
+            "(its ramp divides by ln theta)"
+        )
+    original = _original(params, context)
+    factor = _number(params, "factor", context / original)
+    low, high = yarn_bounds(
+        dim,
+        theta,
+        original,
+        _number(params, "beta_fast", BETA_FAST),
+        _number(params, "beta_slow", BETA_SLOW),
+        truncate,
+    )
+    # f' = f/s * ramp + f * (1 - ramp), so the divisor is 1 / (ramp/s + 1 - ramp).
+    return tuple(1 / (r / factor + 1 - r) for r in linear_ramp(dim // 2, low, high))
+
+
+def read_pair_factors(
+    params: Mapping[str, Any], dim: int, context: int, *, nested: bool = False
+) -> tuple[float, ...]:
+    """Return what a rope dict divides the plain frequencies theta^(-2i/dim) by; infinite: the
+    pair stands still.
+
+    Of a longrope with two sets this is the one for inputs beyond the original length.
+    """
+    kind = params.get("rope_type", "default")
+    if kind not in NAMES:
+        raise ConfigError(
+            f"transformers does not compute the rope_type {kind!r}; known are {', '.join(NAMES)}"
+        )
+    missing = [key for key in REQUIRED.get(kind, ()) if key not in params]
+    if missing:
+        raise ConfigError(
+            f"the rope dict of type {kind!r} lacks {', '.join(missing)}, without "
+            "which transformers cannot build the model"
+        )
+    pairs = dim // 2
+    match kind:
+        case "linear":
+            return (_number(params, "factor"),) * pairs
+        # Stateful: within max_position_embeddings stock computes plain RoPE. HunYuan's `alpha` is
+        # a static change of theta under the same name, theta * alpha^(d/(d-2)).
+        case "dynamic" if params.get("alpha") and dim > 2:
+            alpha = _number(params, "alpha")
+            return tuple(alpha ** (2 * i / (dim - 2)) for i in range(pairs))
+        case "yarn":
+            return _yarn(params, dim, context, nested)
+        case "llama3":
+            return llama3_pair_factors(
+                plain_inv_freq(dim, _number(params, "rope_theta")),
+                _original(params, context),
+                _number(params, "factor"),
+                _number(params, "low_freq_factor"),
+                _number(params, "high_freq_factor"),
+            )
+        case "longrope":
+            return _numbers(params, "long_factor", dim)
+        # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest stand.
+        case "proportional":
+            turning = int(_number(params, "partial_rotary_factor", 1.0) * dim // 2)
+            turning = min(turning, pairs)
+            factor = _number(params, "factor", 1.0)
+            return (factor,) * turning + (math.inf,) * (pairs - turning)
+    return (1.0,) * pairs
+
+
+def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
+    """Return the second set of a longrope, for inputs within the original length; () = the same
+    set."""
+    short = _numbers(params, "short_factor", dim)
+    if short == _numbers(params, "long_factor", dim):
+        return ()
+    return short
+
+
+def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
+    """Return what a rope dict multiplies into cos and sin."""
+    kind = params.get("rope_type", "default")
+    if kind not in ("yarn", "longrope"):
+        return 1.0  # stock ignores the key in every other form
+    if params.get("attention_factor") is not None:
+        return _number(params, "attention_factor")
+    original = _original(params, context)
+    # Stock derives a factor of null (absent, in longrope) from the two lengths.
+    factor = _number(params, "factor", context / original)
+    lengths = {"original_max_position_embeddings": original, "factor": factor}
+    return default_attention({**params, **lengths})
+
+
+def softmax_factor(params: Mapping[str, Any]) -> float:
+    """DeepSeek's softmax multiplier: mscale(factor, mscale_all_dim)^2 in every scaled form."""
+    if not params.get("mscale_all_dim") or params.get("rope_type", "default") == "default":
+        return 1.0
+    return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
+
+
+def steepness(params: Mapping[str, Any]) -> float:
+    """How much more than usual stock's float32 loses in a ramp whose ends lie close together.
+
+    (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). 1 where that
+    stays within the usual bounds: the ends are whole numbers, or far apart.
+    """
+    kind = params.get("rope_type", "default")
+    if kind == "llama3":
+        low = _number(params, "low_freq_factor")
+        high = _number(params, "high_freq_factor")
+        if high <= low:
+            return 1.0
+        return max(1.0, high / (high - low) / 2)
+    if kind == "yarn" and params.get("truncate") is False:
+        fast = _number(params, "beta_fast", BETA_FAST)
+        slow = _number(params, "beta_slow", BETA_SLOW)
+        if fast <= slow:
+            return 1.0
+        # Of the indices dim(r), proportional to ln(L/(2 pi r)): dim and theta cancel.
+        turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
+        return max(1.0, math.log(turns) / math.log(fast / slow))
+    return 1.0
+
+
+def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float, ...]:
+    """Divide the frequencies by one factor per pair."""
+    return tuple(f / p for f, p in zip(inv_freq, factors, strict=True))
+
+
+def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
+    """Compute the spectrum that stock transformers computes from a rope dict, in float64.
+
+    `rope` gives what no dict changes (dim, nesting, whether the softmax reads mscale); `context` is
+    max_position_embeddings.
+    """
+    plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
+    factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
+    short = tuple[float, ...]()
+    if params.get("rope_type") == "longrope":
+        short = read_short_pair_factors(params, rope.dim)
+    inv_freq = divided(plain, factors)
+    attention = read_attention_factor(params, context)
+    softmax = 1.0
+    if rope.softmax_mscale:
+        softmax = softmax_factor(params)
+    if not short:
+        return Spectrum(inv_freq, attention, softmax)
+    short_inv_freq = divided(plain, short)
+    return Spectrum(inv_freq, attention, softmax, short_inv_freq, _original(params, context))
+
+
+def agree(a: Any, b: Any) -> bool:
+    """Tell whether two values are equal up to float64 rounding: 4 and 4.0, a number that was
+    printed shorter, and sequences of such."""
+    if a == b:
+        return True
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(agree, a, b))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
+    return numbers and math.isclose(a, b, rel_tol=EXACT)
+
+
+def same(a: Spectrum, b: Spectrum) -> bool:
+    """Tell whether two spectra are the same function, up to float64 rounding."""
+    return a.short_context == b.short_context and agree(astuple(a), astuple(b))
+
+
+def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
+    """Return the theta whose plain spectrum has these pair factors, if there is one.
+
+    theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, tells theta':
+    theta' = theta * p_last^(d/(d-2)).
+    """
+    if not 0 < factors[-1] < math.inf:
+        return None
+    if rope.dim == 2:
+        if agree(factors[0], 1.0):
+            return rope.theta
+        return None
+    theta = rope.theta * factors[-1] ** (rope.dim / (rope.dim - 2))
+    theta = float(f"{theta:.14g}")  # 1e6, not 999999.9999999998
+    expected = [factors[-1] ** (2 * i / (rope.dim - 2)) for i in range(rope.dim // 2)]
+    if not agree(factors, expected):
+        return None
+    return theta
+
+
+def _lengths(rope: Rope, target: int) -> Params:
+    """Return the two keys that tell the factor and the original length."""
+    return {
+        "factor": target / rope.original_context,
+        "original_max_position_embeddings": rope.original_context,
+    }
+
+
+def _mscale_pair(rope: Rope) -> Params:
+    """Return DeepSeek's two keys, as far as the embedding has them."""
+    pair = {"mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim}
+    return {key: value for key, value in pair.items() if value}
+
+
+def with_attention(params: Params, attention_factor: float) -> Params:
+    """Write the attention factor under every name that a reader of this form looks at.
+
+    vLLM reads only short_mscale/long_mscale of a longrope; older ones and SGLang read only
+    attn_factor of a yarn, which multiplies the default instead of replacing it.
+    """
+    default = default_attention(params)
+    if params["rope_type"] == "longrope":
+        # Always explicit: transformers 4.43 and 4.44 fail in validation without it.
+        out = params | {"attention_factor": attention_factor}
+        if not agree(default, attention_factor):
+            out |= {"short_mscale": attention_factor, "long_mscale": attention_factor}
+        return out
+    if agree(default, attention_factor):
+        return params
+    ratio = attention_factor / default
+    return params | {"attention_factor": attention_factor, "attn_factor": ratio}
+
+
+# What divides the plain frequency of each pair.
+Factors = tuple[float, ...]
+
+
+def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Another theta, nothing else."""
+    theta = _theta_shift(rope, factors)
+    if theta is None:
+        return None
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Every pair divided by one number, over another theta where that fits."""
+    factor = factors[0]
+    whole = target / rope.original_context
+    if agree(factor, whole):
+        factor = whole  # the ratio of the two lengths, without the rounding of the division
+    theta = _theta_shift(rope, tuple(p / factor for p in factors))
+    if theta is None:
+        return None
+    return {"rope_type": "linear", "rope_theta": theta, "factor": factor} | _mscale_pair(rope)
+
+
+def _share(turning: int, dim: int) -> float:
+    """The partial factor that stock's int(p * d // 2) takes back to this many pairs."""
+    share = 2 * turning / dim
+    if int(share * dim // 2) != turning:
+        return math.nextafter(share, 2.0)
+    return share
+
+
+def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """The form of the models whose last pairs stand still.
+
+    Offered to no other: its partial_rotary_factor means something else there.
+    """
+    turning = [p for p in factors if p < math.inf]
+    if not turning or len(turning) == len(factors):
+        return None
+    theta = rope.theta
+    if len(turning) > 1:
+        # (theta'/theta)^(2i/d) at the last pair that turns; d counts those that stand, too.
+        theta *= (turning[-1] / turning[0]) ** (rope.dim / (2 * (len(turning) - 1)))
+    out = {
+        "rope_type": "proportional",
+        "rope_theta": theta,
+        "partial_rotary_factor": _share(len(turning), rope.dim),
+        "factor": turning[0],
+    }
+    return out | _mscale_pair(rope)
+
+
+def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """A yarn whose ramp begins beyond the last pair: theta with a temperature.
+
+    The ramp starts at index d/2 + 1/2 (floored to d/2) and ends at d - 1, so that every pair keeps
+    its frequency: beta(k) = L / (2 pi theta^(2k/d)).
+    """
+    theta = _theta_shift(rope, factors)
+    if theta is None or theta <= 1:
+        return None
+    dim = rope.dim
+
+    def beta(index: float) -> float:
+        wavelength: float = 2 * math.pi * theta ** (2 * index / dim)
+        return rope.original_context / wavelength
+
+    out = {"rope_type": "yarn", "rope_theta": theta} | _lengths(rope, target)
+    out |= {"beta_fast": beta(dim / 2 + 0.5), "beta_slow": beta(dim - 1)} | _mscale_pair(rope)
+    return with_attention(out, wanted.attention_factor)
+
+
+def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
+    """Any pair factors and any attention factor, with short = long unless two sets are wanted."""
+    if rope.original_context < 2:  # stock divides by its logarithm
+        return None
+    short = list(factors)
+    lengths = _lengths(rope, target)
+    if wanted.short_inv_freq is not None:
+        plain = plain_inv_freq(rope.dim, rope.theta)
+        short = list(divisors(plain, wanted.short_inv_freq))
+        # Stock switches sets at this length, and vLLM takes the factor from the two lengths.
+        lengths["original_max_position_embeddings"] = wanted.short_context
+        if not rope.mscale_all_dim:  # DeepSeek's softmax reads the whole factor
+            lengths["factor"] = target / wanted.short_context
+    out = {"rope_type": "longrope", "rope_theta": rope.theta} | lengths
+    out |= {"short_factor": short, "long_factor": list(factors)} | _mscale_pair(rope)
+    return with_attention(out, wanted.attention_factor)
+
+
+def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
+    """Return what divides each plain frequency; infinite if the pair is to stand still."""
+    factors = []
+    for frequency, slower in zip(plain, wanted, strict=True):
+        factors.append(frequency / slower if slower else math.inf)
+    return tuple(factors)
+
+
+# In the order in which most loaders read them; a method's own form comes before these.
+GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope_form)
+
+
+def candidates(
+    rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
+) -> Iterator[Params]:
+    """Yield every stock dict that reads back as exactly the wanted spectrum: the method's own, then
+    one of each form that may say the same, best form first."""
+    factors = divisors(plain_inv_freq(rope.dim, rope.theta), wanted.inv_freq)
+    if native is not None:
+        if native["rope_type"] != "default":
+            native = native | _mscale_pair(rope)
+        if native["rope_type"] in ("yarn", "longrope"):
+            native = with_attention(native, wanted.attention_factor)
+    others = (build(rope, factors, wanted, target) for build in GENERAL)
+    for params in chain([native], others):
+        if params is None or params["rope_theta"] >= LARGEST_THETA:
+            continue
+        if same(read(params, rope, target), wanted):
+            yield params
