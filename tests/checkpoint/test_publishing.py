@@ -186,7 +186,7 @@ def test_no_path_of_this_machine_goes_up(hub, output, tmp_path):
 
 # What a variant of results.json has beside.
 UNREAD = {"model": "m", "target": None, "adapter": None, "store": "", "positions": []}
-UNREAD |= {"retrieval": {}}
+UNREAD |= {"retrieval": {}, "verdicts": []}
 
 
 def test_figures_come_from_a_run_that_read_this_very_checkpoint(hub, output, tmp_path):

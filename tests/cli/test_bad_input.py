@@ -350,7 +350,7 @@ def test_a_bug_keeps_its_traceback_and_exits_1(llama):
 
     code = (
         "import sys; sys.argv = ['ropext', 'plan', sys.argv[1], '--factor', '4']\n"
-        "from ropext import inspecting\n"
+        "from ropext.files import inspecting\n"
         "def broken(*args, **kwargs): raise KeyError('a bug')\n"
         "inspecting.plan = broken\n"
         "from ropext.cli.app import main\n"

@@ -60,7 +60,6 @@ def poisoned(run, place):
     for name in ("results.json", "items.jsonl", "documents.json"):
         for old, new in words.items():
             say(place / name, json.dumps(old)[1:-1], json.dumps(named(new))[1:-1])
-        say(place / name, '"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
     forget_digests(place)
     return place
 
@@ -101,7 +100,12 @@ def reports(folder):
     ropext("eval", model, *read, "--method", "pi,yarn", "--factor", 2, "-o", evaluated)
     again = shutil.copytree(evaluated, folder / named("again"))
     ropext("compare", evaluated, again, "-o", folder / "compared")
-    ropext("compare", evaluated, poisoned(evaluated, folder / "theirs"), "-o", folder / "again")
+    theirs = poisoned(evaluated, folder / "theirs")
+    answers = (theirs / "items.jsonl").read_text()
+    say(theirs / "items.jsonl", '"answer": [', f'"answer": [{json.dumps(SCRIPT)}, ')
+    assert run("compare", evaluated, theirs, "-o", folder / "again")[0] == 2  # an answer is numbers
+    (theirs / "items.jsonl").write_text(answers)
+    ropext("compare", evaluated, theirs, "-o", folder / "again")
     ropext("run", recipe, "-o", folder / named("ran"))
     table = Table(SCRIPT, SCRIPT, (SCRIPT, NAME), ((SCRIPT, NAME),))
     page = Page(SCRIPT, NAME, [SCRIPT], [NAME], [table, table], SCRIPT)

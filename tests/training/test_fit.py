@@ -522,7 +522,7 @@ def test_other_weights_of_the_same_shapes_are_another_run(base, stories, tmp_pat
     from ropext.options.training import Fit
     from ropext.pipeline.steps import FitStage
 
-    found = [fit.prepare(str(own), str(stories), Fit(**RANDOM)).manifest() for own in (base, again)]
+    found = [fit.prepare(str(own), str(stories), Fit(**RANDOM)).decides() for own in (base, again)]
     assert [key for key in found[0] if found[0][key] != found[1][key]] == ["weights"]
     # What stands at its default is in no key: one that changes raises a number that is.
     assert found[0]["schema"] == FitStage.schema == 2

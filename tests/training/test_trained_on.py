@@ -160,7 +160,7 @@ def test_what_is_made_of_it_knows_it_too(tuned, data, tmp_path):
     assert [own["overlap"]["trained_on"] for own in found.values()] == [8, 8, 8]
     fit = count_training("fit", output, data["new"], factor=2, steps=1, packing="glued").training
     assert fit.overlap.mark == ""
-    assert fit.trained_on.count > 12
+    assert fit.data.trained.count > 12
 
 
 def test_a_fit_keeps_what_it_was_fitted_on_and_a_finetune_after_it_tells(
