@@ -1,4 +1,4 @@
-"""Types of KV cache by name, as `plan --memory` counts them and `eval --kv` rounds by them."""
+"""Types of KV cache by name: `plan --memory` counts their bytes, and `eval --kv` rounds by them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,19 +10,19 @@ from ropext.options.fields import Words
 
 UNROUNDED = "f16"
 CACHE_NAMES = (UNROUNDED, "q8_0", "q4_0", "fp8")
-APART = "/"  # between the type of the keys and that of the values
+APART = "/"  # separates the type of the keys from the type of the values
 
 
 @dataclass(frozen=True)
 class StoredCache:
-    """How an engine stores keys and values; a type of `f16` is left as it is computed."""
+    """How an engine stores keys and values; `f16` leaves them as they are computed."""
 
     keys: str
     values: str
 
     @property
     def name(self) -> str:
-        """Its name in a row's label, which also names a folder."""
+        """Return the name for a row's label, which also names a folder."""
         return self.keys if self.keys == self.values else f"{self.keys}-{self.values}"
 
 
@@ -41,7 +41,7 @@ def stored_cache(name: str) -> StoredCache:
 
 
 def _rounded(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the caches of `eval`, each another one, and each rounded somewhere."""
+    """Check the caches of `eval`: each differs from the others, and each rounds keys or values."""
     for name in names:
         if stored_cache(name) == StoredCache(UNROUNDED, UNROUNDED):
             raise UsageError(

@@ -1,5 +1,5 @@
-"""The public functions as Python shows them: every option in the signature and in the help, and a
-mistake in a call as a sentence."""
+"""Show the public functions with every option in signature and help; report a mistake in a call as
+one sentence."""
 
 import inspect
 import re
@@ -31,10 +31,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of public functions that is no field of options."""
+    """An argument of public functions that is not a field of options."""
 
     line: str
-    wish: str = ""  # what it must be; none: the function says it itself
+    wish: str = ""  # expected kind, for the error; empty if the function itself checks the value
     fits: Callable[[object], bool] = lambda value: True
 
 
@@ -138,8 +138,9 @@ ARGUMENTS = {
 
 
 def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function that takes the fields of these classes as `**options` say so: in its
-    signature, its help, and where a call names what it has not."""
+    """Return a decorator for a function that takes the fields of these classes as `**options`. It
+    puts the fields into the signature and the help, and refuses unknown names and unfit arguments.
+    """
 
     def door(function: Callable[P, R]) -> Callable[P, R]:
         shown = _signature(function, kinds)
@@ -149,7 +150,7 @@ def public(*kinds: type[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]:
             _check_names(function.__name__, shown, kwargs)
             given: dict[str, object] = {}
             for name, value in kwargs.items():
-                if value is not None:  # which stands for "not given"
+                if value is not None:  # None means "not given"
                     given[name] = value
             _check(function.__name__, shown, args, given)
             return function(*args, **given)  # type: ignore[arg-type]
@@ -170,8 +171,8 @@ def fields_of(kinds: Iterable[type[Options]]) -> dict[str, FieldInfo]:
 
 
 def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) -> Signature:
-    """Return a function's signature with each option in the place of `**options`. A function that
-    stands as a default is not shown: its text is an address."""
+    """Return a function's signature with each option in the place of `**options`. A function as a
+    default is shown as None, since its text would be an address."""
     stated = inspect.signature(function)
     parameters = dict[str, Parameter]()
     for name, parameter in stated.parameters.items():
@@ -190,7 +191,7 @@ def _signature(function: Callable[..., object], kinds: Sequence[type[Options]]) 
 
 
 def python_type(info: FieldInfo) -> object:
-    """Return what a caller may give for an option."""
+    """Return the type that a caller may give for an option."""
     item, is_list, choices = item_of(info)
     role = role_of(info)
     kind: object = item
@@ -216,7 +217,7 @@ def python_type(info: FieldInfo) -> object:
 
 
 def _lines(shown: Signature, kinds: Sequence[type[Options]]) -> str:
-    """Say of every argument what it is, one line each."""
+    """Return the help of the arguments, one line for each."""
     fields = fields_of((Reach, Writing, *kinds))
     lines = ["Arguments:"]
     for name in shown.parameters:
@@ -256,7 +257,8 @@ def _check_names(name: str, shown: Signature, given: Iterable[str]) -> None:
 def _check(
     name: str, shown: Signature, args: Sequence[object], given: Mapping[str, object]
 ) -> None:
-    """Refuse a call that the function cannot take, and arguments of another kind than they are."""
+    """Refuse a call that does not fit the signature, and an argument of another kind than
+    expected."""
     try:
         bound = shown.bind(*args, **given)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""How to ask a running server."""
+"""Options of an evaluation that asks a running server."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ MOST_DEPTHS = 64  # needles in one text
 
 
 class AskPort(Measuring):
-    """One evaluation of a running server."""
+    """The options of one evaluation of a running server."""
 
     endpoint: Content[str | None] = wanted(
         None,
@@ -80,12 +80,12 @@ class AskPort(Measuring):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The tasks: those that are named, else several keys in one text."""
+        """Return the tasks that the user named, else `mkey` (several needles in one text)."""
         return self.tasks or ("mkey",)
 
     @property
     def reads_text(self) -> bool:
-        """Whether the perplexity of texts is wanted."""
+        """Return whether the perplexity of texts is wanted."""
         return self.data is not None and self.haystack != "text"
 
 
@@ -93,7 +93,8 @@ ONLY = tuple(name for name in AskPort.model_fields if name not in Evaluate.model
 
 
 def is_port(given: Mapping[str, Any]) -> bool:
-    """Whether a server is to be asked; without one, the options that only it has are refused."""
+    """Return whether the options ask a server. Without --endpoint, refuse the options that only a
+    server's evaluation has."""
     if given.get("endpoint") is not None:
         return True
     for name in ONLY:
@@ -103,8 +104,8 @@ def is_port(given: Mapping[str, Any]) -> bool:
 
 
 def port_options(given: Mapping[str, Any]) -> AskPort:
-    """Check the options of a server's evaluation; those of a model that is loaded here are
-    refused."""
+    """Check the options of a server's evaluation; refuse an option about a model that ropext
+    loads."""
     for name in given:
         info = AskPort.model_fields.get(name)
         is_served = info is not None and Trait.SERVED in info.metadata

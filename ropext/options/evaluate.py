@@ -1,4 +1,4 @@
-"""How to evaluate."""
+"""Options of an evaluation: its documents, its measurements, and the models that are measured."""
 
 import json
 import re
@@ -49,7 +49,7 @@ TASK_NAME = re.compile(r"[\w-]+(\.(?!ya?ml\b)[\w-]+)*")  # of lm-evaluation-harn
 
 
 class DocumentOptions(Options):
-    """Which documents are read, and how."""
+    """Options that say which documents are read, and how the model that reads them is loaded."""
 
     column: Served[Stored[str | None]] = wanted(
         None,
@@ -124,8 +124,8 @@ class DocumentOptions(Options):
 
 
 class Measuring(DocumentOptions):
-    """What is measured, by `ropext eval` and by a run: a new option of eval belongs here if a run
-    can have it too."""
+    """Options of the measurements of `ropext eval` and of a run. A new option of eval belongs here
+    if a run can have it too."""
 
     key_schema = 2
 
@@ -208,7 +208,8 @@ class Measuring(DocumentOptions):
 
     @property
     def template_args(self) -> dict[str, Json]:
-        """The variables of the chat template: each value is JSON, else a text."""
+        """Return the variables of the chat template: each value is read as JSON, or else as
+        text."""
         variables = dict[str, Json]()
         for word in self.chat_args:
             name, _, value = word.partition("=")
@@ -223,7 +224,7 @@ class Measuring(DocumentOptions):
 
 
 class SelfExtend(Options):
-    """How Self-Extend folds positions, in memory."""
+    """Options of Self-Extend, which folds positions in memory."""
 
     window: Content[Count | None] = wanted(
         None,
@@ -243,13 +244,13 @@ class SelfExtend(Options):
 
     @property
     def fold(self) -> FoldOptions:
-        """The options of the fold, as a plan takes them."""
+        """Return the options of the fold, as a plan takes them."""
         return FoldOptions(self.window, self.group, self.literal)
 
 
 class Evaluate(SelfExtend, Measuring):
-    """One call of `ropext eval`: also which models are measured, which in a run follows from the
-    recipe's other sections."""
+    """One call of `ropext eval`. It also says which models are measured; in a run, the recipe's
+    other sections decide this."""
 
     method: MethodNames = wanted(
         (),
@@ -300,7 +301,7 @@ class Evaluate(SelfExtend, Measuring):
 
     @property
     def stored_caches(self) -> tuple[StoredCache, ...]:
-        """The caches by which long rows are read a second time."""
+        """Return the caches with which long rows are read a second time."""
         return tuple(stored_cache(name) for name in self.kv)
 
     @model_validator(mode="after")

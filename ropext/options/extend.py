@@ -1,4 +1,4 @@
-"""How to extend: how far, by which method, for whom."""
+"""Options of an extension: how far, by which method, and for which engines."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ Loaders = Annotated[tuple[str, ...], BeforeValidator(_loaders), listed("string")
 
 
 class Reach(Options):
-    """How far, from where, and for whom."""
+    """How far to extend, from which length, and for which engines."""
 
     factor: float | None = wanted(
         None,
@@ -93,8 +93,8 @@ class Reach(Options):
         panel=Panel.METHOD,
         basic=True,
     )
-    # No mere consent: with --for it decides which dict is written, where no method is named by
-    # which one, and of --method auto which methods compete.
+    # More than a consent: with --for it decides which rope dict is written. If no method is given,
+    # it decides which one is used, and with --method auto which methods compete.
     even_so: bool = wanted(
         False,
         "extend even if scaling cannot help, or if an engine in --for was not measured",
@@ -118,7 +118,7 @@ HOW = (
 
 
 class _Extension(Reach):
-    """What every method takes."""
+    """Options that every method takes."""
 
     method: MethodName | None = wanted(
         None,
@@ -166,14 +166,14 @@ class _Extension(Reach):
 
     @property
     def attention(self) -> float | None:
-        """The attention factor that was asked for, under either of its names."""
+        """Return the attention factor that the user gave, under either of its names."""
         if self.temperature is not None:
             return 1 / math.sqrt(self.temperature)
         return self.attention_factor
 
 
 def _owners() -> dict[str, list[scaling.Method]]:
-    """List by each knob the methods that have it."""
+    """Return, for each knob, the methods that have it."""
     owners = dict[str, list[scaling.Method]]()
     for method in scaling.METHODS.values():
         for name in method.knob_names():
@@ -186,7 +186,7 @@ KNOBS = tuple(OWNERS)
 
 
 def _knob_fields() -> dict[str, tuple[Any, Any]]:
-    """Make each knob a field that says whose it is and what it does there."""
+    """Make each knob a field whose help names its methods and its effect."""
     made = dict[str, tuple[Any, Any]]()
     for method in scaling.METHODS.values():
         for knob in fields(method.knobs):
@@ -220,7 +220,7 @@ else:
 
 
 class ServedExtension(Extension):
-    """An extension of a model in memory, if any, which is served then."""
+    """The extension, if any, of a model in memory that ropext serves."""
 
     method: MethodName | None = wanted(
         None,
@@ -263,7 +263,7 @@ class Extend(Extension):
 
 
 def knobs_for(options: Extend, method: str) -> object:
-    """Return the knobs of a method, from the options; one of another method is refused."""
+    """Return the knobs of a method, from the options; refuse a knob of another method."""
     kind = scaling.find(method)
     given = dict[str, object]()
     for name in KNOBS:
@@ -278,7 +278,7 @@ def knobs_for(options: Extend, method: str) -> object:
 
 
 def resolve_target(options: Extend, context: int) -> int:
-    """Return how many tokens are wanted; a factor that gives no whole number is rounded up."""
+    """Return how many tokens are wanted; round up if a factor gives no whole number."""
     if options.target is not None:
         target = options.target
         if target <= context:
@@ -314,7 +314,7 @@ def _no_target(options: Extend, context: int) -> UsageError:
 def with_pair_factors(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> dict[str, Any]:
-    """Return the values, with the numbers of the file that `pair_factors` may name."""
+    """Return the values, with the numbers from the file that `pair_factors` may name."""
     values = dict(values)
     pairs = values.get("pair_factors")
     if not isinstance(pairs, str):
@@ -333,12 +333,13 @@ def with_pair_factors(
 def parse_extend(
     values: Mapping[str, Any], read_file: Callable[[str], str] | None = None
 ) -> Extend:
-    """Check the options of an extension; `pair_factors` given as a path is read by `read_file`."""
+    """Check the options of an extension; `read_file` reads `pair_factors` if it is given as a
+    path."""
     return Extend(**with_pair_factors(values, read_file))
 
 
 class Writing(Options):
-    """How an extension is written."""
+    """Options that say how an extension is written."""
 
     link: Files[Link] = wanted(
         "copy",
@@ -359,7 +360,7 @@ class Writing(Options):
 
 
 class Choosing(Options):
-    """By what documents a method is chosen."""
+    """Options that say which documents choose a method."""
 
     data: Content[DocumentsPlace | None] = wanted(
         None,
@@ -376,7 +377,8 @@ class Choosing(Options):
 
 
 def is_run(options: Mapping[str, Any], *later: object) -> bool:
-    """Whether a call of `extend` is a recipe: it names later steps, or the method is chosen."""
+    """Return whether a call of `extend` is a recipe: it names later steps, or a measurement chooses
+    the method."""
     is_choice = options.get("method") == AUTO
     has_choosing = any(name in options for name in Choosing.model_fields)
     return is_choice or has_choosing or any(later)

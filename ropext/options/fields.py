@@ -1,4 +1,4 @@
-"""What an option is: a field that is a flag of a command and a key of a recipe."""
+"""Define an option: a field that is a flag of a command and a key of a recipe."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ from ropext.base.lengths import parse_length, parse_lengths
 
 # Positions are 32-bit integers in most engines.
 LONGEST_TARGET = 2**31 - 1
-# Of a count that costs nothing by itself; products of two still fit into 64 bits.
+# Bound of a count that costs nothing by itself; products of two still fit into 64 bits.
 LARGEST = 10**9
 LARGEST_SEED = 2**63 - 1  # what every generator of random numbers takes
 
@@ -49,7 +49,7 @@ EXTEND = "extend"
 FIT = "fit"
 FINETUNE = "finetune"
 EVALUATE = "evaluate"  # sections
-YAML = "yaml"  # what validation is told where every value is a text still
+YAML = "yaml"  # context of a validation in which every value is still a text
 
 _SPELLED = {"for_loaders": "for", "evaluate": "eval"}
 
@@ -64,10 +64,10 @@ def flag(name: str) -> str:
     return "--" + spelled(name).replace("_", "-")
 
 
-# What an option decides, and so in which keys of "done before" it stands.
-NUMBERS = "numbers"  # where its type says nothing else
+# What an option decides. The key of finished work holds only the options that decide it.
+NUMBERS = "numbers"  # the default, if the field's type names none
 FILES = "files"  # files alone, written or on the way, and no number
-CONTENT = "content"  # numbers, by the content of what it names
+CONTENT = "content"  # numbers, by the content of the file or model that it names
 NEUTRAL = "neutral"  # neither
 DECISIONS = (NUMBERS, FILES, CONTENT, NEUTRAL)
 T = TypeVar("T")
@@ -77,7 +77,7 @@ Neutral = Annotated[T, NEUTRAL]
 
 
 class Trait(Enum):
-    """What else the type of a field says of an option."""
+    """Another property of an option, which the type of its field marks."""
 
     STORED = "how the documents that a user names are stored"
     SERVED = "an evaluation of a running server heeds it too"
@@ -103,7 +103,7 @@ class Panel(StrEnum):
 
 
 class Role(Enum):
-    """What the value of an option names, beyond its type."""
+    """The kind of thing that the value of an option names, beyond its type."""
 
     TOKENS = "a count of tokens, which may be written as 4k or 1m"
     DOCUMENTS = "documents that are read: a file, a folder, or a datasets id"
@@ -126,23 +126,23 @@ def wanted(
     panel: Panel = Panel.OUTPUT,
     basic: bool = False,
 ) -> Any:
-    """Declare one option: its default, its help, what stands for its value there, its group in the
-    help, and whether `--help` shows it (else `--help-all` alone)."""
+    """Declare one option: its default, help, placeholder for the value (metavar) and group in the
+    help. If it is `basic`, `--help` shows it, else only `--help-all`."""
     extra: dict[str, JsonValue] = {"metavar": metavar, "panel": panel, "basic": basic}
     return Field(default, description=help_text, json_schema_extra=extra)
 
 
-# The readers: each turns what a command line, a recipe or Python gives into what the field's type
-# is checked for. What a reader does not know it hands on, and the type refuses it.
+# Readers: each converts a value from a command line, a recipe or Python for the field's type.
+# A reader returns an unknown value unchanged, and then the type refuses it.
 
 
 def _number(value: object) -> object:
-    """Read a number as YAML has it: 4, 1_000, 2e3."""
+    """Read a number as YAML writes it: 4, 1_000, 2e3."""
     if not isinstance(value, str) or len(value) > 400 or not _NUMBER.fullmatch(value):
         return value
     digits = value.replace("_", "")
     if digits.lstrip("+-").isdecimal():
-        return int(digits)  # as it stands: a float holds no more than sixteen digits
+        return int(digits)  # not by way of float, which holds no more than sixteen digits
     return float(digits)
 
 
@@ -150,7 +150,7 @@ _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d{1,3})?")
 
 
 def _words(value: object) -> object:
-    """Read a list, also as one text with commas."""
+    """Read a list, or one text with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list | tuple):
@@ -160,7 +160,7 @@ def _words(value: object) -> object:
 
 
 def _numbers(value: object, info: ValidationInfo) -> object:
-    """Read a list of numbers, also as one number, or as one text with commas."""
+    """Read a list of numbers, one number, or one text with commas."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     words = _words(value)
@@ -193,7 +193,7 @@ def _length(value: object, info: ValidationInfo) -> object:
 
 
 def _whole(value: object, info: ValidationInfo) -> object:
-    """Read a whole number, which JSON of other programs writes as 8192.0 too."""
+    """Read a whole number; JSON of other programs may write it as 8192.0."""
     if info.context == YAML:
         value = _number(value)
     if isinstance(value, float) and value.is_integer():
@@ -202,7 +202,7 @@ def _whole(value: object, info: ValidationInfo) -> object:
 
 
 def _place(value: object) -> object:
-    """Read a place, which Python may give as a path."""
+    """Read a place, which Python may give as a Path."""
     if isinstance(value, Path):
         return str(value)
     return value
@@ -231,17 +231,17 @@ def _methods(value: object) -> object:
 
 
 class Texts(str):
-    """Documents that Python holds, under the name that stands for their place in messages."""
+    """Documents that Python holds. The string itself is the name that messages give them."""
 
     rows: Iterable[str | Mapping[str, Any]]
 
 
-# What a function of Python takes for documents: a place, texts, or the rows of a datasets.Dataset.
+# Types of documents in a Python call: a place, texts, or the rows of a datasets.Dataset.
 TextsOrPlace = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 
 def as_place(given: TextsOrPlace) -> str:
-    """Return documents as one word: their place, or a name that holds the texts."""
+    """Return documents as one string: their place, or a `Texts` that holds them."""
     if isinstance(given, str):
         return given
     if isinstance(given, PathLike):
@@ -254,7 +254,7 @@ def as_place(given: TextsOrPlace) -> str:
 
 
 def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo) -> str:
-    """Read a place of documents, or outside of recipes the documents themselves."""
+    """Read a place of documents; outside of recipes, also the documents themselves."""
     if info.context == YAML:
         return check(value)
     if isinstance(value, Texts | PathLike):
@@ -265,7 +265,7 @@ def _documents(value: Any, check: Callable[[object], str], info: ValidationInfo)
 
 
 def listed(item: str, or_item: str | None = None) -> WithJsonSchema:
-    """Return the schema of a list, which may also be one text with commas."""
+    """Return the JSON schema of a list that may also be one text with commas."""
     if or_item is None:
         return WithJsonSchema({"type": ["array", item, "string"], "items": {"type": item}})
     kinds = [item, or_item]
@@ -286,7 +286,7 @@ Tokens = Annotated[Length, Field(ge=1, le=LONGEST_TARGET)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Place = Annotated[str, BeforeValidator(_place)]
-# Each kind of place, by what it names.
+# Kinds of place, each with its role.
 DocumentsPlace = Annotated[Place, Role.DOCUMENTS]
 ModelPlace = Annotated[Place, Role.MODEL]
 LocalPath = Annotated[Place, Role.PATH]
@@ -296,14 +296,14 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_words), listed("string")]
 MethodName = Annotated[str, BeforeValidator(_method), Role.METHOD]
 MethodNames = Annotated[Words, BeforeValidator(_methods), Role.METHOD]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers), listed("number")]
-# Divisors of pairs: infinity, also as transformers spells it, is a pair that stands still.
+# Divisors of pairs: infinity, also in transformers' spelling, is a pair that does not rotate.
 Divisor = Annotated[float, AllowInfNan(), BeforeValidator(untagged_float)]
 Divisors = Annotated[tuple[Divisor, ...], BeforeValidator(_numbers), listed("number")]
 Lengths = Annotated[
     tuple[int, ...], BeforeValidator(_lengths), listed("integer", "string"), Role.TOKENS
 ]
 Link = Literal["copy", "hard", "symlink"]
-# What many programs call the types of weights, and what torch does.
+# Common names of the types of weights, and torch's names.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DtypeName = AfterValidator(lambda name: DTYPES.get(name, name))
 Dtype = Annotated[
@@ -322,7 +322,7 @@ LARGEST_DOCUMENT = wanted(
 TRUSTED_KERNEL = re.compile(r"(?:paged\|)?kernels-community/[\w.-]+(?:@[\w.-]+)?(?::\w+)?\Z")
 
 
-# Those that help texts name; which there are, transformers knows.
+# Examples for help texts; transformers has the full list.
 ATTENTIONS = "eager, sdpa, flash_attention_2 ..."
 
 
@@ -339,7 +339,7 @@ Attention = Annotated[str, AfterValidator(_attention)]
 
 
 class Options(BaseModel):
-    """Options that were checked; one that is None was not given."""
+    """Options that have been checked; None means that the user did not give the option."""
 
     model_config = ConfigDict(
         strict=True,
@@ -350,8 +350,8 @@ class Options(BaseModel):
         alias_generator=spelled,
         validate_by_name=True,
     )
-    # In the key of all that these options decide. It goes up when the same key gives something
-    # else: when a default changes, which is in no key, or what is done with a value.
+    # A part of the key of finished work. Raise it if the same key would give another result: if a
+    # default changes (no key holds defaults), or if ropext uses a value differently.
     key_schema: ClassVar[int] = 1
 
     if not TYPE_CHECKING:
@@ -371,13 +371,14 @@ class Options(BaseModel):
                     raise UsageError(f"unknown option {name!r}; {hint}") from None
                 raise UsageError(f"{flag(name)} {wish(first)}") from None
 
-        # Options in options are then checked as a part; errors name their place in the whole.
+        # With this, pydantic checks nested options as a part, and errors name their place in the
+        # whole.
         __init__.__pydantic_base_init__ = True
 
     def deciding(self, *decisions: str, **dumping: Any) -> dict[str, Any]:
-        """Return the values that decide so and are not the default, as `model_dump` writes them: an
-        option that is added leaves the keys of what was done before as they are. A default that
-        changes must raise the `key_schema`."""
+        """Return the values with these decisions that are not the default, as `model_dump` writes
+        them. So a new option leaves the keys of finished work unchanged. If a default changes,
+        raise the `key_schema`."""
         names = set[str]()
         for name, info in type(self).model_fields.items():
             if decision_of(info) in decisions:
@@ -386,8 +387,8 @@ class Options(BaseModel):
 
     @classmethod
     def unstored(cls) -> dict[str, JsonValue]:
-        """Return the options that say how documents are stored, each at its default: documents that
-        ropext wrote itself are read with these."""
+        """Return the options on how documents are stored, each at its default. ropext uses these to
+        read documents that it wrote itself."""
         values = dict[str, JsonValue]()
         for name, info in cls.model_fields.items():
             if Trait.STORED in info.metadata:
@@ -395,14 +396,14 @@ class Options(BaseModel):
         return values
 
     def changed(self, **values: Any) -> Self:
-        """Return the same options with other values, checked again. An option that was not given
-        stays so: its default may be empty, which a user may not give."""
+        """Return the same options with other values, checked again. An option that the user did not
+        give stays so: its default may be empty, and a user may not give an empty value."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**(given | values))
 
 
 def decision_of(info: FieldInfo) -> str:
-    """Return what an option decides."""
+    """Return the decision of an option, one of DECISIONS."""
     for mark in info.metadata:
         if isinstance(mark, str) and mark in DECISIONS:
             return mark
@@ -420,7 +421,7 @@ _BOUNDS = {
 
 
 def wish(error: ErrorDetails) -> str:
-    """Say what a value must be, and what it was."""
+    """Describe the expected value and the given value."""
     kind = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
@@ -453,14 +454,14 @@ def _shown(value: object) -> str:
     return str(value)[:60]
 
 
-# Files of documents, by their suffix; and tables that are none: read as one long text, their syntax
-# would be measured.
+# Suffixes of document files. Tables are not documents: if they were read as one long text, their
+# syntax would be measured.
 DOCUMENTS = (".txt", ".md", ".jsonl", ".parquet")
 TABLES = (".json", ".csv", ".tsv")
 
 
 def role_of(info: FieldInfo) -> Role | None:
-    """Return what the value of a field names."""
+    """Return the role of a field's value, or None if it has none."""
     for mark in (*info.metadata, *_marks(info.annotation)):
         if isinstance(mark, Role):
             return mark
@@ -468,7 +469,7 @@ def role_of(info: FieldInfo) -> Role | None:
 
 
 def _marks(declared: Any) -> Iterator[Any]:
-    """Find what is written beside a type in `Annotated`, also inside of `X | None`."""
+    """Yield the metadata of a type in `Annotated`, also inside of `X | None`."""
     if get_origin(declared) is Annotated:
         yield from declared.__metadata__
     for part in get_args(declared):
@@ -476,7 +477,8 @@ def _marks(declared: Any) -> Iterator[Any]:
 
 
 def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, str]:
-    """Name by flag what options of this class read, for the guard; of documents their place."""
+    """Return the places that options of this class read, by flag, for the guard. Texts in memory
+    have no place and are left out."""
     named = dict[str, str]()
     for name, value in values.items():
         info = kind.model_fields.get(name)
@@ -488,15 +490,15 @@ def reads(values: Mapping[str, Any], kind: type[Options]) -> dict[str, str]:
 
 
 class ValueKind(NamedTuple):
-    """What one value of a field is."""
+    """The kind of one value of a field."""
 
     kind: type  # bool, int, float or str
     is_list: bool  # whether the field takes several
-    choices: tuple[str, ...]  # those that it may be; none: any of its kind
+    choices: tuple[str, ...]  # allowed values; empty if any value of its kind is
 
 
 def item_of(info: FieldInfo) -> ValueKind:
-    """Return what one value of a field is."""
+    """Return the kind of one value of a field."""
     kind = plain(info.annotation)
     is_list = get_origin(kind) is tuple
     if is_list:

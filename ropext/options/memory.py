@@ -1,4 +1,4 @@
-"""What fits into a memory, as options of `ropext plan`."""
+"""Options of `ropext plan` that ask which context fits into a memory."""
 
 import re
 from typing import Annotated
@@ -14,14 +14,14 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def _checked(text: str) -> str:
-    """An amount of memory that `bytes_of` can read."""
+    """Return an amount of memory that `bytes_of` can read; refuse less than 1 MiB."""
     if bytes_of(text) < _UNITS["m"]:
         raise UsageError(f"--memory {text[:60]!r} is below 1 MiB; 12 gigabytes are 12G")
     return text
 
 
 def bytes_of(text: str) -> int:
-    """`12G` as bytes: a unit is a power of 1,024, as those who sell memory count it."""
+    """Return `12G` as bytes: a unit is a power of 1,024, as vendors of memory count."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--memory {text[:60]!r} is not an amount of memory; write 12G or 12GiB")
@@ -29,7 +29,7 @@ def bytes_of(text: str) -> int:
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Types of cache that are known."""
+    """Return the types of cache; refuse an unknown one."""
     for name in names:
         if name not in CACHE_NAMES:
             known = ", ".join(CACHE_NAMES)

@@ -1,8 +1,8 @@
-"""A recipe: sections of options, read from YAML in which every key has its line.
+"""Read a recipe: sections of options, from YAML in which every key has its line.
 
-Tags (which name code), anchors and aliases (which multiply) and several documents are refused. A
-value becomes what its field says, never what YAML guesses (`no` is a text where a text is wanted;
-2e-4 is a number).
+ropext refuses tags (which name code), anchors and aliases (which multiply), and several documents.
+The field decides how a value is read, never YAML: `no` is a text if the field wants a text, and
+2e-4 is a number.
 """
 
 import difflib
@@ -69,7 +69,7 @@ from ropext.options.training import Finetune, Fit, FitSettings
 PLAN = "plan"
 REPORT = "report"
 STAGES = (PLAN, EXTEND, FIT, FINETUNE, EVALUATE, REPORT)
-CHOSEN = "--method auto"  # where a value was given that a choice put in
+CHOSEN = "--method auto"  # the place of a value that a choice set
 SIZE_LIMIT = 1 << 16  # bytes; a recipe has a few dozen lines
 _NULL = ("", "~", "null")
 DEPTH_LIMIT = 5  # the recipe, its sections, a key's list
@@ -82,7 +82,8 @@ class ExtendSection(Writing, Choosing, Extension):
     @field_validator("method")
     @classmethod
     def _names_no_code(cls, method: str | None) -> str | None:
-        """Recipes come from strangers, and what a method names would be imported."""
+        """Refuse a method that is a function: recipes come from strangers, and ropext would import
+        it."""
         if method and scaling.is_function(method):
             raise UsageError(
                 f"--method {method} is for `ropext extend` without later steps: a recipe names no "
@@ -92,7 +93,8 @@ class ExtendSection(Writing, Choosing, Extension):
 
     @model_validator(mode="after")
     def _auto(self) -> Self:
-        """What is asked for by --method auto belongs to it alone."""
+        """Refuse the options of --method auto without it, and options that --method auto cannot
+        take."""
         given = [name for name in Choosing.model_fields if getattr(self, name) is not None]
         knobs = [name for name in KNOBS if getattr(self, name) is not None]
         if self.method != AUTO:
@@ -127,12 +129,12 @@ class EvaluateSection(Measuring):
     fail_if: Neutral[Words] = wanted((), 'gates such as "short_tax > 0.02" (exit code 3)')
 
 
-Loc = tuple[str, ...]  # of a section, or of a key in it
+Loc = tuple[str, ...]  # the path of a section, or of a key in it
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value as it was written, where, and the folder that a path counts from."""
+    """A value as it was written, its place, and the folder from which a path counts."""
 
     value: Any
     where: str
@@ -141,16 +143,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class RecipeSource:
-    """How a recipe was given."""
+    """The values, text and file that a recipe is made from."""
 
-    name: str  # of the recipe, for messages: a file's name, or "the command line"
+    name: str  # names the recipe in messages: a file's name, or "the command line"
     entries: Mapping[Loc, Entry] = field(default_factory=dict)
     text: str | None = None  # the file, verbatim
     file: Path | None = None
-    choice: Mapping[str, Any] | None = None  # what `--method auto` has come to
+    choice: Mapping[str, Any] | None = None  # the outcome of `--method auto`
 
     def where(self, loc: Loc) -> str:
-        """Where a section or key was given."""
+        """Return the place at which a section or key was given."""
         inside = (entry.where for at, entry in self.entries.items() if at[: len(loc)] == loc)
         return next(inside, self.name)
 
@@ -176,30 +178,31 @@ class Recipe(Options):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the method is still to be chosen, by measurement."""
+        """Return whether a measurement still has to choose the method."""
         return self.extend.method == AUTO
 
     @property
     def trains(self) -> bool:
-        """Whether it is certain that a training follows the extension, be it one of the spectrum
-        alone. Whether `auto` takes a fit is known when it was measured."""
+        """Return whether a fine-tuning or a fit certainly follows the extension. With `auto`, only
+        the measurement shows whether a fit follows."""
         if self.finetune is not None:
             return True
         return self.fit is not None and not self.is_auto
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of this run, in their order."""
+        """Return the stages of this run, in their order."""
         return tuple(name for name in STAGES if getattr(self, name, name) is not None)
 
     def options(self, section: str, kind: type[Options] | None = None) -> dict[str, Any]:
-        """The values that were given in a section (of those that a class has), by their fields."""
+        """Return the given values of a section by field; with `kind`, only the fields of that
+        class."""
         options = getattr(self, section) or Options()
         names = (kind or type(options)).model_fields
         return {name: getattr(options, name) for name in names if name in options.model_fields_set}
 
     def extension(self) -> Extend:
-        """The options of the extension; of `auto`, those of every method."""
+        """Return the options of the extension; with `auto`, the options that every method gets."""
         given = self.options(EXTEND, Extension)
         if self.is_auto:
             del given["method"]
@@ -209,7 +212,8 @@ class Recipe(Options):
         return Extend(**given)
 
     def fitting(self) -> Fit:
-        """The options of the fit: how far and for whom is said by extend, and where from too."""
+        """Return the options of the fit; the section extend sets how far, from where, and for
+        whom."""
         given: dict[str, JsonValue] = {"link": self.extend.link}
         if self.extend.method:
             given["start"] = self.extend.method
@@ -217,16 +221,17 @@ class Recipe(Options):
         return Fit(**given | self.options(FIT, FitSettings))
 
     def finetuning(self) -> Finetune:
-        """The options of the fine-tuning."""
+        """Return the options of the fine-tuning."""
         # The run's own checkpoint, in the run's own folder: nobody else edits it.
         return Finetune(**{"link": "hard"} | self.options(FINETUNE, Finetune))
 
     def evaluation(self, unless_given: Mapping[str, Any] = {}) -> Evaluate:
-        """The options of the evaluation, with values where the recipe has none."""
+        """Return the options of the evaluation; `unless_given` holds values that the recipe
+        overrides."""
         return Evaluate(**dict(unless_given) | self.options(EVALUATE, Measuring))
 
     def resolved(self) -> dict[str, Any]:
-        """All values, those of the defaults too; places as they were written."""
+        """Return all values, also the defaults, with places as they were written."""
         out = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for loc, entry in self.source.entries.items():
             if role_at(loc) not in PLACE_ROLES or not isinstance(entry.value, str):
@@ -239,7 +244,8 @@ class Recipe(Options):
         return out
 
     def chosen(self, choice: Mapping[str, Any]) -> "Recipe":
-        """The same run with what was chosen in the place of `auto`; a value of None is none."""
+        """Return the same run with the choice in place of `auto`; a value of None removes its
+        key."""
         chosen = dict.fromkeys((f"{EXTEND}.{name}" for name in Choosing.model_fields), None)
         chosen |= choice["recipe"]
         entries = dict(self.source.entries) | {
@@ -251,14 +257,14 @@ class Recipe(Options):
 
     @contextmanager
     def told(self, section: str) -> Iterator[None]:
-        """A complaint about a section, with where it stands."""
+        """Add the section and its place to an error that is raised inside."""
         try:
             yield
         except RopextError as error:
             raise type(error)(_about(self.source, section, error)) from None
 
     def check(self) -> None:
-        """Refuse what no section sees alone."""
+        """Refuse a conflict between sections, which no section can see alone."""
         if self.fit and self.is_auto and self.fit.data is not None:
             raise UsageError("--method auto fits on the documents of --data; leave fit.data out")
         if self.fit and not self.is_auto and self.fit.data is None:
@@ -278,13 +284,13 @@ SECTIONS: dict[str, type[Options]] = {
 
 
 def keys_of(section: str) -> dict[str, str]:
-    """The fields of a section, or of what stands above them, by their keys."""
+    """Return the fields of a section, or of the top level if `section` is empty, by their keys."""
     kind = SECTIONS.get(section, Options) if section else Recipe
     return {info.alias or name: name for name, info in kind.model_fields.items()}
 
 
 def role_at(loc: Loc) -> Role | None:
-    """What the value of a key names; None too where no field has that key."""
+    """Return the role of a key's value; None also if no field has that key."""
     section = loc[0] if loc[1:] else ""
     kind = SECTIONS.get(section, Options) if section else Recipe
     name = keys_of(section).get(loc[-1])
@@ -292,14 +298,14 @@ def role_at(loc: Loc) -> Role | None:
 
 
 class _Schema(GenerateJsonSchema):
-    """Without titles, which repeat the names."""
+    """A schema without titles, which would repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a recipe, for editors."""
+    """Return the JSON Schema (draft 2020-12) of a recipe, for editors."""
 
     def plain(node: Any) -> Any:
         if isinstance(node, list):
@@ -309,7 +315,7 @@ def schema() -> dict[str, Any]:
         noise = {"metavar", "panel", "basic"} | (
             {"default"} if node.get("default", 0) is None else set()
         )
-        named = {"ge": "minimum", "le": "maximum"}  # pydantic's, where a field has a reader
+        named = {"ge": "minimum", "le": "maximum"}  # pydantic's own names, if a field has a reader
         return {named.get(k, k): plain(v) for k, v in node.items() if k not in noise}
 
     made: dict[str, Any] = plain(Recipe.model_json_schema(schema_generator=_Schema))
@@ -321,7 +327,8 @@ def schema() -> dict[str, Any]:
 
 
 class _Loader(yaml.BaseLoader):
-    """PyYAML's, in which every value is a text, without what a stranger may do harm with."""
+    """PyYAML's loader, in which every value is a text, without the features that a stranger could
+    abuse."""
 
     depth = 0
     name = ""
@@ -344,7 +351,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entry]:
-    """What a YAML text gives, whose top is a mapping."""
+    """Parse a YAML text, whose top level must be a mapping, into entries."""
     try:
         loader = _Loader(data)
         loader.name = name
@@ -369,7 +376,7 @@ def parse(data: bytes | str, name: str, folder: Path = Path()) -> dict[Loc, Entr
 
 
 def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
-    """The keys of a mapping, where each stands, and its value."""
+    """Yield each key of a mapping with its place and its value."""
     lines = dict[str, int]()
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -383,7 +390,7 @@ def _items(node: Any, name: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _value(node: Any, name: str) -> Any:
-    """A text, a list, or keys with their values; None where it was left empty."""
+    """Return a text, a list, or keys with their values; None if the value was left empty."""
     if isinstance(node, yaml.MappingNode):
         return {key: _value(value, name) for key, _, value in _items(node, name)}
     if isinstance(node, yaml.SequenceNode):
@@ -416,8 +423,8 @@ def override(entries: dict[Loc, Entry], word: str) -> None:
 def read_recipe(
     recipe: str | Path | Mapping[str, Any], words: Sequence[str] = (), folder: Path | None = None
 ) -> Recipe:
-    """The recipe of a file, or one that Python holds as nested mappings, with `key=value` words;
-    relative paths of a file count from where it lies, or from `folder`."""
+    """Read a recipe from a file, or from nested mappings, and apply `key=value` words. Relative
+    paths of a file count from its folder, or from `folder`."""
     if isinstance(recipe, Mapping):
         try:
             text = json.dumps(recipe, indent=1)  # JSON is YAML: one reader checks both
@@ -439,7 +446,7 @@ def read_recipe(
 
 
 def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
-    """Check all that can be found wrong without opening the model, and tell it with its line."""
+    """Return the recipe, checked as far as possible without the model; an error names its line."""
     entries = dict(source.entries)
     for word in words:
         override(entries, word)
@@ -456,7 +463,8 @@ def make(source: RecipeSource, words: Sequence[str] = ()) -> Recipe:
 
 
 def _tree(source: RecipeSource) -> dict[str, Any]:
-    """The values in their sections, places as they lie from here; what is None was not given."""
+    """Return the values in their sections, with places as seen from here. A value of None was not
+    given."""
     tree = dict[str, Any]()
     for loc, entry in source.entries.items():
         section = tree.setdefault(loc[0], {}) if loc[1:] else tree
@@ -480,8 +488,8 @@ _SECRET = re.compile(r"(.*_)?(token|(api)?key|secret|password|passwd)", re.IGNOR
 
 
 def _placed(loc: Loc, entry: Entry) -> Any:
-    """A value; of a place where it lies, seen from here: hub ids, `ropext://` names and absolute
-    paths as they are; a relative path counts from the recipe's folder."""
+    """Return a value; if it is a place, as seen from here. Hub ids, `ropext://` names and absolute
+    paths stay as they are; a relative path counts from the recipe's folder."""
     value = entry.value
     if role_at(loc) not in PLACE_ROLES or not isinstance(value, str):
         return dict(value) if isinstance(value, dict) else value
@@ -512,11 +520,12 @@ def _variable(name: str, where: str) -> str:
     return os.environ[name]
 
 
-# What is wrong.
+# Errors.
 
 
 def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
-    """The first of what is wrong: unknown keys first, since one is why another is missing."""
+    """Return the first error. Unknown keys come first, since a misspelt key is why another is
+    missing."""
     rank = {"extra_forbidden": 0, "missing": 2}
     first = min(error.errors(include_url=False), key=lambda detail: rank.get(detail["type"], 1))
     loc = tuple(map(str, first["loc"][:2]))
@@ -544,7 +553,8 @@ def _complaint(source: RecipeSource, error: ValidationError) -> UsageError:
 
 
 def _about(source: RecipeSource, section: str, error: Exception) -> str:
-    """A complaint about a section, with where it stands and what the command line put into it."""
+    """Return the message of an error in a section, with its place and the command line's words for
+    it."""
     words = [
         entry.where
         for loc, entry in source.entries.items()
@@ -554,7 +564,7 @@ def _about(source: RecipeSource, section: str, error: Exception) -> str:
 
 
 def _unknown(loc: Loc) -> str:
-    """A key that is none, with its nearest neighbours."""
+    """Say that a key is unknown, and name its nearest neighbours."""
     section = loc[0] if len(loc) > 1 else ""
     key = loc[-1]
     if key == "trust_remote_code":

@@ -1,4 +1,4 @@
-"""How to train: a LoRA, or a spectrum."""
+"""Options of a fine-tuning, and of a fit of the spectrum."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -35,13 +35,13 @@ from ropext.options.tasks import MOST_ITEMS
 
 # Documents held out: DATA, which may be a stream without an end, is read until there are as many.
 MOST_JUDGING = 10_000
-# What a fit may move, from the widest to the narrowest: every pair and the attention factor; a
-# ramp's two ends and the attention factor; a theta.
+# The numbers that a fit may move, from most to fewest: every pair and the attention factor; a
+# ramp's two ends and the attention factor; theta.
 WITHIN = ("longrope", "yarn", "ntk")
 
 
 class TrainingOptions(Options):
-    """What a fine-tuning and a fit share."""
+    """Options that a fine-tuning and a fit share."""
 
     steps: Count | None = wanted(
         None,
@@ -271,7 +271,7 @@ class Finetune(TrainingOptions):
 
 
 class FitSettings(TrainingOptions):
-    """How a spectrum is fitted; how far, and for whom, a recipe says under `extend`."""
+    """How a spectrum is fitted. In a recipe, `extend` says how far, and for which engines."""
 
     key_schema = 2  # from one start, at one rate
 

@@ -1,7 +1,9 @@
-"""`--data` -> documents to train on and documents held out to judge by: of finetune and of fit.
+"""Divide `--data` into documents to train on and documents held out to judge by, for finetune and
+fit.
 
-A document is held out by its content and the seed alone: its key is the hash of both, and every
-key in the lowest tenth is drawn. Steps, batches, file names and the order of files decide nothing.
+Content and seed alone decide which documents are held out. A document's key is the hash of both,
+and every key in the lowest tenth is drawn. Steps, batches, file names and the order of files decide
+nothing.
 """
 
 import hashlib
@@ -23,8 +25,8 @@ from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
 from ropext.training.rows import glue
 
-# Of the documents that can judge one in so many is held out, eight at least, but never more than
-# one in so many.
+# One in SHARE of the documents that can judge is held out: at least eight documents, but never
+# more than one in LARGEST_SHARE.
 SHARE = 10
 LARGEST_SHARE = 4
 DRAWN = f"{2**256 // SHARE:064x}"  # keys below it
@@ -35,12 +37,12 @@ class Division:
     """How DATA is divided into documents to train on and documents held out."""
 
     wanted_tokens: int  # to train on
-    row: int  # tokens of a row: of a document whole rows count
+    row: int  # tokens of a row; only whole rows of a document count
     target: int  # tokens that a document must have to be held out
     judging: int  # windows of the target's length that will be read; 0 = none is held out
-    joined: bool = False  # those that judge are joined: shorter ones can be held out too
+    joined: bool = False  # judging documents are joined, so that shorter ones can be held out too
     streamed: bool = False  # read until there is enough for both parts
-    # What the checkpoint was trained on; documents that gave its verdict are in neither part.
+    # Earlier training data of the checkpoint; documents that gave its verdict are in neither part.
     before: Trained | None = None
 
 
@@ -52,16 +54,16 @@ class TrainingData:
     held_out: tuple[corpus.Document, ...]  # in the order of their keys
     read: int
     longest: int = 0  # tokens
-    trained: Trained = NO_DOCUMENTS  # what the result will have been trained on, as it is recorded
+    trained: Trained = NO_DOCUMENTS  # all data that the result is trained on, for its record
     kept_out: int = 0  # documents that gave a verdict
-    unread: tuple[str, ...] = ()  # what is to be said of files that are not read
+    unread: tuple[str, ...] = ()  # notes on files that are not read
 
     @property
     def tokens(self) -> int:
         return sum(len(document) for document in self.documents)
 
     def digest(self) -> str:
-        """SHA-256 over ids and what the loss is taken on."""
+        """Return the SHA-256 of the ids and of the mask of scored tokens."""
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(document.ids.astype("<i4").tobytes())
@@ -88,19 +90,20 @@ def read(
 
 
 class _Parts:
-    """The documents whose keys are drawn, which can be held out, and all others."""
+    """The documents with drawn keys, which can be held out, and all others."""
 
     def __init__(self, division: Division, encoder: corpus.DocumentEncoder) -> None:
         most = max(division.wanted_tokens, corpus.MOST_TOKENS)
         self.division = division
         self.encoder = encoder
         self.apart = division.before and division.before.judged
-        self.least = 1 if division.joined else division.target  # tokens of one that is held out
+        # fewest tokens of a held-out document
+        self.least = 1 if division.joined else division.target
         self.drawn_below = DRAWN if division.judging else ""  # keys that are drawn
         self.drawn = corpus.Basket(most)
         self.others = corpus.Basket(most)
         self.enough = division.judging * division.target
-        self.held = 0  # tokens of those that are drawn, as they will be read
+        self.held = 0  # tokens of the drawn documents, as they will be read
         self.longest = 0
         self.kept_out = 0
 
@@ -131,11 +134,11 @@ class _Parts:
 def divide(
     raw: Iterable[corpus.RawDocument], encoder: corpus.DocumentEncoder, division: Division
 ) -> TrainingData:
-    """Put each document into one of the parts. Of more than are wanted, and more than MOST_TOKENS,
-    take those with the smallest keys, in whole rows.
+    """Put each document into one of the parts. If there are more than wanted and more than
+    MOST_TOKENS, take the smallest keys, in whole rows.
 
-    Held out are the documents that were drawn. If these are fewer than eight, those with the next
-    keys are too, but never more than a quarter.
+    The drawn documents are held out. If they are fewer than eight, the documents with the next keys
+    are held out too, but never more than a quarter of all.
     """
     texts = corpus.DistinctTexts(raw, encoder, encoder.content_key)
     parts = _Parts(division, encoder)
@@ -145,7 +148,7 @@ def divide(
     held_out = list[corpus.Document]()
     if division.judging:
         held_out = [document for document in documents if len(document) >= parts.least]
-        # Of text that was not kept nobody knows how long it is, and there is enough of it.
+        # The length of text that was not kept is unknown, and there is enough of it.
         seen = len(held_out) if len(documents) == texts.different else texts.different
         del held_out[min(max(len(drawn), FEWEST_DOCUMENTS), seen // LARGEST_SHARE) :]
     judging = {document.number for document in held_out}
@@ -165,7 +168,7 @@ def divide(
 def _encoded(
     encoder: corpus.DocumentEncoder, raw: corpus.RawDocument, text: str
 ) -> corpus.Document:
-    """Encode a document; of a conversation the loss is taken on the assistant's turns alone."""
+    """Encode a document; in a conversation the loss is taken on the assistant's turns alone."""
     document = encoder.document(raw.name, text, NO_LIMIT)
     if isinstance(raw.content, str):
         return document
@@ -185,8 +188,8 @@ def judge_of(
     bos: int | None = None,
     prediction: Prediction = NEXT_TOKEN,
 ) -> Reads:
-    """Return how documents of the target's length judge; `lengths` are the context and the
-    target."""
+    """Return the reads by which documents of the target's length judge; `lengths` are the context
+    and the target."""
     frame = prediction.frame(lengths[0], lengths, seed)
     return Reads(frame, tuple(documents), prediction=prediction, bos=bos)
 
@@ -220,8 +223,8 @@ def read_for_fit(
     wanted_tokens: int,
     before: Trained | None = None,
 ) -> TrainingData:
-    """The documents as `finetune` divides them; of those held out --held-out judge at most, each a
-    window of the target's length."""
+    """Divide the documents as `finetune` does; at most --held-out of them judge, each as a window
+    of the target's length."""
     glued = options.packing == "glued"
     division = Division(wanted_tokens, target, target, options.held_out, glued, before=before)
     data = read(source, options, encoder, division)
@@ -236,8 +239,8 @@ def read_for_fit(
 def _glued(
     data: TrainingData, encoder: corpus.DocumentEncoder, options: Fit, target: int
 ) -> TrainingData:
-    """Documents joined after the division: no window holds text of both parts, and no document is
-    in two windows of those that judge."""
+    """Join the documents after the division: no window holds text of both parts, and no document is
+    in two of the judging windows."""
     separator = separator_of(encoder)
     windows = corpus.glue_documents(data.held_out, target, options.held_out, separator)
     if not windows or data.tokens < target:
@@ -252,7 +255,7 @@ def _glued(
 
 
 def separator_of(encoder: corpus.DocumentEncoder) -> int | None:
-    """Between joined documents: nothing where each begins with its BOS."""
+    """Return the token between joined documents; None if each document begins with its BOS."""
     return encoder.tokenizer.eos_token_id if encoder.bos is None else None
 
 
@@ -271,10 +274,10 @@ def _too_few(data: TrainingData, target: int) -> InputError:
 def assistant_turns(
     raw: corpus.RawDocument, text: str, encoder: corpus.DocumentEncoder
 ) -> Iterator[tuple[int, int]]:
-    """Where each of the assistant's turns stands in the rendered text, its end mark included.
+    """Yield the place of each assistant turn in the rendered text, its end mark included.
 
-    Rendered once more up to the turn and once with it; where the template renders a shorter
-    conversation differently, the turn's own words are looked for.
+    The conversation is rendered up to the turn, and once with it. If the template renders a shorter
+    conversation differently, ropext searches for the turn's own words.
     """
     at = 0
     messages = list(raw.content)
@@ -298,7 +301,7 @@ def assistant_turns(
 def _by_rendering(
     messages: list[Json], index: int, text: str, encoder: corpus.DocumentEncoder
 ) -> tuple[int, int]:
-    """Where a turn stands, as the template itself shows; (0, 0) where it does not."""
+    """Return the place of a turn, as the template itself shows it; (0, 0) if it does not."""
     if index == 0:
         return 0, 0  # templates refuse an empty conversation
     before = encoder.converse(messages[:index], opening=True)

@@ -1,9 +1,9 @@
-"""What a training does where nothing is asked, and which paper or measurement says so: first a
-fine-tuning, below a fit.
+"""Choose the settings of a training, each with the paper or measurement behind it: of a
+fine-tuning, and below of a fit.
 
-Every published recipe trains all weights of 7B models or larger on clusters. What carries over is
-the optimiser and the warm-up; steps and batch are cut to what one GPU trains in hours and to what
-the data holds, and the learning rate is LoRA's.
+Every published recipe trains all weights of 7B models or larger on clusters. The optimiser and the
+warm-up carry over. Steps and batch are cut to the amount that one GPU trains in hours, and to the
+amount of data. The learning rate is LoRA's.
 """
 
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.0
 GRADIENT_NORM = 1.0
 WARMUP_SHARE = 20  # YaRN warms up for 20 of 400 steps; PI for 20 and PoSE for 10 of 1,000
-# At most, where neither steps nor epochs are given: steps where held-out documents end a training,
-# passes over the data where there are none.
+# Limits if neither steps nor epochs are given: steps if held-out documents end a training, passes
+# over the data if no document is held out.
 MOST_STEPS = 400
 PASSES = 4
-# Evaluations in a row that are no better before a training stops, and what each of them multiplies
-# the learning rate by (benchmarks/finetune_steps.py).
+# Evaluations in a row without improvement before a training stops, and the factor by which each of
+# them multiplies the learning rate (benchmarks/finetune_steps.py).
 PATIENCE = 3
 REDUCED = 0.5
-# Where the data holds few rows, a step gets fewer until so many steps take `SHARED` passes.
+# If the data holds few rows, a step gets fewer, until FEWEST_STEPS steps take `SHARED` passes.
 FEWEST_STEPS = 20
 SHARED = 2
 # Rows shorter than this are read several at once.
 MICRO_TOKENS = 8192
-# Of all steps, between two evaluations, judgements of a fit, and checkpoints.
+# All steps are divided by these: into evaluations, judgements of a fit, and checkpoints.
 EVALUATIONS = 5
 JUDGEMENTS = 8
 CHECKPOINTS = 10
-# Where evaluations end a training: steps between two at least, and their largest share of its cost.
+# If evaluations end a training: fewest steps between two, and their largest share of its cost.
 FEWEST_BETWEEN = 10
 EVALUATION_SHARE = 0.1
 WITH_GRADIENTS = 3
@@ -70,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides what is learned."""
+    """All settings that decide the learned weights or frequencies."""
 
     row_tokens: Setting
     rows: Setting  # of one optimiser step
@@ -78,16 +78,16 @@ class Settings:
     learning_rate: Setting
     warmup: Setting
     schedule: Setting
-    rank: Setting | None  # None where no LoRA is trained
+    rank: Setting | None  # None if no LoRA is trained
     alpha: Setting | None
     betas: Setting
     weight_decay: Setting
     gradient_norm: Setting
-    # Beside the rows of a step, windows of the original length, and their tokens.
+    # Windows of the original length in each step, added to its rows, and the tokens of each window.
     keep_short: int = 0
     context: int = 0
     between: int = 1  # steps from one evaluation, or judgement of a fit, to the next
-    patience: int = 0  # evaluations in a row without a better one that end the training
+    patience: int = 0  # evaluations in a row without improvement that end the training
     is_open: bool = False  # steps are the most there will be
 
     @property
@@ -96,22 +96,22 @@ class Settings:
 
     @property
     def tokens(self) -> int:
-        """Trained in the whole run."""
+        """Return the number of tokens that the whole run trains on."""
         return self.step_tokens * int(self.steps.value)
 
     @property
     def per_step(self) -> int:
-        """Rows of a step, of either kind."""
+        """Return the rows of a step, of either kind."""
         return int(self.rows.value) + self.keep_short
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Return the tokens of the longest row."""
         return max(int(self.row_tokens.value), self.context if self.keep_short else 0)
 
     @property
     def named(self) -> dict[str, Setting]:
-        """Each by its name."""
+        """Return each setting by its name."""
         return {k: v for k, v in vars(self).items() if isinstance(v, Setting)}
 
 
@@ -126,18 +126,19 @@ class Size:
 
 @dataclass(frozen=True)
 class Amount:
-    """What there is to read, and who shares it."""
+    """How much there is to read, and how many processes share it."""
 
-    per_pass: int = 0  # rows that the data holds; 0 where it is not read yet
+    per_pass: int = 0  # rows that the data holds; 0 if it is not read yet
     processes: int = 1
-    judging: int = 1  # tokens that an evaluation reads; 0 where no document is held out
+    judging: int = 1  # tokens that an evaluation reads; 0 if no document is held out
 
 
 UNREAD = Amount()
 
 
 def settings(options: Finetune, size: Size, amount: Amount = UNREAD) -> Settings:
-    """The settings of a run. Before the data is read the steps are the most there will be."""
+    """Return the settings of a run. Before the data is read, the steps are the most that the run
+    may take."""
 
     chosen = partial(_chosen, options)
     judging = amount.judging
@@ -210,7 +211,7 @@ def _row_tokens(options: TrainingOptions, context: int, target: int) -> Setting:
 
 
 def _shared_rows(options: Finetune, rows: Setting, amount: Amount) -> Setting:
-    """Rows of a step: fewer where the data holds few."""
+    """Return the rows of a step: fewer if the data holds few."""
     wanted = max(1, int((options.epochs or SHARED) * amount.per_pass))
     if options.batch_tokens is not None or wanted >= FEWEST_STEPS * rows.value:
         return rows
@@ -222,7 +223,7 @@ def _shared_rows(options: Finetune, rows: Setting, amount: Amount) -> Setting:
 
 
 def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
-    """Steps where only so many rows are to be read."""
+    """Return the steps if the amount of data, or --epochs, limits the rows."""
     of_data = max(1, int((options.epochs or PASSES) * per_pass) // rows)
     if options.epochs is not None:
         return Setting(of_data, "--epochs")
@@ -231,7 +232,7 @@ def _of_data(options: Finetune, rows: int, per_pass: int) -> Setting:
 
 
 def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:
-    """Rows that one device reads at once: a divisor of its share of a step."""
+    """Return the rows that one device reads at once: a divisor of its share of a step."""
     wanted = min(share, options.micro_rows or max(1, MICRO_TOKENS // row_tokens))
     return max(size for size in range(1, wanted + 1) if share % size == 0)
 
@@ -239,8 +240,8 @@ def micro_rows(options: TrainingOptions, row_tokens: int, share: int) -> int:
 # A fit, measured on the bundled model (docs/fitting.md): the peak of a cosine after a short
 # warm-up. Steps and tokens of a step are the options' own defaults.
 FIT_LEARNING_RATE = 0.02  # of 16 pairs and more
-# Over the number of pairs: the noise that all add in a step is less where fewer turn, and each has
-# further to go. From 8 times on all have.
+# The rate is this, divided by the number of pairs. If fewer pairs turn, the noise that all add in a
+# step is less, and each has further to go. From 8 times on, all pairs have further to go.
 FEW_PAIRS = 16
 OF_FEW_PAIRS = 0.4
 MOST_FIT_LEARNING_RATE = 0.1
@@ -252,8 +253,8 @@ FIT_MEASURED = "measured on the bundled model (docs/fitting.md)"
 
 
 def fit_settings(options: Fit, context: int, target: int, pairs: int) -> Settings:
-    """The settings of a fit: in windows of the target's length or in short rows."""
-    # One in short rows is judged at its end alone, for that takes passes of the target's length.
+    """Return the settings of a fit, in windows of the target's length or in short rows."""
+    # A fit in short rows is judged only at its end: judging takes passes of the target's length.
     parts = 1 if options.strategy == "pose" else JUDGEMENTS
     until = options.eval_every or max(1, options.steps // parts)
     row = _row_tokens(options, context, target)

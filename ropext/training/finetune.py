@@ -1,5 +1,5 @@
-"""A fine-tuning (a LoRA of an extended checkpoint, new rows of its position table, or both): how it
-is prepared, and how it trains."""
+"""Prepare and run a fine-tuning: of a LoRA of an extended checkpoint, of new rows of its position
+table, or of both."""
 
 import gc
 from collections.abc import Sequence
@@ -129,7 +129,8 @@ def _parameters(snapshot: Snapshot) -> int:
 
 
 class AdapterObjective(Objective[Finetuned]):
-    """A LoRA and new rows move; the held-out loss may choose the step; they are merged."""
+    """A training of a LoRA, of new rows, or of both. The held-out loss may choose the step; the
+    result is merged."""
 
     command = "finetune"
     kind = Finetuned
@@ -160,13 +161,15 @@ class AdapterObjective(Objective[Finetuned]):
     @property
     def forward_tokens(self) -> int:
         evaluations = -(-self.settings.steps.value // self.settings.between)
-        # Before and after too; the base and the control through the short window, which is twice.
+        # Also before and after; base and control read through the short window, which takes twice
+        # as much.
         passes = evaluations + (6 if self.options.control else 4)
         return int(passes * data.tokens_of(self.judge))
 
     @property
     def why_no_judge(self) -> str | None:
-        """Why no document is read, although that was not asked for."""
+        """Return why no document is read, although the user did not turn the evaluation off; else
+        None."""
         if self.judge is not None or not self.options.eval_documents:
             return None
         if processes.is_fsdp():
@@ -207,8 +210,9 @@ class AdapterObjective(Objective[Finetuned]):
         )
 
     def variant(self, label: str, history: trainer.History | None = None) -> Variant:
-        """A model that is read, with the adapter that a training left: the base, and its control,
-        with a position table's rows of before, through the short window."""
+        """Return a model to read, with the adapter that a training left. The base and its control
+        are read through the short window, with a position table's rows from before the extension.
+        """
         adapter = None if history is None else str(history.best_checkpoint)
         if label not in (BASE, CONTROL):
             return Variant(label, EXTENDED, self.snapshot, adapter=adapter)
@@ -218,8 +222,8 @@ class AdapterObjective(Objective[Finetuned]):
         return Variant(label, label, self.snapshot, config, beside, adapter=adapter)
 
     def measure(self, pause: Show) -> None:
-        """Read the base through its short window, and the extended model as it is; say before it
-        what is known of the result."""
+        """Print the notes on the result; then read the base through its short window and the
+        extended model as it is."""
         training = self.training
         if self.why_no_judge:
             self.note(f"not evaluated: {self.why_no_judge}")
@@ -238,23 +242,24 @@ class AdapterObjective(Objective[Finetuned]):
         self._read([self.variant(BASE), self.variant(UNTUNED)], pause, said)
 
     def _read(self, variants: Sequence[Variant], pause: Show, sentence: str = "") -> None:
-        """Have models read the documents that judge; what an earlier run read is not read again."""
+        """Have models read the documents that judge; do not repeat the readings of an earlier
+        run."""
         if self.judge is None or not processes.is_main():
             return
         load = partial(self._load, sentence)
         self.models |= self.read(Models(load).computing, variants, pause)
 
     def _load(self, sentence: str = "", _: object = None) -> "PreTrainedModel":
-        """Load the model, in evaluation mode; `sentence` says what for."""
+        """Load the model in evaluation mode; print the `sentence`, if there is one, first."""
         if sentence:
             self.say(sentence)
-        gc.collect()  # of the model before it
+        gc.collect()  # frees the model before it
         torch.manual_seed(self.options.seed)
         return models.load(self.snapshot, self.options)
 
     def learn(self) -> None:
-        """Train the adapter, and with --control one of the base on the same tokens; after an early
-        stop as many steps as are in the weights that count."""
+        """Train the adapter. With --control, train one on the base with the same tokens too, for as
+        many steps as the kept weights have."""
         model = self._load()
         rows = self.training.rows
         patience = self.settings.patience
@@ -281,7 +286,7 @@ class AdapterObjective(Objective[Finetuned]):
         rows: Rows | ControlRows,
         stopping: trainer.Stopping,
     ) -> trainer.History:
-        """Train an adapter of a model."""
+        """Train an adapter of a model, and return the history."""
         settings = self.settings
         options = self.options
         training = self.training
@@ -318,7 +323,8 @@ class AdapterObjective(Objective[Finetuned]):
         return rules.far_loss(done, TUNED), rules.tail_loss(done, TUNED)
 
     def choose(self, pause: Show) -> Finetuned:
-        """The best evaluated weights, or the last; what each model reads on the same tokens."""
+        """Return the result: the best evaluated weights, or the last, and each model's reading of
+        the same tokens."""
         tuned = self.tuned
         control = self.control
         trained = {TUNED: tuned} | ({CONTROL: control} if control else {})
@@ -350,7 +356,7 @@ class AdapterObjective(Objective[Finetuned]):
         return tuned_report.finetune_result(result)
 
     def write(self, result: Finetuned, show: Show) -> None:
-        # What --report-to tensorboard wrote.
+        # Files that --report-to tensorboard wrote.
         folder = self.folder / TUNED
         paths = sorted(path for path in folder.glob("runs/**/*") if path.is_file())
         trackers = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -1,5 +1,5 @@
-"""A fit before it begins: the model is opened, documents are read, what moves and from where is
-settled."""
+"""Prepare a fit: open the model, read the documents, and settle which numbers move and where they
+start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from ropext.training.spectrum_objective import NO_QUESTIONS, Questions, Spectrum
 from ropext.training.starts import check_geometry, choose_starts
 from ropext.training.training import Training
 
-FEWEST = 16  # rows of the target's length that are read of a stream, at least
+FEWEST = 16  # fewest rows of the target's length that are read from a stream
 
 
 def prepare(
     model: str, source: str, options: Fit, revision: str | None = None, named: str = ""
 ) -> SpectrumObjective:
-    """Read model, tokenizer and data; settle what moves and from where. `named` is what the user
-    calls the model, where that is a GGUF and this a directory made of it."""
+    """Read model, tokenizer and data; settle which numbers move and where they start. If `model` is
+    a directory made of a GGUF, `named` is the user's name for the GGUF."""
     if processes.is_fsdp():
         raise UsageError(
             "fit trains a few numbers, so there is nothing to shard; launch it with DDP, not FSDP "
@@ -92,9 +92,9 @@ def prepare(
 class Posed:
     """Retrieval questions of a fit."""
 
-    drawn: FitQuestions | None = None  # what rows ask
-    asked: Questions = NO_QUESTIONS  # what is asked before and after
-    why_none: Sequence[str] = ()  # why nothing is
+    drawn: FitQuestions | None = None  # questions in the training rows
+    asked: Questions = NO_QUESTIONS  # questions before and after the fit
+    why_none: Sequence[str] = ()  # why there are no questions
 
 
 def _questions(
@@ -104,7 +104,7 @@ def _questions(
     plan: Plan,
     strategy: Full | Pose,
 ) -> Posed:
-    """Draw the questions; none where none are wanted, or where none can be made."""
+    """Draw the questions; draw none if none are wanted, or if none can be made."""
     share = options.retrieval_share
     count = options.retrieval_items
     if not share and not count:

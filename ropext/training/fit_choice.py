@@ -1,5 +1,5 @@
-"""Which spectrum a fit writes: its best step, where that surely beats the start and loses no
-retrieval; and what is said of the one that is written."""
+"""Choose the spectrum that a fit writes: its best step, if that surely beats the start and loses no
+retrieval. Write the notes on the chosen spectrum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ropext.training import fit_report, spectrum
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is written, and why."""
+    """The choice of the spectrum that is written, with its reason."""
 
     step: int  # 0 = the start
     reason: str
@@ -22,22 +22,22 @@ class Verdict:
 
     @property
     def pair_factors(self) -> tuple[float, ...]:
-        """By how much each pair is slowed."""
+        """Return by how much each pair is slowed."""
         site = self.plan.main
         return compression(site.rope.spectrum, site.wanted)
 
 
 @dataclass(frozen=True)
 class ClosedForms:
-    """The closed forms that a fit could start from, and what they read."""
+    """The closed forms that a fit could start from, and their measurement."""
 
     plans: Mapping[str, Plan]
     measured: Measurement
 
 
 def why_start_stays(measured: Measurement, start: str) -> str | None:
-    """Why the fitted spectrum is not surely better than `start`, the closed form that it began at;
-    None where it is."""
+    """Return why the fitted spectrum is not surely better than `start`, the closed form at which it
+    began; None if it is better."""
     change = fit_report.change_text(rules.far_change(measured, FITTED, START))
     if not rules.is_better(measured, FITTED, START):
         gain = rules.far_change(measured, START, FITTED)
@@ -55,8 +55,8 @@ def why_start_stays(measured: Measurement, start: str) -> str | None:
 def notes_on_written(
     verdict: Verdict, measured: Measurement, closed: ClosedForms, ceiling: float
 ) -> list[str]:
-    """Say what is to be known of the spectrum that is written: what a guard held (no pair factor
-    above `ceiling`), where truncation is still better, and who does not read it."""
+    """Return notes on the written spectrum: pairs that a guard held (no pair factor above
+    `ceiling`), whether truncation is still better, and engines that do not read it."""
     notes = list[str]()
     plan = verdict.plan
     label = FITTED if verdict.step else START

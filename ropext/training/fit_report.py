@@ -1,4 +1,4 @@
-"""A fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
+"""Describe a fit in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
 
 from ropext import scaling
 from ropext.base.errors import listed
@@ -17,13 +17,14 @@ from ropext.training.report import (
 )
 from ropext.training.result import Fitted
 
-# What the record repeats of the options, and of the result.
+# Options, and facts of the result, that the record repeats.
 FITTED_BY = ("ceiling", "retrieval_share", "keep_short", "packing", "seed", "strategy")
 FIT_FACTS = ("kept", "reason", "start", "step", "tokens", "change")
 
 
 def change_text(change: Value) -> str:
-    """`0.0540 nats per token lower over the far half, 95 % interval -0.0770 to -0.0310`."""
+    """Write a change as `0.0540 nats per token lower over the second half, 95 % interval -0.0770 to
+    -0.0310`."""
     way = "lower" if change.value < 0 else "higher"
     text = f"{abs(change.value):.4f} nats per token {way} over the second half"
     if change.ci95 is None:
@@ -32,13 +33,13 @@ def change_text(change: Value) -> str:
 
 
 def share_text(change: Value) -> str:
-    """Points of right answers with their interval."""
+    """Write the change of the share of right answers, with its interval."""
     ends = change.ci95 or (change.value, change.value)
     return f"{change.value:+.2f}, 95 % interval {ends[0]:+.2f} to {ends[1]:+.2f}"
 
 
 def fit_result(done: Fitted) -> str:
-    """What `fit` prints at its end."""
+    """Return the text that `fit` prints at its end."""
     what = f"the fitted RoPE frequencies, as {done.method}"
     if done.kept != FITTED:
         what = f"{done.start}, the starting point: the fit is not better at 95 % confidence"
@@ -55,8 +56,9 @@ def fit_result(done: Fitted) -> str:
 
 
 def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
-    """Who no longer reads what is written, and what the narrower form would cost at most: a fit
-    within yarn begins at its closed form, which is `distance` above this one."""
+    """Say which engines no longer read the written form, and how much the narrower form costs at
+    most. A fit within yarn begins at yarn's closed form, whose loss is `distance` above this one.
+    """
     lost = list[str]()  # loaders that read it otherwise
     names = list[str]()
     for reading in newest(written.readings):
@@ -78,7 +80,7 @@ def readers_note(written: Plan, yarn: Plan | None, distance: float) -> str:
 
 
 def fit_tables(done: Fitted) -> tuple[Table, ...]:
-    """Numbers on held-out documents, and what moved."""
+    """Return the numbers on held-out documents, and the pair factors."""
     return done.tables[0], _fit_factors(done)
 
 
@@ -103,7 +105,7 @@ def _fit_factors(done: Fitted) -> Table:
 
 
 def fit_story(done: Fitted) -> Story:
-    """For the record and the card."""
+    """Return the story of a fit, for the record and the card."""
     training = done.training
     objective = done.objective
     judge = done.training.judge
@@ -128,8 +130,8 @@ def fit_story(done: Fitted) -> Story:
 
 
 def fit_files(done: Fitted) -> dict[str, bytes]:
-    """Return OUT/pair-factors.json and the files of OUT/fit: the record, and its parts by
-    themselves."""
+    """Return OUT/pair-factors.json and the files of OUT/fit: the record, and its parts in separate
+    files."""
     record = done.to_json()
     out: JsonObject = {
         "pair-factors.json": {
@@ -151,7 +153,7 @@ def fit_files(done: Fitted) -> dict[str, bytes]:
 
 
 def _factors_picture(done: Fitted) -> bytes:
-    """The pair factors beside those of the closed forms."""
+    """Draw the pair factors and the closed forms' pair factors as a PNG."""
     from matplotlib.ticker import FuncFormatter
 
     from ropext.results.report import plots

@@ -1,7 +1,7 @@
-"""What a fit leaves.
+"""Write the files of a fit.
 
-OUT/                    the base's weights, the new config, record and card, as `extend` writes them
-OUT/pair-factors.json   what --method longrope --pair-factors reads
+OUT/                    the base's weights, the new config, record and card, as `extend` writes
+OUT/pair-factors.json   the file that --method longrope --pair-factors reads
 OUT/fit/                numbers.json, losses.json, result.json, pair-factors.png, positions.png,
                         used.log
 """
@@ -23,7 +23,7 @@ from ropext.training.result import Fitted
 
 
 def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: Show) -> None:
-    """Write OUT as a whole or not at all, and prove it; `extras` are files of OUT."""
+    """Write and verify OUT, as a whole or not at all; `extras` are files of OUT."""
     objective = done.objective
     plan = done.plan
     output = done.output

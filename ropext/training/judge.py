@@ -1,5 +1,5 @@
-"""What judges a training: ropext's own evaluator on held-out documents, before, during and after;
-of a fit also questions."""
+"""Judge a training by ropext's own evaluator on held-out documents, before, during and after it;
+judge a fit by questions too."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -22,12 +22,12 @@ from ropext.results.values import FEWEST_DOCUMENTS, Value
 from ropext.results.windows import forward_tokens, short_windows
 from ropext.training.rows import FIT_TASK
 
-Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
+Numbers = Mapping[str, Mapping[str, Value]]  # the numbers of each model, by its label
 GAIN = "gain@"  # nats per token below the base, by the length behind it
 BEYOND_CONTROL = "gain_beyond_control@"  # nats per token below the control
 # The numbers that a training reports, out of all that a reading gives.
 REPORTED = ("tail@", "tail_nll@", "in_window@", "in_window_nll@", GAIN, "short_tax")
-KNOBS = "knobs.json"  # of a judged step
+KNOBS = "knobs.json"  # the knobs of a judged step
 
 
 def read_now(
@@ -37,25 +37,27 @@ def read_now(
     store: Store | None = None,
     pause: Show = unseen,
 ) -> Measurement:
-    """Read by a model as it computes now."""
+    """Read documents with a model as it computes now."""
     stores = {variant.label: store or Store()}
     progress = Progress(hooks=Hooks(show=pause))
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
 
 
 def short_tokens_of(reads: Reads) -> int:
-    """Read by the base, in its short windows."""
+    """Count the tokens that the base reads in its short windows."""
     windows = short_windows(reads.frame.longest, reads.frame.context)
     return len(reads.documents) * forward_tokens(windows)
 
 
 def can_answer(items: Sequence[ItemScore]) -> bool:
-    """Whether a base answers its questions inside its own context; where none are asked, it may."""
+    """Return whether a base answers its questions inside its own context; True if there are
+    none."""
     return not items or share_of(items).value >= CAN_DO
 
 
 def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return what a training reports of each model; the base is held against itself too."""
+    """Return the numbers that a training reports of each model; the base is compared with itself
+    too."""
     readings = measured.readings
     base = readings.get(BASE)
     numbers = dict[str, dict[str, Value]]()
@@ -72,7 +74,7 @@ def numbers_of(measured: Measurement) -> dict[str, dict[str, Value]]:
 
 
 def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
-    """Return the same of spectra, with their far half and the share of right answers."""
+    """Return the same numbers of spectra, with their far half and the share of right answers."""
     numbers = numbers_of(measured)
     frame = measured.frame
     for label, reading in measured.readings.items():
@@ -84,7 +86,7 @@ def fit_numbers(measured: Measurement) -> dict[str, dict[str, Value]]:
 
 
 def few(documents: Sequence[corpus.Document]) -> str | None:
-    """The warning where there is no interval."""
+    """Return the warning that the documents are too few for an interval, if they are."""
     if len(documents) >= FEWEST_DOCUMENTS:
         return None
     return (
@@ -95,8 +97,8 @@ def few(documents: Sequence[corpus.Document]) -> str | None:
 
 
 class JudgedSteps:
-    """What was judged on the way: each step's spectrum and reading, kept on the disk so that a run
-    that goes on knows them, and so that every step can be written in the end."""
+    """The steps that were judged on the way. Each step's spectrum and reading are kept on the disk,
+    so that a resumed run knows them and any step can be written in the end."""
 
     def __init__(self, folder: Path, reads: Reads, variant: Variant) -> None:
         self.folder = folder
@@ -104,12 +106,12 @@ class JudgedSteps:
         self.variant = variant
 
     def keep(self, step: int, knobs: JsonObject, store: Store) -> None:
-        """Write a step; its knobs come last, for a kill may come before them."""
+        """Write a step; write its knobs last, since a kill may come before them."""
         store.put(KNOBS, dict(knobs))
         store.written(self.folder / str(step))
 
     def models(self) -> dict[str, MeasuredModel]:
-        """Every step that was kept whole, by its number, in order."""
+        """Return every step that was kept whole, by its number, in order."""
         names = sorted((path.parent.name for path in self.folder.glob(f"*/{KNOBS}")), key=int)
         variants = [replace(self.variant, label=name) for name in names]
         stores = {name: Store(self.folder / name) for name in names}

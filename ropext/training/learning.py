@@ -1,5 +1,9 @@
-"""How a model learns: each token from those before it, or masked tokens from all others. The
-loop of a training asks nothing else of it; loading, writing and refusing do."""
+"""Define how a model learns: each token from the tokens before it, or masked tokens from all
+others.
+
+The training loop depends on the model's kind only through these classes. Loading, writing and
+refusals look at the kind themselves.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,29 +26,29 @@ Loss = Callable[..., torch.Tensor]  # as transformers' Trainer calls it
 
 @dataclass(frozen=True)
 class NextTokenLearning:
-    """The loss is on the next token, of all tokens or those that are scored."""
+    """A loss on the next token, over all tokens or over the scored ones."""
 
     prediction: ClassVar[Prediction] = NEXT_TOKEN
-    scored: ClassVar[str] = "tokens"  # what held-out losses are over
+    scored: ClassVar[str] = "tokens"  # the tokens that held-out losses are over
     notes: ClassVar[tuple[str, ...]] = ()
     loss: ClassVar[Loss | None] = None  # None = the model's own
-    why_whole: ClassVar[str] = ""  # whether it needs whole logits, the model tells
+    why_whole: ClassVar[str] = ""  # the model itself tells whether it needs whole logits
 
     def rows(
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
     ) -> Sequence[Row]:
-        """What the model reads, made of rows of text."""
+        """Return the rows that the model reads, made of rows of text."""
         return rows
 
     def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
-        """Give a model the loss that needs no whole logits; the reason where it keeps its own and
-        that is to be said."""
+        """Give a model the loss that needs no whole logits; return the reason if it keeps its own
+        and the user must know."""
         return use_sliced_loss(model)
 
 
 @dataclass(frozen=True)
 class MaskedLearning:
-    """The loss is on tokens that stock's collator masks."""
+    """A loss on the tokens that transformers' collator masks."""
 
     prediction: MaskedTokens
     scored: ClassVar[str] = "masked tokens"
@@ -57,11 +61,12 @@ class MaskedLearning:
     def rows(
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", seed: int
     ) -> Sequence[Row]:
-        """Text between special tokens, some of it masked."""
+        """Return rows of text between special tokens, some of it masked."""
         return MaskedRows(rows, tokenizer, self.prediction, seed)
 
     def use_sliced_loss(self, model: "PreTrainedModel") -> str | None:
-        """Few of the tokens are scored, so that stock's loss of whole logits stays."""
+        """Return None: few of the tokens are scored, so that the stock loss of whole logits
+        stays."""
         return None
 
     @property
@@ -74,8 +79,8 @@ NEXT_TOKEN_LEARNING = NextTokenLearning()
 
 
 class MaskedRows(Sequence[Row]):
-    """Rows of a masked language model: each between special tokens, which take the place of its
-    last ones, and with what the stock collator masks, by the seed and its number alone."""
+    """Rows of a masked language model. Special tokens surround each row, in the place of its last
+    tokens. The stock collator masks by the seed and the row's number alone."""
 
     def __init__(
         self,
@@ -110,7 +115,8 @@ def _masked_loss(
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Stock's, but the mean of all masked tokens of a step: BERT's own takes that of each batch."""
+    """Return the stock loss, but as the mean of all masked tokens of a step; BERT's own loss takes
+    the mean of each batch."""
     from transformers.loss.loss_utils import ForMaskedLMLoss
 
     logits = outputs.logits

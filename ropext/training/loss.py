@@ -1,4 +1,4 @@
-"""Cross-entropy whose logits are never whole: the head and the loss run in slices of tokens.
+"""Compute cross-entropy without whole logits: the head and the loss run in slices of tokens.
 
 The whole logits of one 32k row at a vocabulary of 128k take 39 GiB in a bfloat16 training step.
 """
@@ -33,7 +33,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def probe_ids(model: "PreTrainedModel") -> torch.Tensor:
-    """Tokens drawn at random, to see by what a model computes."""
+    """Return random tokens that probe how a model computes."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     generator = torch.Generator().manual_seed(0)
@@ -42,14 +42,15 @@ def probe_ids(model: "PreTrainedModel") -> torch.Tensor:
 
 @torch.no_grad()
 def why_not_sliced(model: "PreTrainedModel") -> str | None:
-    """None where the loss may be made of head and decoder apart; else the reason."""
+    """Return None if the loss may be computed from head and decoder separately, else the reason."""
     with _evaluating(model):
         return why_not_plain(model, probe_ids(model))
 
 
 @torch.no_grad()
 def chunks_are_joined(model: "PreTrainedModel", jump: int) -> bool:
-    """Whether tokens after a jump in the positions still see those before it, as pose needs.
+    """Return whether tokens after a jump in the positions still see the tokens before it, as pose
+    needs.
 
     Some attention implementations take a jump for the border of a packed document.
     """
@@ -76,7 +77,7 @@ MINIMUM = 64
 
 
 def slice_tokens(vocabulary: int) -> int:
-    """Tokens whose logits are in memory at once."""
+    """Return the number of tokens whose logits are in memory at once."""
     return max(MINIMUM, SLICE_VALUES // vocabulary)
 
 
@@ -86,17 +87,18 @@ def sliced_cross_entropy(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
 ) -> torch.Tensor:
-    """The sum of the losses of hidden (n, h) against labels (n), float32; IGNORED ones count
-    nothing."""
+    """Return the sum of the losses of hidden (n, h) against labels (n), in float32; IGNORED labels
+    count nothing."""
     apply: Callable[..., torch.Tensor] = _Sliced.apply
     return apply(hidden, weight, bias, labels, slice_tokens(weight.shape[0]))
 
 
 class _Sliced(torch.autograd.Function):
-    """Gradients are computed with the loss, slice by slice, so that no logits are made twice.
+    """A loss whose gradients are computed with it, slice by slice, so that no logits are made
+    twice.
 
     torch's own operator (linear_cross_entropy in slices, 2.13) adds up in the dtype of its inputs:
-    in bfloat16 a sum over 128k tokens stands still at a third of what it is.
+    in bfloat16 a sum over 128k tokens stops growing at a third of its value.
     """
 
     @staticmethod
@@ -111,7 +113,7 @@ class _Sliced(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         needed = ctx.needs_input_grad
         of_hidden = torch.zeros_like(hidden) if needed[0] else None
-        # float32, for what one slice adds to the gradient of the head is small beside the sum.
+        # float32, since one slice's part of the head's gradient is small compared with the sum.
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if needed[1] else None
         of_bias = hidden.new_zeros(len(weight), dtype=torch.float32) if needed[2] else None
         for at in range(0, len(hidden), size):
@@ -149,12 +151,12 @@ class _Sliced(torch.autograd.Function):
 
 
 def shift(labels: torch.Tensor) -> torch.Tensor:
-    """Each position's label is the next token; the last has none."""
+    """Return the labels moved to the position before their token; the last position has none."""
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 class SlicedForward:
-    """Stands in for a causal model's own `forward` in training: same loss, no logits."""
+    """A replacement for a causal model's own `forward` in training: same loss, no logits."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
@@ -188,8 +190,8 @@ class SlicedForward:
 
 
 def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum of the losses, computed inside a call of the output layer: only there does FSDP have
-    its weights, which it shares among processes."""
+    """Return the sum of the losses, computed inside a call of the output layer. Only there does
+    FSDP have the layer's weights, which it shares among processes."""
     head = trained_head(model)
 
     def forward(states: torch.Tensor) -> torch.Tensor:
@@ -201,7 +203,7 @@ def head_loss(model: "PreTrainedModel", hidden: torch.Tensor, labels: torch.Tens
 
 
 def trained_head(model: "PreTrainedModel") -> nn.Linear:
-    """The output layer; where PEFT trains a copy of it, that copy."""
+    """Return the output layer, or PEFT's copy if PEFT trains a copy of it."""
     head: Any = model.get_output_embeddings()
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
@@ -211,7 +213,7 @@ def trained_head(model: "PreTrainedModel") -> nn.Linear:
 
 
 def use_sliced_loss(model: "PreTrainedModel") -> str | None:
-    """Give a causal model the sliced loss; the reason where it keeps its own."""
+    """Give a causal model the sliced loss; return the reason if it keeps its own."""
     reason = by_first(lambda: why_not_sliced(model))
     if reason is None:
         model.forward = SlicedForward(model)

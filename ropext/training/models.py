@@ -1,4 +1,4 @@
-"""The model in memory as training wants it: without weights, loaded, and with its LoRA."""
+"""Prepare the model in memory for training: without weights, loaded, and with its LoRA."""
 
 import importlib.util
 import re
@@ -34,13 +34,14 @@ TRACKERS = {"none": None, "tensorboard": "tensorboard", "wandb": "wandb", "track
 
 
 def device(options: TrainingOptions) -> torch.device:
-    """Where this process trains: on a GPU of its own."""
+    """Return the device on which this process trains; with CUDA, a GPU of its own."""
     name = device_of(options)
     return torch.device("cuda", local_rank()) if name.startswith("cuda") else torch.device(name)
 
 
 def dtype(options: TrainingOptions) -> torch.dtype:
-    """Of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates the other."""
+    """Return the dtype of the frozen weights: bfloat16 on a GPU, float32 on a CPU, which emulates
+    bfloat16."""
     if options.dtype != "auto":
         chosen: torch.dtype = getattr(torch, options.dtype)
         return chosen
@@ -48,9 +49,9 @@ def dtype(options: TrainingOptions) -> torch.dtype:
 
 
 def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
-    """The model with its weights, and the attention that was asked for, or one that it has. Under
-    FSDP the first process alone holds them, and accelerate shares them out from there (its
-    cpu_ram_efficient_loading)."""
+    """Load the model with its weights, and with the attention that the user chose, or one that it
+    has. Under FSDP the first process alone holds the weights, and accelerate shares them out from
+    there (its cpu_ram_efficient_loading)."""
     where = device(options)
     qlora = isinstance(options, Finetune) and options.qlora
     packed = qlora or bool(snapshot.quantisation)
@@ -67,7 +68,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
     else:
         model = load_model(snapshot, how)
     if processes.is_fsdp():
-        # What a family keeps in float32 while it loads is that in all processes.
+        # Parameters that a family keeps in float32 while it loads become float32 in all processes.
         dtypes = processes.by_first(lambda: {name: p.dtype for name, p in model.named_parameters()})
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtypes[name])
@@ -79,7 +80,7 @@ def load(snapshot: Snapshot, options: TrainingOptions) -> "PreTrainedModel":
 
 
 def check_tracker(name: str) -> None:
-    """Trainer has the switch; the package behind it is the user's."""
+    """Refuse an unknown tracker, and a tracker whose package is not installed."""
     if name not in TRACKERS:
         raise UsageError(f"--report-to is one of {', '.join(TRACKERS)}, was {name!r}")
     package = TRACKERS[name]
@@ -117,8 +118,8 @@ def add_adapter(
     settings: Settings,
     new_rows: NewRows | None = None,
 ) -> "PeftModel":
-    """Return the model in PEFT, with the LoRA (and full copies of norms, embeddings, and of a
-    position table, whose new rows alone move) trainable."""
+    """Return the model in PEFT, with a trainable LoRA. Norms, embeddings and a position table are
+    trained as full copies; in the table only new rows move."""
     import peft
     from peft.utils.constants import DUMMY_TARGET_MODULES
 
@@ -139,13 +140,13 @@ def add_adapter(
     if options.train_embeddings:
         embedding = model.get_input_embeddings()
         name = next(name for name, module in model.named_modules() if module is embedding)
-        # PEFT ties a trained embedding only where a name here ends in one that it knows.
+        # PEFT ties a trained embedding only if a name here ends in a name that it knows.
         saved += [name, f"{name}.lm_head"]
     if new_rows is not None:
         saved += new_rows.modules(model)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     config = peft.LoraConfig(
-        # Of PEFT's kinds none is a masked language model.
+        # PEFT has no kind for a masked language model.
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         lora_dropout=options.dropout,
         target_modules=names,
@@ -165,12 +166,12 @@ def add_adapter(
 
 def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]:
     """Return the short names of the linear layers that get a LoRA, all or the `wanted` ones; refuse
-    a name that none has.
+    a name that no layer has.
 
-    They are inside the model's blocks, which are what a list of modules holds. The output head and
-    what projects images or sound from outside of the text decoder stay out. So do layers that
-    multiply otherwise (DeepSeek V4's groups, Llama 4's router), and those of a router, past which
-    LongCat reads the weights.
+    These layers are inside the model's blocks, which are the members of a list of modules. The
+    output head stays out, and so do projections of images or sound from outside of the text
+    decoder. Layers that multiply otherwise (DeepSeek V4's groups, Llama 4's router) stay out too.
+    So do the layers of a router, past which LongCat reads the weights.
     """
     head = model.get_output_embeddings()
     decoder = model.get_decoder()
@@ -178,7 +179,7 @@ def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]
     for name, module in decoder.named_modules():
         parent, _, short = name.rpartition(".")
         inside = any(part.isdigit() for part in parent.split("."))
-        # What quantisers make of nn.Linear too, and the transposed Conv1D of GPT-2.
+        # Also the classes that quantisers make of nn.Linear, and the transposed Conv1D of GPT-2.
         kind = type(module).__name__
         linear = isinstance(module, nn.Linear) or kind in ("Conv1D", "Linear4bit")
         if inside and module is not head and linear:
@@ -197,7 +198,8 @@ def target_names(model: "PreTrainedModel", wanted: tuple[str, ...]) -> list[str]
 
 
 def _norm_names(model: nn.Module) -> list[str]:
-    """Full names of the norms: modules with one-dimensional weights that are no linear layer."""
+    """Return the full names of the norms: modules without children whose class is called a norm and
+    whose weights have one dimension."""
     names = []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -208,7 +210,7 @@ def _norm_names(model: nn.Module) -> list[str]:
 
 
 def check_rank(model: "PreTrainedModel", names: Iterable[str], rank: int) -> None:
-    """A rank beyond a layer's smaller side would train more than the layer has."""
+    """Refuse a rank beyond a layer's smaller side, which would train more than the layer has."""
     wanted = set(names)
     sides = [
         (min(module.weight.shape), name)

@@ -1,5 +1,5 @@
-"""New rows of a learned position table: how they are trained while the others stay, and how they
-are written into their table."""
+"""Train new rows of a learned position table while the others stay, and write them into their
+table."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Counted:
     """The rows of one table that are trained."""
 
-    name: str  # of the table's module
+    name: str  # the name of the table's module
     count: int
     fixed: int  # numbers of the other rows, which stay as they are
 
@@ -36,12 +36,12 @@ class Counted:
 
 @dataclass(frozen=True)
 class NewRows:
-    """The new rows of a table are trained, alone or beside a LoRA."""
+    """The new rows of a table, which are trained alone or together with a LoRA."""
 
     table: Growth
 
     def modules(self, model: "PreTrainedModel") -> list[str]:
-        """Name the modules of a position table, of which PEFT trains a copy."""
+        """Return the names of a position table's modules; PEFT trains copies of these."""
         tables = list[str]()
         for name, _ in model.named_parameters():
             if self.table.positions.is_table(name):
@@ -49,8 +49,8 @@ class NewRows:
         return tables
 
     def prepare(self, joined: nn.Module) -> None:
-        """Let new rows alone move in the copies of a table, in float32 as a LoRA is: small steps
-        would round."""
+        """Let only new rows move in the copies of a table, in float32 as a LoRA is: small steps
+        would round to nothing."""
         for _, rows in self.tables(joined):
             (module,) = (m for m in joined.modules() if m._parameters.get("weight") is rows)
             kind = rows.dtype
@@ -59,7 +59,7 @@ class NewRows:
             rows.register_hook(partial(_without_old, self.table))
 
     def tables(self, joined: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-        """Find the copies of a position table in which new rows are trained, by the names of the
+        """Yield the copies of a position table in which new rows are trained, with the names of the
         modules."""
         for name, weight in joined.named_parameters():
             plain = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
@@ -78,8 +78,8 @@ class NewRows:
     def write(
         self, snapshot: Snapshot, adapter: Path, directory: Path, link: Link, show: Show
     ) -> JsonObject:
-        """Write the trained rows into their table, with every other byte as it was; return what was
-        compared."""
+        """Write the trained rows into their table, with every other byte unchanged; return the
+        comparison."""
         from safetensors.torch import load_file
 
         from ropext.files.schemes import growing  # late: no rotary model needs it
@@ -101,7 +101,8 @@ class NewRows:
 
 
 def _without_old(table: Growth, gradient: torch.Tensor) -> torch.Tensor:
-    """Keep the gradient of the new rows alone: AdamW, its weight decay zero, leaves the others."""
+    """Return the gradient of the new rows alone: AdamW, its weight decay zero, then leaves the
+    others."""
     offset = table.positions.offset
     rows = list(range(offset))
     for row in table.old_rows.values():

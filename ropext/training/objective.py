@@ -1,7 +1,7 @@
-"""What differs between trainings, and the order that they share.
+"""Define the order that all trainings share, and the parts in which they differ.
 
-An objective is counted on a model without weights, and carried out in the folder OUT.run: measure,
-learn, choose, write.
+An objective is counted on a model without weights. It is carried out in the folder OUT.run:
+measure, learn, choose, write.
 """
 
 from abc import ABC, abstractmethod
@@ -65,16 +65,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # In the file that keeps a result.
-DECIDES = "decides"  # what its files follow from
+DECIDES = "decides"  # everything that decides its files
 CONTENT = "result"
-# Adds to what will be the output: its path, how the fit was called, and the directory where it lies
-# finished but without its name.
+# Adds to the output. Arguments: the output's path, how the fit was called, and the directory that
+# holds the finished output before it gets its name.
 Finish = Callable[[Path, Call, Path], None]
 
 
-# Layers are run again in the backward pass unless what they keep for it takes less than this share
-# of the free memory, which saves a quarter of the time. Kept are so many bytes for each token and
-# hidden channel of a layer (Korthikanti et al. 2022, section 4.1, without the square of scores).
+# Layers are run again in the backward pass, unless their activations take less than the share
+# PLENTY of the free memory. To keep the activations saves a quarter of the time. A layer keeps
+# KEPT_BYTES for each token and hidden channel (Korthikanti et al. 2022, section 4.1, without the
+# square of scores).
 KEPT_BYTES = 34
 PLENTY = 0.125
 # Copies of each trained number: itself, its gradient, and AdamW's two moments.
@@ -83,7 +84,7 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Moving:
-    """What is trained of a model."""
+    """The trained part of a model."""
 
     names: tuple[str, ...]  # layers that get a LoRA, or the spectrum
     count: int  # parameters
@@ -93,13 +94,13 @@ class Moving:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a training takes."""
+    """The parts that a training moves, and the memory that it takes."""
 
-    targets: tuple[str, ...]  # what is trained, new rows of tables among it
+    targets: tuple[str, ...]  # trained parts, new rows of tables among them
     new_rows: tuple[str, ...]
     moving: int  # parameters in it
     moving_bytes: int  # with gradients and the optimiser's state
-    weight_bytes: int  # of the model that is read, in all devices together
+    weight_bytes: int  # weights of the model that is read, on all devices together
     recompute: bool  # layers are run again in the backward pass
     sliced: str | None  # why the loss is not sliced
 
@@ -107,29 +108,29 @@ class Needs:
 class KeptResult(Protocol):
     """The record of a finished training, kept in its output."""
 
-    file: ClassVar[str]  # of the output
+    file: ClassVar[str]  # its path in the output
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read it."""
+        """Read the record from the content that an output keeps."""
 
     def to_json(self) -> dict[str, Json]:
-        """Write it, with the name of the output."""
+        """Return the record as JSON, with the name of the output."""
 
 
 Done = TypeVar("Done", bound=KeptResult)
 
 
 class Objective(ABC, Generic[Done]):
-    """Which parameters of a model move, what is measured of it, and how the winner is chosen and
+    """The parameters of a model that move, the measurements, and how the winner is chosen and
     written. From `run` on it holds the state of one process of the run."""
 
     command: ClassVar[str]
     kind: type[Done]  # of its result
     out_of_memory: ClassVar[str]  # what helps
-    title: str  # what is done, in a clause
-    remarks: Sequence[str]  # what is said of it beforehand
-    facts: Mapping[str, Json] = {}  # what --json says of this kind alone
+    title: str  # names the training in a clause
+    remarks: Sequence[str]  # notes before the training
+    facts: Mapping[str, Json] = {}  # values that --json shows for this kind alone
     needs: Needs
     folder: Path
     finish: Finish | None = None  # adds to a fit's OUT, before that has its name
@@ -144,24 +145,24 @@ class Objective(ABC, Generic[Done]):
         self.context = training.context
         self.target = training.target
         self.notes: list[str] = []
-        self.models: dict[str, MeasuredModel] = {}  # what was measured, by its labels
+        self.models: dict[str, MeasuredModel] = {}  # the measured models, by their labels
 
-    # What is known beforehand.
+    # Known before the training.
 
     @property
     @abstractmethod
     def forward_tokens(self) -> int:
-        """Tokens read without gradients."""
+        """Return the number of tokens read without gradients."""
 
     @abstractmethod
     def moving(self, model: "PreTrainedModel") -> Moving:
-        """What is trained of a model without weights. What the device, or the launch, cannot do is
-        refused."""
+        """Return the trained part of a model without weights; refuse a device or a launch that
+        cannot train it."""
 
     def decides(self, show: Show = unseen, *, files: bool = False) -> dict[str, Json]:
-        """Return all that decides the numbers, and with `files` what else decides what is written:
-        the number of files, and those that the output takes from its base. Weights whose digests
-        are not remembered are read for it, and `show` shows that."""
+        """Return all values that decide the numbers. With `files`, add the options that decide only
+        files, and the digests of the files that the output takes from its base. If no digest of the
+        weights is remembered, ropext reads them, and `show` shows the progress."""
         options = self.training.options
         digests = Digests(show)
         chosen = {name: setting.value for name, setting in self.settings.named.items()}
@@ -181,11 +182,12 @@ class Objective(ABC, Generic[Done]):
 
     @property
     def tokens(self) -> int:
-        """Read with gradients."""
+        """Return the number of tokens read with gradients."""
         return self.settings.tokens
 
     def counts(self) -> Self:
-        """Count what it takes on a model without weights; refuse what cannot be trained."""
+        """Count the needs on a model without weights and return the objective; refuse a model that
+        cannot be trained."""
         settings = self.settings
         options = self.training.options
         models.check_tracker(options.report_to)
@@ -193,7 +195,7 @@ class Objective(ABC, Generic[Done]):
         share = settings.per_step // processes.readers()
         rows = defaults.micro_rows(options, settings.longest, share)
         config = model.config.get_text_config()
-        # Of each row, what one process reads.
+        # The tokens of each row that one process reads.
         tokens = rows * settings.longest // processes.of_each_row()
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
         numbers = sum(parameter.numel() for parameter in model.parameters())
@@ -210,8 +212,9 @@ class Objective(ABC, Generic[Done]):
         return self
 
     def done_before(self, output: Path, call: Call) -> Done | None:
-        """Return the result that this very training left, where all files are as it wrote them;
-        one of other options or files is refused. None where --force asks for it again."""
+        """Return the result of this same training, if it is finished and all its files are
+        unchanged; else None, also with --force. Refuse a finished result of other options or files.
+        """
         file = output / self.kind.file
         if call.force or not file.is_file() or not guard.is_as_written(output):
             return None
@@ -228,7 +231,7 @@ class Objective(ABC, Generic[Done]):
         )
 
     def to_json(self) -> dict[str, Json]:
-        """What `--dry-run --json` shows."""
+        """Return the values that `--dry-run --json` shows."""
         training = self.training
         settings = self.settings
         needs = self.needs
@@ -263,7 +266,7 @@ class Objective(ABC, Generic[Done]):
 
     @abstractmethod
     def measure(self, pause: Show) -> None:
-        """Read what is to be known of the models before the training."""
+        """Measure the models before the training."""
 
     @abstractmethod
     def learn(self) -> None:
@@ -271,28 +274,28 @@ class Objective(ABC, Generic[Done]):
 
     @abstractmethod
     def choose(self, pause: Show) -> Done | None:
-        """Read what was trained, and choose what is written; a process but the first may have no
-        result."""
+        """Read the trained models, and choose the one to write; only the first process must return
+        a result."""
 
     @abstractmethod
     def write(self, result: Done, show: Show) -> None:
         """Write OUT as a whole or not at all."""
 
     def check(self, output: Path, call: Call) -> None:
-        """Refuse an output, or a folder of the run, that holds something else, or has no room; one
-        that is done is neither."""
+        """Refuse an output, or a folder of the run, that holds something else or has no room.
+        Accept a finished result of this training."""
         if self.done_before(output, call) is not None:
             return
         self._settle(output, call, changes=False)  # before weights are hashed
         self._place(output, call).check(call.force)
 
     def make(self, output: Path, call: Call) -> Done | None:
-        """Do everything, from the last checkpoint on where the same run was interrupted, or nothing
-        where it is done. A fit's processes but the first have no result."""
+        """Run the training, resume it from the last checkpoint, or return the result if it is
+        finished. In a fit only the first process returns a result."""
         before = self.done_before(output, call)
         if before is not None:
             if processes.is_main():
-                # What a kill left that came when the output was written and had its name.
+                # Leftovers of a kill that came after the output was written and got its name.
                 recover(output, refused=True)
                 release(beside(output), output)
             return before
@@ -307,7 +310,7 @@ class Objective(ABC, Generic[Done]):
 
     def _settle(self, output: Path, call: Call, *, changes: bool) -> None:
         """Refuse an output that holds something else, or has no room, before hours of work. If it
-        may make `changes`, first clear away what a kill left."""
+        may make `changes`, first clear away the leftovers of a kill."""
         record = self.training.record
         reads: list[Path | str] = [self.snapshot.directory]
         if record is not None:
@@ -324,8 +327,8 @@ class Objective(ABC, Generic[Done]):
                 release(beside(output), output)
 
     def _place(self, output: Path, call: Call) -> Workdir:
-        """Return where a run keeps what is not finished; say which libraries are others than those
-        that it was begun with."""
+        """Return the folder for unfinished work; print which libraries changed since the run
+        began."""
         say = call.hooks.say
         now = versions()
         place = Workdir(output, self.command, self.decides(told_of_files(say)), {"versions": now})
@@ -341,7 +344,7 @@ class Objective(ABC, Generic[Done]):
         return place
 
     def run(self, folder: Path, output: Path, call: Call) -> Done | None:
-        """Go the whole way, from what the folder has on."""
+        """Run all steps that the folder does not hold yet, and return the result."""
         self.folder = folder
         self.output = output
         self.call = call
@@ -364,8 +367,8 @@ class Objective(ABC, Generic[Done]):
 
     @contextmanager
     def _guarded(self, folder: Path) -> Iterator[None]:
-        """Say in a sentence that memory, or the disk of a folder, is full or fails; the checkpoints
-        before it are kept."""
+        """Report in one sentence that memory, or the disk of a folder, is full or fails; earlier
+        checkpoints are kept."""
         with memory_errors(self.out_of_memory):
             try:
                 yield
@@ -380,19 +383,19 @@ class Objective(ABC, Generic[Done]):
             )
 
     def note(self, sentence: str) -> None:
-        """Tell, now and in the result."""
+        """Print a sentence now, and keep it for the result."""
         self.notes.append(sentence)
         self.say(sentence)
 
     @property
     def measured(self) -> Measurement:
-        """All models that were read by what judges."""
+        """Return the measurement of all models that were read."""
         judge = self.reads
         return Measurement(judge.frame, self.models, judge.described)
 
     @property
     def reads(self) -> Reads:
-        """What judges, where there is something."""
+        """Return the reads that judge; there must be some."""
         assert self.judge is not None
         return self.judge
 
@@ -403,8 +406,8 @@ class Objective(ABC, Generic[Done]):
         pause: Show,
         items: Sequence[Item] | None = None,
     ) -> Mapping[str, MeasuredModel]:
-        """Have variants read what judges, or answer `items`, each by itself, in its place. It is
-        kept, so that a run that goes on does not do it again."""
+        """Have variants read the judging documents, or answer `items` instead, each by itself. Keep
+        the readings, so that a resumed run does not repeat them."""
         reads = self.reads
         folder = self.folder / "readings"
         if items is not None:
@@ -414,7 +417,7 @@ class Objective(ABC, Generic[Done]):
         return Reader(computing).measure(variants, reads, stores, progress).models
 
     def check_jumps(self, model: "PreTrainedModel") -> None:
-        """Refuse short rows where their second chunk would not see the first."""
+        """Refuse short rows if their second chunk would not see the first."""
         if self.training.options.strategy != "pose":
             return
         jump = self.target - loss.PROBE
@@ -425,23 +428,24 @@ class Objective(ABC, Generic[Done]):
             )
 
     def kept(self, result: Done) -> dict[str, Json]:
-        """Return what OUT keeps: the result, beside what decides it. `done_before` reads it."""
+        """Return the content that OUT keeps: the result, and the values that decide it.
+        `done_before` reads it."""
         content = result.to_json()
         del content["output"]
         return {DECIDES: self.decides(files=True), CONTENT: values_json(content)}
 
     @abstractmethod
     def told(self, result: Done) -> str:
-        """Write what the command prints at its end."""
+        """Return the text that the command prints at its end."""
 
     def first_steps(self) -> dict[str, bytes]:
-        """The log of what first steps took, as a file of the result."""
+        """Return the log of the time and memory of first steps, as a file of the result."""
         log = self.folder / USED
         return {USED: guard.signed_log(log.read_bytes())} if log.is_file() else {}
 
 
 def room_for(snapshot: Snapshot, options: TrainingOptions) -> int:
-    """Count the bytes of OUT's weights: the tuned ones, and those that are copied from the base."""
+    """Count the bytes of OUT's weights: the tuned ones, and the copies of the base's."""
     copies = 0
     is_slim = False
     if isinstance(options, Finetune):

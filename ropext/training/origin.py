@@ -1,5 +1,5 @@
-"""Where a fine-tuning begins: an extended checkpoint with its record, and what may be trained of
-it."""
+"""Open the checkpoint from which a fine-tuning begins: extended, with its record, and with the
+parts that may be trained."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -39,8 +39,8 @@ OF_A_LORA = (
 
 @dataclass(frozen=True)
 class Origin:
-    """The checkpoint that is trained: extended and saved, with its record, and how it knows
-    positions: by rotary embeddings that its config scales, or by a learned table."""
+    """The checkpoint that is trained: extended and saved, with its record. It knows positions by
+    rotary embeddings that its config scales, or by a learned table."""
 
     snapshot: Snapshot
     record: Record
@@ -56,7 +56,8 @@ class Origin:
         return dict(self.record.base["config"])
 
     def trained(self, options: Finetune) -> Train:
-        """Return what is trained, the default filled in; refuse options for another kind."""
+        """Return which parts are trained, with the default filled in; refuse options for another
+        kind."""
         if self.table is None:
             if options.train not in (None, "lora"):
                 raise UsageError(
@@ -83,7 +84,8 @@ class Origin:
 
 
 def _never_extended(snapshot: Snapshot) -> str:
-    """Why a directory without a record is not trained; a scaled one is not to be extended twice."""
+    """Return why a directory without a record is not trained; a scaled one must not be extended
+    twice."""
     rotates = read_positions(snapshot.config) is None
     if rotates and any(
         site.rope.is_scaled for site in families.as_read(snapshot.config).scaled_sites
@@ -100,7 +102,8 @@ def _never_extended(snapshot: Snapshot) -> str:
 
 
 def _trained_already(snapshot: Snapshot, record: Record) -> str:
-    """Say what to train in place of a checkpoint that was fine-tuned; --slim left its base out."""
+    """Return why a fine-tuned checkpoint is not trained again, and the checkpoint to train instead;
+    --slim left its base out."""
     said = f"{snapshot.name} is the result of a fine-tuning already"
     untuned = snapshot.directory / BASE
     if (untuned / "config.json").is_file():
@@ -113,7 +116,7 @@ def _trained_already(snapshot: Snapshot, record: Record) -> str:
 
 
 def open_origin(model: str) -> Origin:
-    """Read the extended checkpoint; one that was never extended is refused."""
+    """Read the extended checkpoint; refuse a checkpoint that was never extended."""
     if bundled.find_gguf(model) is not None:
         raise UsageError(
             f"finetune {model}: a GGUF file takes no gradients and holds no adapter; "

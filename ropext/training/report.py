@@ -1,4 +1,4 @@
-"""What any training says in words: its settings, its rows, what the record keeps of it."""
+"""Describe any training in words: its settings, its rows, and its section of the record."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,20 +21,20 @@ MANY_PASSES = 8
 
 @dataclass(frozen=True)
 class Story:
-    """What the record and the cards say of a training."""
+    """The texts and numbers of a training, for the record and the cards."""
 
     section: JsonObject  # of ropext.json, under "finetune" or "fit"
     summary: tuple[str, ...]
     numbers: tuple[Table, ...]
-    trained_on: JsonObject  # of ropext.json, and beside the adapter
+    trained_on: JsonObject  # of ropext.json, and next to the adapter
 
     def sections(self, name: str) -> dict[str, Json]:
-        """Of ropext.json."""
+        """Return the sections of ropext.json."""
         return {name: dict(self.section), TRAINED_ON: dict(self.trained_on)}
 
 
 def plan_text(objective: Objective[Any]) -> str:
-    """What `--dry-run` prints: each setting with where it comes from, then what it takes."""
+    """Return the text that `--dry-run` prints: each setting with its source, then the needs."""
     training = objective.training
     settings = objective.settings
     counts = objective.needs
@@ -95,7 +95,7 @@ def json_files(contents: JsonObject) -> dict[str, bytes]:
 def section_of(
     done: Finetuned | Fitted, options: Iterable[str], facts: Iterable[str]
 ) -> dict[str, Json]:
-    """Return what ropext.json says of either training, with some options, and facts of the
+    """Return the section of ropext.json on either training, with some options, and facts of the
     result."""
     training = done.training
     record = done.to_json()
@@ -112,7 +112,8 @@ def section_of(
 
 
 def asked_text(share: float) -> str:
-    """Say what must be known to read a retrieval score of a model that was trained to retrieve."""
+    """Say that the model was trained to retrieve; readers of its retrieval scores must know
+    that."""
     return (
         f"{share:.0%} of the training rows are retrieval questions worded like the task mkey, so "
         "its scores are those of a trained task."
@@ -120,7 +121,7 @@ def asked_text(share: float) -> str:
 
 
 def short_windows_text(training: Training) -> list[str]:
-    """The sentence on windows of the original length."""
+    """Return the sentence on windows of the original length, if there are any."""
     if not training.options.keep_short:
         return []
     return [
@@ -129,18 +130,18 @@ def short_windows_text(training: Training) -> list[str]:
 
 
 def passes_text(rows: Rows, most: str = "") -> str:
-    """How often the same text is read."""
+    """Say how often the same text is read."""
     text = f"rows: {most}{len(rows):,}, and the documents hold {rows.per_pass:,}"
     if rows.passes <= 1:
         return text
     text += f": {most}{rows.passes:,.1f} passes"
-    if most:  # how often it was really read is said at the end, where the documents decide
+    if most:  # the end says how often it was really read, because held-out documents decide that
         return text
     return text + too_often(rows.passes)
 
 
 def too_often(passes: float) -> str:
-    """The warning where the same text is read often; "" elsewhere."""
+    """Return the warning that the same text is read often, or "" if it is not."""
     if passes < MANY_PASSES:
         return ""
     return (

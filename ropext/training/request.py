@@ -1,4 +1,4 @@
-"""What is to be trained on what, and the job that it becomes."""
+"""Request a training, and turn the request into its objective."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ class FinetuneRequest:
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["AdapterObjective"]:
-        """Open the checkpoint, read the documents, and choose the settings."""
+        """Open the checkpoint, read the documents, choose the settings, and yield the objective."""
         _guard({"DIR": self.directory}, self.data, self.options, output)
         require_data(Source(self.data))
         if self.options.evaluate is not None:
@@ -54,8 +54,8 @@ class FitRequest:
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator["SpectrumObjective"]:
-        """Open the model, a GGUF as a directory of its weights while this lasts, read the
-        documents, and choose the settings."""
+        """Open the model, read the documents, choose the settings, and yield the objective. A GGUF
+        is opened as a temporary directory of its weights."""
         _guard({"MODEL": self.model}, self.data, self.options, output)
         require_data(Source(self.data))
         from ropext.training import fit  # late, as above
@@ -67,7 +67,7 @@ class FitRequest:
 
 
 def _guard(subject: guard.Named, data: str, options: Finetune | Fit, output: Path | None) -> None:
-    """Refuse to write over, into or around what is read."""
+    """Refuse to write over, into or around an input."""
     if output is None:
         return
     documents = None if isinstance(data, Texts) else data

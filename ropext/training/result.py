@@ -1,4 +1,4 @@
-"""What a training did, as its caller gets it."""
+"""Define the results of trainings, as a caller gets them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,17 +20,17 @@ from ropext.training.tables import finetune_table, fit_table
 from ropext.training.training import Training
 
 RESULT = "result.json"  # in a folder of OUT: what decides the result, and the result
-# A field's metadata say: "name", its key; "json", how it becomes JSON; "kind", what it is read as.
+# A field's metadata: "name", its key; "json", how it becomes JSON; "kind", its type for reading.
 
 
 def judged_steps(judgements: Mapping[int, float]) -> list[dict[str, float]]:
-    """The judged steps of a fit as JSON."""
+    """Return the judged steps of a fit as JSON."""
     return [{"step": step, "far_half_nll": loss} for step, loss in judgements.items()]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TrainingResult(Result):
-    """The record of a finished training: what reports it is made of this, and OUT keeps it."""
+    """The record of a finished training. Reports are made of it, and OUT keeps it."""
 
     lists = (".by_step",)
 
@@ -39,13 +39,13 @@ class TrainingResult(Result):
 
     output: Path = field(metadata=HIDDEN)
     counted: JsonObject = field(metadata=HIDDEN)
-    work: Objective[Any] | None = field(metadata=HIDDEN)  # None where this was opened
-    # What the models read before and after, where any document was.
+    work: Objective[Any] | None = field(metadata=HIDDEN)  # None if OUT was opened
+    # The models' readings before and after, if any document was read.
     measurement: Measurement | None = field(metadata=HIDDEN)
 
     @property
     def objective(self) -> Objective[Any]:
-        """The training itself."""
+        """Return the training itself; refuse if an earlier call did it."""
         if self.work is None:
             raise self._is_over()
         return self.work
@@ -62,21 +62,21 @@ class TrainingResult(Result):
 
     @property
     def is_from_before(self) -> bool:
-        """Whether an earlier call did it."""
+        """Return whether an earlier call did the training."""
         return self.work is None
 
     @property
     def context(self) -> int:
-        """The tokens that the model was trained on before."""
+        """Return the number of tokens that the model was trained on before the extension."""
         return int(self.counted["context"])
 
     @property
     def target(self) -> int:
-        """To how many tokens the model was extended."""
+        """Return the number of tokens that the model was extended to."""
         return int(self.counted["target"])
 
     def to_json(self) -> dict[str, Json]:
-        """Return what the command prints with `--json`."""
+        """Return the values that the command prints with `--json`."""
         content = {"output": str(self.output), self.counted_as: values_json(self.counted)}
         for part in fields(self):
             if (write := part.metadata.get("json", values_json)) is not None:
@@ -85,7 +85,7 @@ class TrainingResult(Result):
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read what OUT keeps of it: its JSON, but for the name of OUT."""
+        """Read the record that OUT keeps: its JSON, without the name of OUT."""
         kept: dict[str, Any] = {"output": output, "counted": content[cls.counted_as]}
         for part in fields(cls):
             if part.metadata != HIDDEN:
@@ -97,12 +97,12 @@ class TrainingResult(Result):
         return cls(**kept)
 
     def _same_documents(self) -> None:
-        """Return nothing: what the models read is gone with OUT.run."""
+        """Return None: the readings of each document are gone with OUT.run."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Finetuned(TrainingResult):
-    """What a fine-tuning did."""
+    """The result of a fine-tuning."""
 
     file = f"training/{RESULT}"
     counted_as = "plan"
@@ -113,14 +113,14 @@ class Finetuned(TrainingResult):
     by_step: Sequence[dict[str, float]] = field(metadata={"name": "losses"})
     evaluations: Sequence[dict[str, float]]
     numbers: Numbers = field(metadata={"kind": dict[str, Values]})
-    # Of the documents that these are over.
+    # Overlap of the documents that the numbers are over.
     overlap: Overlap | None = field(metadata={"kind": Overlap | None})
     control: dict[str, Json] | None
     notes: Sequence[str]
 
     @property
     def passes(self) -> float:
-        """How often the text was read for the weights that are written."""
+        """Return how often the text was read for the weights that are written."""
         passes = float(self.counted["passes"])
         return passes * self.kept_step / int(self.counted["steps"])
 
@@ -131,19 +131,19 @@ class Finetuned(TrainingResult):
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what was read before and after."""
+        """Return the table of the readings before and after."""
         table = finetune_table(self.numbers, self.target, self.overlap, "On held-out documents")
         return [] if table is None else [table]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Fitted(TrainingResult):
-    """What a fit did."""
+    """The result of a fit."""
 
     file = f"fit/{RESULT}"
     counted_as = "planned"
 
-    written: Plan | None = field(metadata=HIDDEN)  # None where this was opened
+    written: Plan | None = field(metadata=HIDDEN)  # None if OUT was opened
     kept: str  # "fitted" or "start"
     reason: str  # why that one
     start: str  # the closed form that it begins at and has to beat
@@ -164,19 +164,19 @@ class Fitted(TrainingResult):
 
     @property
     def plan(self) -> Plan:
-        """The plan that was written."""
+        """Return the plan that was written; refuse if an earlier call wrote it."""
         if self.written is None:
             raise self._is_over()
         return self.written
 
     @property
     def title(self) -> str:
-        """Name the output, and what it holds."""
+        """Name the output, and the reason for its spectrum."""
         return f"<Fitted in {self.output}: {self.reason}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what was read on held-out documents."""
+        """Return the table of the readings on held-out documents."""
         lengths = (self.context, self.target)
         wrote_fitted = self.kept == FITTED
         table = fit_table(
@@ -186,12 +186,12 @@ class Fitted(TrainingResult):
 
     @property
     def overlap(self) -> Overlap | None:
-        """The documents that judge and were trained on."""
+        """Return the overlap of the judging documents with the documents that were trained on."""
         return overlap_in(self.counted["overlap"], self.output / self.file)
 
     @classmethod
     def of(cls, output: Path, content: JsonObject) -> Self:
-        """Read what OUT keeps of it; the closed forms are in a file of their own."""
+        """Read the record that OUT keeps; the closed forms are in a separate file."""
         judgements = dict[int, float]()
         for judged in content["judgements"]:
             judgements[judged["step"]] = judged["far_half_nll"]
@@ -200,7 +200,8 @@ class Fitted(TrainingResult):
 
 
 def opened_training(output: Path) -> Finetuned | Fitted | None:
-    """Read what a training left in its output, the last one of two; None where none did."""
+    """Read the result that a training left in its output, the last one of two; None if there is
+    none."""
     kinds: tuple[type[Finetuned], type[Fitted]] = (Finetuned, Fitted)
     for kind in kinds:
         if not (output / kind.file).is_file():

@@ -1,7 +1,7 @@
-"""Documents -> the rows that a model reads, in a fine-tuning and in a fit.
+"""Turn documents into the rows that a model reads, in a fine-tuning and in a fit.
 
-A row follows from the seed and its number alone, so that a run that goes on after an interrupt, or
-on more processes, reads the same rows in the same order.
+The seed and a row's number alone decide the row. So a run that resumes after an interrupt, or uses
+more processes, reads the same rows in the same order.
 """
 
 import random
@@ -24,18 +24,18 @@ from ropext.options.training import TrainingOptions
 
 @dataclass(frozen=True)
 class Row:
-    """What the model reads: ids at positions, and which ids the loss is taken on."""
+    """The model's input: ids at positions, and which ids the loss is taken on."""
 
     ids: Ids
     positions: Ids
     scored: Flags
-    weight: float = 1.0  # of its mean loss, where rows count and not tokens (a fit)
+    weight: float = 1.0  # weight of its mean loss, if rows count and not tokens (a fit)
     labels: Ids | None = None  # of masked tokens
 
 
 @dataclass(frozen=True)
 class Full:
-    """Rows of `length` tokens that follow one another in a document."""
+    """Rows of `length` tokens, one after another in a document."""
 
     length: int
 
@@ -46,18 +46,18 @@ class Full:
 
 @dataclass(frozen=True)
 class Pose:
-    """Positional skip-wise training (Zhu et al. 2023, section 3): a row of `length` tokens in two
-    chunks, the positions of the second moved on by a gap drawn from 0 to target - length.
+    """Positional skip-wise training (Zhu et al. 2023, section 3). A row of `length` tokens has two
+    chunks; the positions of the second are moved by a gap drawn from 0 to target - length.
 
-    The first chunk has at most half of the row, as in the paper's code. Deviation: the second
-    chunk's text comes from where its positions say, where the document reaches that far, so that
-    the distance is a true one; else from a place drawn at random, as in the paper.
+    The first chunk has at most half of the row, as in the paper's code. Deviation: if the document
+    reaches that far, the second chunk's text comes from the place of its positions, so that the
+    distance is true. Otherwise the place is drawn at random, as in the paper.
     """
 
     length: int
     target: int
-    # Positions must pass this: a longrope with two sets of factors would otherwise be trained in
-    # the short set, and in which one would vary from batch to batch.
+    # Positions must pass this. Otherwise a longrope with two sets of factors would be trained in
+    # the short set, and the set could vary from batch to batch.
     beyond: int = 0
 
     def row(self, document: Document, start: int, rng: np.random.Generator) -> Row:
@@ -73,29 +73,29 @@ class Pose:
         ids, scored = (
             np.concatenate([array[start:jump], array[second]]) for array in (document.ids, mask)
         )
-        scored[first] = False  # nothing before the jump tells what follows it
+        scored[first] = False  # nothing before the jump predicts the token after it
         positions = np.arange(self.length)
         positions[first:] += gap
         return Row(ids, positions, scored)
 
 
 def strategy_of(options: TrainingOptions, length: int, target: int, beyond: int) -> Full | Pose:
-    """How rows of so many tokens are cut."""
+    """Return the strategy that cuts rows of so many tokens."""
     return Full(length) if options.strategy == "full" else Pose(length, target, beyond)
 
 
 def rows_in(documents: Sequence[Document], strategy: Full | Pose) -> int:
-    """Whole rows of one pass."""
+    """Count the whole rows of one pass."""
     return sum(len(document) // strategy.length for document in documents)
 
 
 SPACE = 64
-MOST = 16  # of a row that asks: tokens for each key, and keys
+MOST = 16  # in a row that asks: tokens for each key, and the most keys
 
 
 class KeyRows:
-    """Every so many rows of a fine-tuning one that states keys and asks for all of them; each
-    follows from the seed and its number alone."""
+    """A share of a fine-tuning's rows, each of which states keys and asks for all of them. The seed
+    and a row's number alone decide the row."""
 
     def __init__(
         self,
@@ -111,17 +111,18 @@ class KeyRows:
         self.words = noise(encoder)
 
     def falls_on(self, number: int) -> bool:
-        """Whether the row of this number asks."""
+        """Return whether the row of this number asks."""
         return int((number + 1) * self.share) > int(number * self.share)
 
     def row(self, number: int, strategy: Full | Pose, rng: np.random.Generator) -> Row | None:
-        """The row of this number, where it asks."""
+        """Return the row of this number if it asks, else None."""
         if not self.falls_on(number):
             return None
         return strategy.row(self.document(number, strategy.length), 0, rng)
 
     def document(self, number: int, length: int) -> Document:
-        """Exactly `length` tokens: keys in a haystack, then every question with its answer."""
+        """Return exactly `length` tokens: keys in a haystack, then every question with its
+        answer."""
         rng = derived_rng("questions", self.seed, length, number)
         ids = [] if self.encoder.bos is None else [self.encoder.bos]
         count = max(1, min(MOST, length // SPACE))
@@ -156,14 +157,15 @@ class KeyRows:
         return until_unambiguous(mkey.NAME, draw, clear)
 
     def _haystack(self, rng: random.Random) -> Haystack:
-        """Words, or text of a document that is trained on."""
+        """Return a haystack of words, or of the text of a document that is trained on."""
         if rng.random() < 0.5:
             return self.words
         return running_text(rng.choice(self.documents).ids.tolist())
 
 
 class Rows(Sequence[Row]):
-    """`count` rows, going through the documents again and again in a new order each time.
+    """A sequence of `count` rows, which reads the documents again and again in a new order each
+    time.
 
     Each pass cuts every document into as many whole rows as fit, from a random offset on. The loss
     is taken on the whole row or on its far half alone (a fit).
@@ -198,14 +200,14 @@ class Rows(Sequence[Row]):
 
     @property
     def passes(self) -> float:
-        """How often the run goes through its documents."""
+        """Return how often the run goes through its documents."""
         return self.size / self.per_pass
 
     def __len__(self) -> int:
         return self.size
 
     def _pass_order(self, number: int) -> npt.NDArray[np.int64]:
-        """(document, start) of each row of a pass."""
+        """Return (document, start) of each row of a pass."""
         rng = np.random.default_rng((self.seed, 0, number))
         places = []
         for index, document in enumerate(self.documents):
@@ -231,8 +233,8 @@ class Rows(Sequence[Row]):
 class ControlRows(Sequence[Row]):
     """The rows of the control: the same tokens, in windows of the base's own context.
 
-    Questions cut from what they ask for would teach it to guess: it gets as many tokens of
-    questions that fit its windows.
+    A question cut off from its key would teach the control to guess. The control gets as many
+    tokens of questions that fit its windows.
     """
 
     def __init__(self, rows: Rows, context: int) -> None:
@@ -256,7 +258,7 @@ class ControlRows(Sequence[Row]):
 
 
 def glue(documents: Sequence[Document], separator: int | None, seed: int) -> list[Document]:
-    """All documents as one, in a drawn order; attention will cross from one into the next."""
+    """Join all documents into one, in a drawn order; attention crosses from each into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []
     scored: list[Flags] = []
@@ -287,17 +289,19 @@ def _too_short(documents: Sequence[Document], strategy: Full | Pose) -> str:
 
 TASKS = ("passkey", "mkey")  # of the questions that are fitted on
 FIT_TASK = "passkey"
-# Of a question's mean loss beside a window's: as a whole row its few tokens make the gradient too
-# noisy, pooled by tokens it would be drowned (docs/fitting.md).
+# Weight of a question's mean loss, relative to a window's. With a whole row's weight, its few
+# tokens
+# make the gradient too noisy; pooled by tokens, it would be drowned (docs/fitting.md).
 QUESTION_WEIGHT = 0.25
-# Seeds of what is drawn, apart from one another.
+# Seeds of draws that must differ.
 FITTED = 1
 SHORT = 2
 MASKED = 3
 
 
 class FitQuestions:
-    """Retrieval items by their number, to fit on and to measure with; the two share nothing."""
+    """Retrieval items by their number, for the training rows and for the measurements; the two
+    share nothing."""
 
     def __init__(
         self,
@@ -316,12 +320,13 @@ class FitQuestions:
         self.before = [] if encoder.bos is None else [encoder.bos]
 
     def row(self, number: int, *_: object) -> Row | None:
-        """The next item where the row of this number asks: items are evenly among the rows."""
+        """Return the next item if the row of this number asks, else None; items are evenly among
+        the rows."""
         item = int((number + 1) * self.share)
         return self.fitted(item) if item > int(number * self.share) else None
 
     def fitted(self, number: int) -> Row:
-        """One item as a row: the loss on its answer alone."""
+        """Return one item as a row, with the loss on its answer alone."""
         rng = np.random.default_rng((self.seed, FITTED, number))
         around = self.around[number // len(TASKS) % len(self.around)]
         room = self.strategy.length - len(self.before)
@@ -343,7 +348,7 @@ class FitQuestions:
         return replace(row, weight=QUESTION_WEIGHT)
 
     def measured(self, length: int, count: int) -> list[Item]:
-        """Keys among repeated sentences, which no fitted item has around it."""
+        """Return items with keys among repeated sentences, which no fitted item has around it."""
         around = repetition(self.encoder)
         room = length - len(self.before)
         task = find_task(FIT_TASK)
@@ -355,7 +360,7 @@ class FitQuestions:
         return items[:count]
 
     def why_none(self, length: int) -> str | None:
-        """Why no item of this length can be made."""
+        """Return why no item of this length can be made, or None."""
         try:
             self.measured(length, 1)
             for number in range(len(TASKS)):
@@ -366,7 +371,8 @@ class FitQuestions:
 
 
 class WithShort(Sequence[Row]):
-    """Every step: windows of the original length (--keep-short), then so many of the `rows`."""
+    """The rows of all steps; each step has windows of the original length (--keep-short), then
+    `per_step` of the `rows`."""
 
     def __init__(
         self,
@@ -399,11 +405,11 @@ IGNORED = -100  # the label that stock losses leave out
 
 
 class Collator:
-    """Stacks rows; shorter ones are padded at their end.
+    """A collator that stacks rows and pads shorter rows at their end.
 
-    The attention mask is always given, all ones, also where nothing is padded: without one
-    transformers takes positions that jump for the border of a packed document, and lets the second
-    chunk of a pose row see nothing of the first.
+    It always gives the attention mask, even if nothing is padded and the mask is all ones. Without
+    a mask, transformers takes positions that jump for the border of a packed document, and the
+    second chunk of a pose row sees nothing of the first.
     """
 
     def __init__(self, padding: int) -> None:

@@ -1,8 +1,9 @@
-"""A spectrum that learns: what may move, and the rotary modules of a model that compute with it.
+"""Let a spectrum learn: the numbers that may move, and the rotary modules of a model that compute
+with them.
 
 The numbers that move are offsets from a start, all zero at first, in float64. The rotary module's
-own arithmetic turns them into cos and sin, without the `no_grad` that stock puts around it, so that
-gradients arrive and what is computed is what stock computes from the same numbers.
+own arithmetic turns them into cos and sin, without the `no_grad` that transformers puts around it.
+So gradients arrive, and the result is the same as transformers computes from the same numbers.
 """
 
 import inspect
@@ -27,18 +28,19 @@ if TYPE_CHECKING:
 
 # A pair may end this much faster than the model was trained with: wavelengths of 0.9 and more.
 SHORTEST = 0.9
-# By how much a unit of each offset moves what it stands for. The optimiser moves every offset by
-# about the learning rate; so much as a relative change suits a wavelength.
-ATTENTION_UNIT = 0.25  # of the logarithm of the attention factor
-RAMP_UNIT = 4.0  # pairs, of the ramp's beginning; of the logarithm of its width: a quarter
-THETA_UNIT = 4.0  # of the logarithm of theta
+# How far a unit of each offset moves its number. The optimiser moves every offset by about the
+# learning rate; as a relative change, that suits a wavelength.
+ATTENTION_UNIT = 0.25  # in the logarithm of the attention factor
+# pairs, for the ramp's beginning; the logarithm of its width moves by a quarter of this
+RAMP_UNIT = 4.0
+THETA_UNIT = 4.0  # in the logarithm of theta
 
 Moved = tuple[torch.Tensor, torch.Tensor]
 
 
 class Space(nn.Module):
-    """What may move. `forward` gives pair factors and attention factor, both float64 and relative
-    to the spectrum that is extended."""
+    """The numbers that may move. `forward` returns pair factors and attention factor, both float64
+    and relative to the spectrum that is extended."""
 
     method: str  # by which the result is planned and written
 
@@ -46,25 +48,25 @@ class Space(nn.Module):
         super().__init__()
         self.rope = site.rope
         self.start_factors = compression(site.rope.spectrum, site.wanted)
-        # On every pair factor. Frozen dynamic NTK slows the last pair by more than --ceiling's 4
-        # times a large factor: a start is inside of its own guards.
+        # Limits every pair factor. Frozen dynamic NTK slows the last pair by more than --ceiling's
+        # 4 times a large factor, and a start must be inside of its own guards.
         self.ceiling = max(ceiling, *self.start_factors)
 
     def forward(self) -> Moved:
         raise NotImplementedError
 
     def knobs(self) -> dict[str, Json]:
-        """The fields of a recipe that plan the present values."""
+        """Return the fields of a recipe that plan the present values."""
         raise NotImplementedError
 
     def values(self) -> tuple[tuple[float, ...], float]:
-        """The present pair factors and attention factor as plain numbers."""
+        """Return the present pair factors and attention factor as plain numbers."""
         with torch.no_grad():
             factors, attention = self()
         return tuple(factors.cpu().tolist()), float(attention)
 
     def outside(self) -> str | None:
-        """None inside of the guards, else which one does not hold."""
+        """Return which guard does not hold; None if all hold."""
         factors, attention = self.values()
         if not all(map(math.isfinite, (*factors, attention))):
             return "a number of the spectrum is not finite"
@@ -82,7 +84,7 @@ def _zeros(*shape: int) -> nn.Parameter:
 
 
 class EveryPair(Space):
-    """Every pair and the attention factor; written as a longrope."""
+    """A space of every pair and the attention factor; it is written as a longrope."""
 
     method = "longrope"
     start: torch.Tensor
@@ -112,7 +114,8 @@ class EveryPair(Space):
 
 
 class Ramp(Space):
-    """YaRN's two ramp ends and the attention factor; written as a yarn with betas of its own.
+    """A space of YaRN's two ramp ends and the attention factor; it is written as a yarn with its
+    own betas.
 
     The ramp is linear in the pair index from `low` to `high`, not rounded to whole pairs, as
     `truncate: false` reads it. The start is the default YaRN, whose ends are whole.
@@ -164,7 +167,8 @@ class Ramp(Space):
             low, high = (float(end) for end in self._ends())
 
         def beta(index: float) -> float:
-            """Turns inside the context of the pair at an index: the inverse of yarn_bounds."""
+            """Return the turns, inside the context, of the pair at an index: the inverse of
+            yarn_bounds."""
             wavelength: float = 2 * math.pi * self.rope.theta ** (2 * index / self.rope.dim)
             return self.rope.context / wavelength
 
@@ -177,7 +181,7 @@ class Ramp(Space):
 
 
 class Theta(Space):
-    """Theta alone, upwards from the model's own; written as another theta."""
+    """A space of theta alone, upwards from the model's own; it is written as another theta."""
 
     method = "abf"
 
@@ -208,7 +212,7 @@ class Theta(Space):
 
 
 def space_of(within: str, site: RopeSite, target: int, ceiling: float) -> Space:
-    """What moves, beginning at a planned start."""
+    """Return the space of the form `within`, beginning at a planned start."""
     wanted = {"yarn": "yarn", "ntk": "default"}.get(within)
     if wanted is not None and site.params["rope_type"] != wanted:
         raise UsageError(
@@ -222,7 +226,8 @@ def space_of(within: str, site: RopeSite, target: int, ceiling: float) -> Space:
 
 
 class _Live:
-    """Stands in for a rotary module's forward: the module's own arithmetic, on moving numbers."""
+    """A replacement for a rotary module's forward: the module's own arithmetic, on moving
+    numbers."""
 
     def __init__(self, module: nn.Module, site: RopeSite, space: Space) -> None:
         self.module = module
@@ -277,7 +282,7 @@ def _is_of(module: nn.Module, site: RopeSite) -> bool:
 
 
 def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
-    """The pairs that a guard holds back."""
+    """Return the pairs that a guard holds back."""
     return tuple(
         pair
         for pair, factor in enumerate(factors)
@@ -287,7 +292,7 @@ def held(factors: Sequence[float], ceiling: float) -> tuple[int, ...]:
 
 
 def remove(model: nn.Module) -> None:
-    """Stock's own forwards again."""
+    """Restore the modules' own forwards."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _Live):
             del module.forward
@@ -296,12 +301,12 @@ def remove(model: nn.Module) -> None:
 def make_live(
     model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: Space
 ) -> None:
-    """Install the space and prove on the model itself that it computes the same as before, and
-    that a gradient arrives."""
+    """Install the space. Check on the model itself that it computes the same as before, and that a
+    gradient arrives."""
     with torch.no_grad():
         before = _probe(model, target)
     kind = model.config.model_type
-    # Which modules are rotary is told by their numbers: the plan's, before anything has moved.
+    # A module is rotary if it holds the plan's numbers, before anything has moved.
     matches = [(m, site) for m in model.modules() for site in sites if _is_of(m, site)]
     for module, site in matches:
         module.forward = _Live(module, site, space)
@@ -333,7 +338,7 @@ def make_live(
 
 
 def _probe(model: "PreTrainedModel", target: int) -> torch.Tensor:
-    """Logits of random tokens at the far end of the target."""
+    """Return the logits of random tokens at the far end of the target."""
     ids = probe_ids(model)
     positions = torch.arange(target - ids.shape[1], target, device=ids.device)[None]
     inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
@@ -342,15 +347,17 @@ def _probe(model: "PreTrainedModel", target: int) -> torch.Tensor:
 
 
 class LeftGuards(Stopped):
-    """The spectrum moved out of what is allowed."""
+    """Raised if the spectrum moves outside of its guards."""
 
 
 class Learner(nn.Module):
-    """Its state is the spectrum's alone, so that a checkpoint holds a few numbers.
+    """The module that Trainer trains. Its state is the spectrum's alone, so that a checkpoint holds
+    a few numbers.
 
-    Windows weigh the same, however many of their tokens are scored; questions less (Row.weight).
-    The tokens from `tail` on, which no row of less than the target's length has, weigh as much as
-    all that are scored in a row: a mean over its far half hides what its end loses.
+    Windows weigh the same, however many of their tokens are scored; questions weigh less
+    (Row.weight). A mean over a row's far half hides the losses at its end. So the tokens from
+    `tail` on weigh as much as all scored tokens of a row; no row shorter than the target has such
+    tokens.
     """
 
     accepts_loss_kwargs = False  # Trainer then divides the mean by the accumulation steps
@@ -381,10 +388,10 @@ class Learner(nn.Module):
         return {"loss": (rows if row_weights is None else rows * row_weights).mean()}
 
     def _mean(self, row: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """The mean loss of a row and that of its tail, in equal parts; 0 where nothing is scored.
-        Only what is scored goes through the head: half of a window, a few tokens of an item."""
+        """Return the mean loss of a row and of its tail, in equal parts; 0 if nothing is scored.
+        Only scored tokens go through the head: half of a window, a few tokens of an item."""
         scored = (wanted != IGNORED).nonzero()[:, 0]
-        tail = scored[scored >= self.tail - 1]  # what is read at one place is told at the next
+        tail = scored[scored >= self.tail - 1]  # the label at a position is the next token
         parts = [scored, tail] if len(tail) else [scored]
         means = []
         for at in parts:

@@ -1,5 +1,4 @@
-"""A fit as it goes: the numbers of a spectrum move, the weights are frozen, and the best step is
-written."""
+"""Fit a spectrum: its numbers move, the weights are frozen, and the best step is written."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +37,12 @@ from ropext.training.training import Training
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STEP = "step"  # one that is judged on the way
+STEP = "step"  # label of a step that is judged on the way
 
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked before and after a fit."""
+    """The questions before and after a fit."""
 
     near: Sequence[Item] = ()  # inside the context, of the base
     far: Sequence[Item] = ()  # at the target
@@ -53,7 +52,8 @@ NO_QUESTIONS = Questions()
 
 
 class SpectrumObjective(Objective[Fitted]):
-    """Pair factors and attention factor move; the step that beats the start surely is written."""
+    """A fit of pair factors and attention factor; the step that surely beats the start is
+    written."""
 
     command = "fit"
     kind = Fitted
@@ -106,11 +106,11 @@ class SpectrumObjective(Objective[Fitted]):
 
     @property
     def _base_tokens(self) -> int:
-        """What the base reads of the held-out documents, in its short windows."""
+        """Return the tokens of the held-out documents that the base reads in its short windows."""
         return short_tokens_of(self.reads)
 
     def _tokens_read(self, judgements: int) -> int:
-        """What was read without gradients until now, by all processes and earlier runs."""
+        """Count the tokens read without gradients until now, by all processes and earlier runs."""
         passes = len(self.starts) + judgements + (FITTED in self.models)
         asked = len(self.models[BASE].items) * self.context
         for label in {START, FITTED} & self.models.keys():
@@ -126,14 +126,14 @@ class SpectrumObjective(Objective[Fitted]):
         return Moving((f"the spectrum ({self.within})",), count, size)
 
     def space(self, start: str) -> spectrum.Space:
-        """What moves, beginning at a closed form."""
+        """Return the space that moves, beginning at a closed form."""
         plan = self.starts[start]
         return spectrum.space_of(
             self.within, plan.main, self.target, self.options.ceiling * plan.factor
         )
 
     def variant(self, label: str, plan: Plan) -> Variant:
-        """A spectrum that is read."""
+        """Return the variant that reads by a plan's spectrum."""
         return Variant(label, EXTENDED, self.snapshot, plan.config)
 
     def measure(self, pause: Show) -> None:
@@ -159,7 +159,7 @@ class SpectrumObjective(Objective[Fitted]):
         for method, lost in losses.items():
             if self.space(method).outside() is None:
                 inside[method] = lost
-        allowed = inside or losses  # else all lie outside of the guards
+        allowed = inside or losses  # else all are outside of the guards
         self.start = min(allowed, key=lambda method: allowed[method])
         if len(losses) > 1:
             shown = ", ".join(f"{method} {loss:.4f}" for method, loss in losses.items())
@@ -173,8 +173,8 @@ class SpectrumObjective(Objective[Fitted]):
         pause: Show,
         items: Sequence[Item] | None = None,
     ) -> Mapping[str, MeasuredModel]:
-        """Read documents or ask questions by stock arithmetic, as configs say; the sentence, with
-        the label, is said where an earlier run has not done it."""
+        """Read documents or ask questions by stock arithmetic, as configs say. Print the sentence,
+        with the label, if no earlier run has done it."""
 
         @contextmanager
         def computing(variant: Variant) -> Iterator["PreTrainedModel"]:
@@ -185,8 +185,9 @@ class SpectrumObjective(Objective[Fitted]):
         return self.read(computing, variants, pause, items)
 
     def _ask_before(self, pause: Show) -> None:
-        """A base that cannot answer inside its own context is not asked at the target: it has
-        nothing to lose there, and its wrong answers would teach nothing about distance."""
+        """Ask the base inside its own context, and the start at the target. If the base cannot
+        answer, ask nothing at the target: there is nothing to lose there, and wrong answers would
+        teach nothing about distance."""
         self._ask(Variant(BASE, EXTENDED, self.snapshot), self.near, pause)
         if not can_answer(self.models[BASE].items):
             rows = self.training.rows
@@ -205,8 +206,8 @@ class SpectrumObjective(Objective[Fitted]):
         self.models[label] = replace(self.models[label], items=answers)
 
     def learn(self) -> None:
-        """Train the spectrum from its start. What was judged before a guard, or a loss that is no
-        number, stays."""
+        """Train the spectrum from its start. If a guard or a loss that is not finite ends it, the
+        steps judged before stay."""
         settings = self.settings
         model = self.model
         plan = self.starts[self.start]
@@ -268,7 +269,8 @@ class SpectrumObjective(Objective[Fitted]):
         return rules.fit_loss(done, STEP), rules.tail_loss(done, STEP)
 
     def choose(self, pause: Show) -> Fitted | None:
-        """The lowest step, if it beats the start surely and loses no retrieval."""
+        """Return the result with the lowest step, if it surely beats the start and loses no
+        retrieval, else with the start."""
         if not processes.is_main():
             return None
         judged = self.steps.models()
@@ -308,7 +310,7 @@ class SpectrumObjective(Objective[Fitted]):
         )
 
     def _decide(self, pause: Show, steps: dict[str, MeasuredModel]) -> Verdict:
-        """Which step is written, why, and the plan of it; 0 is the start."""
+        """Return which step is written, why, and its plan; step 0 is the start."""
 
         def keep_start(sentence: str) -> Verdict:
             return Verdict(0, f"{sentence}: the start is written", self.starts[self.start])

@@ -1,4 +1,4 @@
-"""Where a fit begins: what may move, and the closed forms that it can start from."""
+"""Find where a fit begins: the form that may move, and the closed forms that it can start from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ POSE_START = "yarn"
 
 @dataclass(frozen=True)
 class Starts:
-    """What may move, and the closed forms inside of it."""
+    """The form that may move, and the closed forms inside of it."""
 
     within: str
     forms: Mapping[str, Plan]  # by their methods
@@ -35,9 +35,9 @@ def plan_with(snapshot: Snapshot, options: Fit, method: str, knobs: JsonObject) 
 
 
 def choose_starts(snapshot: Snapshot, options: Fit) -> Starts:
-    """What may move, and the closed forms inside of it that can be written here.
+    """Return the form that may move, and the closed forms inside of it that can be written here.
 
-    Where nothing is asked, the widest form that this family and the loaders of --for read exactly.
+    Without --within it is the widest form that this family and the loaders of --for read exactly.
     """
     refusal: NotExpressible | None = None
     for within in WITHIN:
@@ -80,7 +80,7 @@ def _closed_forms(snapshot: Snapshot, options: Fit, within: str) -> dict[str, Pl
 
 
 def example_knobs(within: str, site: RopeSite) -> tuple[str, JsonObject]:
-    """Method and knobs of a spectrum inside of `within` that is no closed form."""
+    """Return the method and the knobs of a spectrum inside of `within` that is no closed form."""
     if within == "yarn":
         knobs = {"beta_fast": 20.5, "beta_slow": 1.25, "truncate": False, "attention_factor": 1.25}
         return "yarn", knobs
@@ -91,7 +91,8 @@ def example_knobs(within: str, site: RopeSite) -> tuple[str, JsonObject]:
 
 
 def check_geometry(plan: Plan) -> None:
-    """One set of numbers moves, so that several embeddings must start from the same."""
+    """Refuse several embeddings that differ: one set of numbers moves, so all must start from the
+    same."""
     scaled = [site for site in plan.sites if site.scaled]
     if len({(site.rope.dim, site.rope.spectrum) for site in scaled}) > 1:
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""The numbers of a training, laid out: who was read before and after it."""
+"""Lay out the numbers of a training: the models that were read before and after it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +18,8 @@ BEHIND = "behind@"  # the same above the base
 
 
 def _rows_of(names: Mapping[str, str], numbers: Numbers) -> list[tuple[str, dict[str, Value]]]:
-    """Return the models that were read, by their names, each gain also as what they are behind.
-    The base has no number that is held against the base."""
+    """Return the models that were read, by their names, each gain also as a loss above the base.
+    The base gets no number that compares it with the base."""
     rows = list[tuple[str, dict[str, Value]]]()
     for label, name in names.items():
         if label not in numbers:
@@ -48,7 +48,7 @@ _SHORT_TAX = Column("short tax", "short_tax", _signed_value)
 def finetune_table(
     numbers: Numbers, target: int, overlap: Overlap | None, title: str = ""
 ) -> Table | None:
-    """Lay out base, untuned, control and tuned; None where no document was read."""
+    """Return the table of base, untuned, control and tuned; None if no document was read."""
     if not numbers:
         return None
     mark = "" if overlap is None else overlap.mark
@@ -95,8 +95,8 @@ def fit_table(
     *,
     wrote_fitted: bool,
 ) -> Table:
-    """Lay out base, start and, if it was written, the fitted model on held-out documents; `lengths`
-    are the context and the target."""
+    """Return the table of base, start and, if it was written, the fitted model on held-out
+    documents; `lengths` are the context and the target."""
     context, target = lengths
     mark = "" if overlap is None else overlap.mark
     names = {BASE: BASE, START: start}
@@ -109,7 +109,7 @@ def fit_table(
         Column("second half loss", f"far_half_nll@{target}", _plain_value),
         _SHORT_TAX,
     ]
-    for length in (context, target):  # the base is asked inside its own context
+    for length in (context, target):  # the base answers inside its own context
         asked = f"{FIT_TASK}@{length}"
         if any(asked in values for _, values in rows):
             columns.append(Column(f"{FIT_TASK} at {length_text(length)}", asked, _answers))

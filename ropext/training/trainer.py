@@ -1,4 +1,5 @@
-"""transformers.Trainer, thin: our rows in our order, our loss, our evaluations, and what stops it.
+"""Run transformers.Trainer on ropext's rows, with its loss, its evaluations, and its reasons to
+stop.
 
 Nothing here is distributed by itself: DDP, FSDP2 and context parallelism come from accelerate.
 """
@@ -29,42 +30,44 @@ from ropext.training import defaults, models
 from ropext.training.rows import Collator, Row
 from ropext.training.training import Training
 
-# Of an evaluation, in Trainer's log and its trackers; weights are compared by the first.
+# Keys of an evaluation, in Trainer's log and its trackers; the first compares weights.
 WATCHED = "eval_held_out"
 TAIL = "eval_tail_nll"
 MOST = 3  # checkpoints that are kept
 COMPLETE = "complete"  # written into a checkpoint after all else; without it a kill came first
 LARGEST_SEED = 2**32
 
-Evaluate = Callable[[nn.Module, int], tuple[float, float]]  # both, of a model after so many steps
+# returns both numbers, for a model after so many steps
+Evaluate = Callable[[nn.Module, int], tuple[float, float]]
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass
 class History:
-    """What a run did, step by step; the same after an interrupt as without one."""
+    """The losses and evaluations of a run, step by step; the same after an interrupt as without
+    one."""
 
     losses: list[dict[str, float]] = field(default_factory=list)
     evaluations: list[dict[str, float]] = field(default_factory=list)
     steps: int = 0
     stopped_early: bool = False
-    checkpoint: Path | None = None  # of the weights that count
+    checkpoint: Path | None = None  # holds the weights that count
 
     @property
     def counted(self) -> int:
-        """Steps in the weights that count."""
+        """Return the number of steps in the weights that count."""
         return self.steps if self.checkpoint is None else _step(self.checkpoint)
 
     @property
     def best_checkpoint(self) -> Path:
-        """The checkpoint of the weights that count."""
+        """Return the checkpoint of the weights that count."""
         if self.checkpoint is None:
             raise Stopped("no checkpoint was kept")
         return self.checkpoint
 
 
 class LossNotFinite(Stopped):
-    """The loss became infinite or not-a-number; `where` says when, and of what."""
+    """Raised if a loss becomes infinite or not-a-number; `where` names the step and the loss."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -75,7 +78,8 @@ class LossNotFinite(Stopped):
 
 
 class _Trainer(transformers.Trainer):
-    """Rows in their own order, our evaluations, a stop at the first loss that is no number."""
+    """A Trainer with rows in their own order and ropext's evaluations, which stops at the first
+    loss that is not finite."""
 
     job: "Optimisation"
     say: Say
@@ -89,7 +93,7 @@ class _Trainer(transformers.Trainer):
             put_weights(self.model, Path(resume_from_checkpoint))
 
     def lower_rate(self) -> None:
-        """From the step after the next one on; checkpoints keep it."""
+        """Lower the learning rate from the step after the next one on; checkpoints keep it."""
         schedule = self.lr_scheduler
         assert schedule is not None  # made before the first step
         schedule.base_lrs = [defaults.REDUCED * rate for rate in schedule.base_lrs]
@@ -97,8 +101,9 @@ class _Trainer(transformers.Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | int | None]:
-        """The rows of a step, and of how many tokens its loss is the mean. Where a conversation's
-        user speaks in all of them that is none: the step then teaches nothing, and is not 0 / 0."""
+        """Return the rows of a step, and the number of tokens that its loss is the mean of. If only
+        the users of conversations speak in all rows, that number is 1 instead of 0. The step then
+        teaches nothing, and its loss is not 0 / 0."""
         samples, scored = super().get_batch_samples(epoch_iterator, num_batches, device)
         if isinstance(scored, torch.Tensor):
             scored = torch.where(scored == 0, 1, scored)
@@ -121,7 +126,8 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
-        """Trainer calls this every eval_steps, after the step's log and before its checkpoint."""
+        """Evaluate the model; Trainer calls this every eval_steps, after the step's log and before
+        its checkpoint."""
         stopping = self.job.stopping
         entries = self.state.log_history
         done = [e for e in entries if WATCHED in e and e["step"] == self.state.global_step]
@@ -150,13 +156,13 @@ class _Trainer(transformers.Trainer):
 
 
 def evaluations_in(log: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The evaluations in Trainer's log."""
+    """Return the evaluations in Trainer's log."""
     names = {"step": "step", "held_out": WATCHED, "tail_nll": TAIL}
     return [{name: entry[key] for name, key in names.items()} for entry in log if WATCHED in entry]
 
 
 def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
-    """The steps whose evaluation was no better than the best before it."""
+    """Return the steps whose evaluation was no better than the best before it."""
     steps = []
     best = math.inf
     for evaluation in evaluations:
@@ -167,12 +173,12 @@ def missed(evaluations: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def _no_better(values: Sequence[float], patience: int) -> bool:
-    """Whether the last `patience` values are no better than the best before them."""
+    """Return whether the last `patience` values are no better than the best before them."""
     return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
 
 class _Watch(transformers.TrainerCallback):
-    """Narrates, marks checkpoints as complete, and stops when asked to."""
+    """A callback that narrates, marks checkpoints as complete, and stops on request."""
 
     def __init__(self, say: Say, job: "Optimisation") -> None:
         self.say = say
@@ -244,7 +250,7 @@ class _Watch(transformers.TrainerCallback):
         stopping = self.asked()
         trainer = self.trainer
         if trainer is not None and trainer.accelerator.num_processes > 1:
-            # Where any process was asked to stop, all of them stop at the same step.
+            # If any process got a request to stop, all of them stop at the same step.
             flag = torch.tensor(float(stopping), device=trainer.accelerator.device)
             stopping = bool(trainer.accelerator.reduce(flag, "sum") > 0)
         if stopping or over:
@@ -265,8 +271,8 @@ class _Watch(transformers.TrainerCallback):
 
 @dataclass(frozen=True)
 class Stopping:
-    """What ends a training, and lowers its rate on the way: evaluations, or the steps of another
-    one."""
+    """The conditions that end a training, and lower its rate on the way: evaluations, or the steps
+    of another training."""
 
     evaluate: Evaluate | None = None
     patience: int = 0  # evaluations in a row without a better one
@@ -276,7 +282,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """All that one training needs."""
+    """Everything that one training needs."""
 
     training: Training
     model: nn.Module
@@ -294,7 +300,7 @@ class Optimisation:
 
 
 def arguments(job: Optimisation) -> TrainingArguments:
-    """Trainer's own arguments, from ours."""
+    """Return Trainer's own arguments, made of ropext's."""
     settings = job.training.settings
     options = job.training.options
     processes = readers()
@@ -302,7 +308,7 @@ def arguments(job: Optimisation) -> TrainingArguments:
     micro = defaults.micro_rows(options, job.row_tokens, share)
     steps = settings.steps.value
     on_cpu = models.device(options).type == "cpu"
-    dtype = models.dtype(options)  # what is trained is float32 all the same
+    dtype = models.dtype(options)  # trained parameters are float32 all the same
     recomputing = dict[str, Json]()
     if job.recompute:  # transformers 5.2x renamed the switch
         known = {argument.name for argument in fields(TrainingArguments)}
@@ -350,20 +356,21 @@ _SCHEDULES = {"linear": "linear", "constant": "constant_with_warmup", "cosine": 
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The folders of checkpoints by their exact names, in the order of their steps."""
+    """Return the folders of checkpoints by their exact names, in the order of their steps."""
     named = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name)]
     return sorted((path for path in named if path.is_dir()), key=_step)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last one that was written to its end."""
+    """Return the last checkpoint that was written to its end, or None."""
     complete = [path for path in checkpoints_in(folder) if (path / COMPLETE).exists()]
     return complete[-1] if complete else None
 
 
 def rotate(folder: Path, best: str | None) -> None:
-    """Keep the last checkpoints and the best one, MOST together. Of the others what Trainer wrote
-    goes, by its names; its own rotation would delete whatever begins like a checkpoint."""
+    """Keep the last checkpoints and the best one, MOST together. Delete from the others the files
+    that Trainer wrote, by their names; Trainer's own rotation would delete whatever begins like a
+    checkpoint."""
     best_name = None if best is None else Path(best).name
     others = [path for path in checkpoints_in(folder) if path.name != best_name]
     most = MOST if best is None else MOST - 1
@@ -378,7 +385,7 @@ def _step(path: Path) -> int:
 
 @contextmanager
 def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Say in one sentence that a checkpoint cannot be read: it is cut short, or a stranger's, whose
+    """Raise one sentence if a checkpoint cannot be read: it is cut short, or a stranger's, whose
     pickles torch refuses."""
     try:
         yield
@@ -394,7 +401,7 @@ def _resuming(checkpoint: Path | None, begun: Callable[[], bool] = lambda: False
 
 
 def _check_state(state: JsonObject) -> None:
-    """Refuse a state of Trainer's over which it stumbles after its first step: a stranger's."""
+    """Refuse a state of Trainer over which Trainer stumbles after its first step: a stranger's."""
     rest = {key: value for key, value in state.items() if key not in _NO_NUMBERS}
     for entry in (*state["log_history"], rest):
         if wrong := [key for key, value in entry.items() if not isinstance(value, _Number)]:
@@ -410,8 +417,8 @@ _NO_NUMBERS = ("log_history", "stateful_callbacks", "best_model_checkpoint")
 
 
 def history_in(checkpoint: Path, patience: int) -> History:
-    """What a checkpoint knows of the run so far. The weights that count are the last ones, or where
-    evaluations can end the run the best ones."""
+    """Return the history that a checkpoint holds. The weights that count are the last ones, or the
+    best ones if evaluations can end the run."""
     with _resuming(checkpoint):
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         _check_state(state)
@@ -429,7 +436,7 @@ def history_in(checkpoint: Path, patience: int) -> History:
 
 
 def train(job: Optimisation, say: Say) -> History:
-    """Train, from the last checkpoint on where there is one."""
+    """Train, from the last checkpoint on if there is one, and return the history."""
     watch = _Watch(say, job)
     train_args = arguments(job)
     start = last_checkpoint(job.folder)

@@ -1,4 +1,4 @@
-"""What is known of a training before weights are loaded, except what only its objective knows."""
+"""Hold all facts of a training known before weights are loaded, except the objective's own."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +17,9 @@ from ropext.training.rows import Rows
 
 @dataclass(frozen=True)
 class Training:
-    """Documents read and divided, settings chosen."""
+    """A training before its weights are loaded: documents read and divided, settings chosen."""
 
-    snapshot: Snapshot  # of what is trained
+    snapshot: Snapshot  # the checkpoint that is trained
     record: Record | None  # how that was made
     options: TrainingOptions
     context: int
@@ -44,8 +44,8 @@ class Training:
 
     @property
     def used(self) -> Trained:
-        """Return what the result will have been trained on, and the documents that chose its
-        step."""
+        """Return the documents that the result will have been trained on, and the documents that
+        chose its step."""
         if not self.chooses_step or self.judge is None:
             return self.data.trained
         chose = trained(document.known_by[1:] for document in self.judge.documents)
@@ -53,13 +53,14 @@ class Training:
 
     @cached_property
     def overlap_before(self) -> Overlap | None:
-        """Return what is known before the training of the documents that judge: how many are
-        trained on, or chose something earlier. None if no document judges."""
+        """Return the overlap known before the training: how many judging documents are trained on,
+        or chose something earlier. None if no document judges."""
         return self._overlap_with(self.data.trained)
 
     @cached_property
     def overlap(self) -> Overlap | None:
-        """Return what is known of them after it: some may have chosen the step."""
+        """Return the overlap known after the training: some judging documents may have chosen the
+        step."""
         return self._overlap_with(self.used if self.settings.patience else self.data.trained)
 
     def _overlap_with(self, known: Trained) -> Overlap | None:
@@ -67,7 +68,8 @@ class Training:
         return overlap(known, [document.known_by for document in documents])
 
     def lineage(self, known: Overlap | None) -> str:
-        """Say what is `known` of the documents that judge, and how many others are kept out."""
+        """Return the sentences on the judging documents' `known` overlap, and on documents that are
+        kept out."""
         sentences = list[str]()
         if known is not None and known.sentence:
             sentences.append(known.sentence)

@@ -1,4 +1,5 @@
-"""A fine-tuning in words, tables and pictures: for the terminal, the card, ropext.json and OUT."""
+"""Describe a fine-tuning in words, tables and pictures: for the terminal, the card, ropext.json and
+OUT."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from ropext.training.tables import finetune_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What the record repeats of the options.
+# Options that the record repeats.
 TUNED_BY = (
     "strategy",
     "packing",
@@ -40,7 +41,7 @@ SECTION = "finetune of ropext.json"
 
 
 def finetune_result(done: Finetuned) -> str:
-    """What `finetune` prints at its end."""
+    """Return the text that `finetune` prints at its end."""
     target = done.training.target
     line = f"wrote {done.output}: trained {done.steps} steps"
     if done.stopped_early:
@@ -60,7 +61,7 @@ def finetune_result(done: Finetuned) -> str:
 
 
 def recorded_table(section: JsonObject, target: int) -> Table | None:
-    """Lay out what ropext.json keeps of a fine-tuning; None where no document was read."""
+    """Return the table of a fine-tuning that ropext.json keeps; None if no document was read."""
     overlap = overlap_in(section.get("overlap"), SECTION)
     numbers = read_values(dict[str, Values], section.get("numbers") or {}, SECTION)
     table = finetune_table(numbers, target, overlap, "Fine-tuning")
@@ -73,7 +74,8 @@ def recorded_table(section: JsonObject, target: int) -> Table | None:
 
 
 def verdict(numbers: Numbers, target: int) -> list[str]:
-    """Say what the table shows; adaptation to the text is told apart from extension."""
+    """Return the conclusions from the table, which separate adaptation to the text from
+    extension."""
     if not numbers:
         return []
     tails = {label: values[f"tail_nll@{target}"] for label, values in numbers.items()}
@@ -111,7 +113,7 @@ def _interval(gain: Value) -> str:
 
 
 def finetune_story(done: Finetuned) -> Story:
-    """For the record and the card."""
+    """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
     needs = done.objective.needs
     options = training.options
@@ -160,7 +162,7 @@ def _loss_at(by_step: Sequence[Mapping[str, float]], step: int) -> float | None:
 
 
 def finetune_files(done: Finetuned) -> dict[str, bytes]:
-    """Return the files of OUT/training: the record, and its parts by themselves."""
+    """Return the files of OUT/training: the record, and its parts in separate files."""
     record = done.to_json()
     contents = {
         "settings.json": record[done.counted_as],
@@ -176,7 +178,7 @@ def finetune_files(done: Finetuned) -> dict[str, bytes]:
 
 
 def _losses_picture(done: Finetuned) -> bytes:
-    """Loss by step as a PNG."""
+    """Draw the loss by step as a PNG."""
     from matplotlib.ticker import MaxNLocator
 
     from ropext.results.report import plots

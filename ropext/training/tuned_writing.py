@@ -1,11 +1,11 @@
-"""What a fine-tuning leaves.
+"""Write the files of a fine-tuning.
 
-OUT/                    merged, in stock format; config.json is the extended base's, byte by byte
-OUT/base/               the extended, untuned checkpoint
-OUT/adapter/            the LoRA; its adapter_config.json names ../base
-OUT/control/            with --control: the control's LoRA, of the model before its extension
-                        (--slim leaves out base and adapter)
-OUT/training/           settings, losses and evaluations, result.json, loss.png, used.log
+OUT/            merged, in stock format; config.json is the extended base's, byte by byte
+OUT/base/       the extended, untuned checkpoint
+OUT/adapter/    the LoRA; its adapter_config.json names ../base
+OUT/control/    with --control: the control's LoRA, of the model before its extension
+                (--slim leaves out base and adapter)
+OUT/training/   settings, losses and evaluations, result.json, loss.png, used.log
 """
 
 import json
@@ -74,7 +74,7 @@ model = PeftModel.from_pretrained(base, folder)
 
 @dataclass(frozen=True)
 class TunedWeights:
-    """The checkpoints whose weights count, and what was trained of which model."""
+    """The checkpoints whose weights count, and the checkpoint and rows that were trained."""
 
     origin: Origin
     new_rows: NewRows | None
@@ -89,8 +89,8 @@ def write_tuned(
     story: Story,
     show: Show,
 ) -> None:
-    """Write OUT as a whole or not at all; what stock transformers builds from it is proved first.
-    `extras` are files of OUT/training."""
+    """Write OUT as a whole or not at all; first verify the model that stock transformers builds
+    from it. `extras` are files of OUT/training."""
     origin = weights.origin
     adapter = weights.adapter
     snapshot = origin.snapshot
@@ -144,8 +144,8 @@ def _carry(
     link: Link = "copy",
     show: Show = unseen,
 ) -> dict[str, str]:
-    """The base's files as they are, and the SHA-256 of those where it is known; save_pretrained's
-    own config.json, which lacks the legacy spellings, gives way to the base's."""
+    """Copy or link the base's files unchanged, and return their known SHA-256 values. The base's
+    config.json replaces save_pretrained's own, which lacks the legacy spellings."""
     digests = dict[str, str]()
     for name in names:
         source = snapshot.path(name)
@@ -161,7 +161,7 @@ def _carry(
 
 
 def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> dict[str, str]:
-    """Put the untuned checkpoint into the output; the SHA-256 of its files where it is known."""
+    """Put the untuned checkpoint into the output; return the known SHA-256 values of its files."""
     names = list(snapshot.files)
     for name in (provenance.NAME, card.README):
         if snapshot.path(name).is_file():
@@ -175,8 +175,8 @@ def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
 def _record(
     origin: Origin, directory: Path, story: Story, compared: JsonObject
 ) -> provenance.Record:
-    """The base's record with the new weights, the run, and a proof of the tuned checkpoint, beside
-    what was `compared` of a table."""
+    """Return the base's record with the new weights, the run, a proof of the tuned checkpoint, and
+    the table's comparison `compared`."""
     record = origin.record
     if origin.table is not None:
         proved = proof.prove_table(directory, origin.table.extended)
@@ -195,12 +195,12 @@ def _record(
 
 
 def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
-    """Write the model card; `what` was trained."""
+    """Write the model card; `what` names the trained parts."""
     record = origin.record
     readings = None
     serving: tuple[tuple[str, str], ...] = ()
     if origin.table is None:
-        # A command in a card tells nobody where the directory lies.
+        # A command in a card must not reveal the directory's path.
         served = inspecting.read_again(replace(open_snapshot(str(directory)), name=title))
         readings = card.loader_table(served.readings)
         serving = card.serving_lines(served.serving)
@@ -232,7 +232,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
 
 
 def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:
-    """Write PEFT's two files, with a base that is found from anywhere, and how to load them."""
+    """Write PEFT's two files, and a card whose lines load them from anywhere."""
     hub_id = origin.snapshot.hub_id
     copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
     (directory / card.README).write_text(_adapter_card(origin), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Configs for `accelerate launch --config_file`: ddp, fsdp2, and fsdp2 with context parallelism."""
+"""Find the configs for `accelerate launch --config_file`: ddp, fsdp2, and fsdp2 with context
+parallelism."""
 
 from pathlib import Path
 
@@ -8,7 +9,7 @@ NAMES = ("ddp", "fsdp2", "fsdp2_cp")
 
 
 def config(name: str) -> Path:
-    """Where the config of that name lies."""
+    """Return the path of the config of that name; refuse an unknown name."""
     if name not in NAMES:
         raise UsageError(f"no launch config {name!r}; there are {', '.join(NAMES)}")
     return Path(__file__).with_name(f"{name}.yaml")
