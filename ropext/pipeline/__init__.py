@@ -1,10 +1,20 @@
-"""The order of things: plan, extend, prove, fit, fine-tune, evaluate, report. The only room that
-knows it.
+"""Run the stages in their order: plan, extend, verify, fit, fine-tune, evaluate, report.
 
-The parts, from the bottom: extending (one checkpoint, planned, written and proved), job (a recipe,
-checked), hashes (contents), work (a run and its places), steps (the stages themselves), evidence
-(what was measured), report_page, ran (what a run did), outcome (the finished checkpoint), dividing,
-prospect, trying and choosing (`--method auto`: its documents, what would be tried, what was read,
-what is taken), running (all of it in order, and what it would take), fitting, ports and public
-(what Python and the command line call).
+The modules, from the lowest up:
+
+  extending    plan, write and verify one checkpoint
+  job          a checked recipe
+  hashes       digests of contents
+  work         a run and its paths
+  steps        the stages
+  evidence     the measurements of a run
+  report_page  the report of a run
+  ran          the result of a run
+  outcome      the finished checkpoint
+  dividing     the documents of `--method auto`
+  prospect     the methods that `--method auto` would measure
+  trying       the measurement of these methods
+  choosing     the choice among them
+  running      a whole run, and the estimate of its work
+  fitting, ports, public   the entry points for Python and the command line
 """

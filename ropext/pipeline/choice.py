@@ -1,4 +1,4 @@
-"""A choice of the method at work: the forms are read, and what follows is put into the recipe."""
+"""Choose a method: measure the candidates, and write the choice as keys of the recipe."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,15 +24,14 @@ STARTS = 3
 
 @dataclass(frozen=True)
 class FitKeys:
-    """The keys of a fit in the recipe that was chosen; none, with the reason, where there is no
-    fit."""
+    """The recipe's keys for a fit; without keys it has the reason why there is no fit."""
 
     keys: JsonObject
     why_not: str = ""
 
 
 class AutoChoice:
-    """A choice at work."""
+    """One choice of the method, which measures and then decides."""
 
     def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
         self.prospect = prospect
@@ -41,7 +40,7 @@ class AutoChoice:
         self._verdict_file = folder / "verdict.jsonl"
 
     def made(self) -> JsonObject:
-        """Measure, and tell what came of it."""
+        """Measure every candidate, and return the content of choice.json."""
         prospect = self.prospect
         say = self.call.hooks.say
         write_documents(choosing_file(self.folder), prospect.to_choose)
@@ -81,8 +80,10 @@ class AutoChoice:
         }
 
     def fit_of(self, method: str, order: Standing) -> FitKeys:
-        """A fit that starts from the closed forms with the lowest loss, or from the one that was
-        taken where it cannot start from all of them."""
+        """Return the keys of a fit that starts from the closed forms with the lowest loss.
+
+        If the fit cannot start from all of them, it starts from the chosen method alone.
+        """
         prospect = self.prospect
         if method == UNTOUCHED:
             return FitKeys({}, "the model untouched is as good as the best closed form")
@@ -102,7 +103,8 @@ class AutoChoice:
         return FitKeys({}, why_not)
 
     def _keys_of_a_fit(self, start: str) -> JsonObject:
-        """What the recipe says of a fit that begins at a closed form, or at the best of several."""
+        """Return the recipe's keys for a fit. `start` is a closed form, or several of which the
+        best is used."""
         keys = dict[str, Any]()
         for key, value in SECTIONS[FIT].unstored().items():
             keys[f"{FIT}.{key}"] = value
@@ -113,8 +115,10 @@ class AutoChoice:
         return keys
 
     def _lacks(self, method: str, keys: JsonObject) -> str:
-        """Why so few documents give a fit no interval, "" where they do; a fit that cannot be done
-        is refused as the fit itself would."""
+        """Return why there are too few documents for a confidence interval; "" if there are enough.
+
+        Raise the error of the fit if the fit is impossible.
+        """
         from ropext.training import judge
         from ropext.training.request import FitRequest
 
@@ -133,7 +137,7 @@ class AutoChoice:
         return judge.few(judged.documents) or ""
 
     def _judging(self) -> JsonObject:
-        """The keys of the evaluation on documents that took no part."""
+        """Return the keys of the evaluation on the documents that were not used for the choice."""
         prospect = self.prospect
         keys = dict[str, Any]()
         if prospect.to_judge:

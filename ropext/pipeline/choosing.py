@@ -1,9 +1,9 @@
-"""`--method auto`: which method, found by measurement before the run of a recipe begins.
+"""Choose the method of `--method auto` by measurement before the run of a recipe begins.
 
 OUT.run/choice/
   choosing.jsonl, verdict.jsonl   the documents, divided by their content
-  readings/                       what was read, so that an interrupted choice goes on
-  choice.json                     what was tried and left out, what was taken and why
+  readings/                       the token losses, from which an interrupted choice resumes
+  choice.json                     the methods measured and left out, the choice and its reason
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ from ropext.pipeline.stage import section_key
 
 
 def check(output: Path, call: Call) -> None:
-    """Refuse what a choice would refuse at once; later the run knows what it has written itself."""
+    """Refuse an output that the choice would refuse. Later the run recognises its own files."""
     place = Workdir(output, "run", {})
     place.check(call.force)
     if step_record(place.folder, ChoiceStep.name) is None:
@@ -33,8 +33,10 @@ def check(output: Path, call: Call) -> None:
 
 
 def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
-    """The recipe with the method that measurement took and the stages that follow; a choice that
-    was made before with all the same is not made again."""
+    """Return the recipe with the chosen method and the stages that follow.
+
+    A choice with the same inputs is not repeated.
+    """
     if rank_and_count()[1] > 1:
         raise UsageError(
             "--method auto runs in one process: run it without accelerate launch, then launch the "
@@ -47,7 +49,7 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     hashes = Hashes(told_of_files(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
     if left_by(step, place.folder) is None:
-        step.beforehand = prospect(recipe, call)  # what it refuses costs no weight
+        step.beforehand = prospect(recipe, call)  # it refuses before any weight is read
         with place.claimed(call.force):
             StepDir.of(step, place.folder, provenance.versions()).do()
     else:
@@ -56,11 +58,11 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
 
 
 class ChoiceStep(Step):
-    """The choice, which is not made twice."""
+    """The choice as a step, which is skipped if its inputs did not change."""
 
     name = "choose"
     schema = 1
-    beforehand: Prospect  # where the choice is to be made
+    beforehand: Prospect  # set only if the choice is to be made
 
     def __init__(self, recipe: Recipe, folder: Path, call: Call, hashes: Hashes) -> None:
         self.recipe = recipe

@@ -1,7 +1,8 @@
-"""The demo: the recipe `demo`, methods in memory beside it, and the words around what they measure.
+"""Run the demo: the recipe `demo`, methods in memory for comparison, and sentences about the
+results.
 
-`checkpoint` and `data` are what `ropext://` names. `keys@C` is the share of all questions of length
-C that were answered, those of both tasks together.
+`ropext://` names the folders `checkpoint` and `data`. `keys@C` is the share of correct answers
+among all questions of length C, over both tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ EVALUATION = "out.run/evaluation"
 CONTEXT = 256
 TARGET = 1024
 FACTOR = 4.0
-# In memory, beside what the recipe writes: in the demo, and in all of it.
+# Methods that are evaluated in memory: by the demo, and by `--full`.
 METHODS: tuple[str, ...] = ("self-extend",)
 MORE_METHODS = ("pi", "ntk", "self-extend")
-# What the whole of it does otherwise than the recipe.
+# The overrides of the recipe with `--full`.
 MORE_WORDS = (
     "fit.data=ropext://tuning",
     "fit.steps=40",
@@ -48,8 +49,9 @@ EXTENDED = "yarn-4x"
 FOLDED = "self-extend-4x"
 FITTED = "fitted-4x"
 TUNED = "tuned-4x"
-LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}  # of the recipe's evaluation
-# Each model's row, in its order; `{steps}` are those of the LoRA.
+# label in the recipe's evaluation -> label here
+LABELS = {"extended": EXTENDED, "fitted": FITTED, "tuned": TUNED}
+# The row of each model, in this order; `{steps}` is the number of LoRA steps.
 ROWS = {
     BASE: f"base, text truncated to its {CONTEXT} tokens",
     UNTOUCHED: "untouched (no scaling): the base beyond its context",
@@ -80,11 +82,11 @@ NOTE = (
     "tax: loss increase on the first 256 tokens; needles: share of questions answered exactly (of "
     "the tuned model's training rows a fifth asked others)"
 )
-NEAR = 0.02  # nats per token: what a spectrum fitted alone was to come within, and never has
+NEAR = 0.02  # nats per token: the goal for a fitted spectrum alone, never reached
 
-Numbers = Mapping[str, Mapping[str, Value]]  # of each model, by its label
+Numbers = Mapping[str, Mapping[str, Value]]  # label -> the model's numbers by name
 
-# What every recorded run reaches; of the recipe's evaluation.
+# Every recorded run passes these gates on the recipe's evaluation.
 GATES = (
     "tuned:gain@1024.value < 0",
     "tuned:tail@1024.value > 0 vs control",
@@ -99,7 +101,7 @@ UNLIKE = (
 
 @dataclass(frozen=True)
 class Demo:
-    """Everything that a demo gives."""
+    """The complete result of a demo."""
 
     output: Path
     models: Numbers
@@ -111,7 +113,7 @@ class Demo:
     table: Table = field(metadata={"json": None})  # a short one, for the terminal
 
     def to_text(self) -> str:
-        """For the terminal."""
+        """Return the text for the terminal."""
         tables = with_rows([self.table, gate_table(self.gates)])
         lines = ["The commands behind it; with a model and texts of your own they are the same:"]
         for command in self.commands:
@@ -121,7 +123,7 @@ class Demo:
 
 
 def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen) -> Demo:
-    """Do what is not done yet, judge, draw and write what was measured."""
+    """Do the unfinished steps, judge the gates, and write the report."""
     import ropext
     from ropext.pipeline import job, running
 
@@ -168,7 +170,7 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
 def _words(
     command: str, subject: str, output: Path, options: Mapping[str, Any], words: Sequence[str] = ()
 ) -> list[str]:
-    """The command line of a call, word by word."""
+    """Return the command line of a call as a list of words."""
     line = ["ropext", command, subject]
     for name, value in options.items():
         items = value if isinstance(value, tuple) else (value,)
@@ -183,7 +185,8 @@ def _word(item: object) -> str:
 
 
 def judge(folder: Path) -> Sequence[Outcome]:
-    """Hold the gates against the recipe's evaluation, those about models that it has."""
+    """Judge the gates on the recipe's evaluation; leave out a gate that compares with a model not
+    in it."""
     done = rundir.read_run(folder / EVALUATION)
     gates = [parse_gate(text) for text in GATES]
     there = [gate for gate in gates if gate.run is None or gate.run in done.models]
@@ -191,7 +194,7 @@ def judge(folder: Path) -> Sequence[Outcome]:
 
 
 def read_models(folder: Path) -> tuple[Measurement, Numbers]:
-    """Read back every model that was measured, and its numbers, by label."""
+    """Return the whole measurement, and the numbers of each model by label."""
     of_recipe = rundir.read_run(folder / EVALUATION)
     in_memory = rundir.read_run(folder / "methods")
     everything = dict(in_memory.models)
@@ -215,17 +218,17 @@ def _values(model: MeasuredModel) -> dict[str, Value]:
     return values
 
 
-Rows = Mapping[str, str]  # what each model is, by its label
+Rows = Mapping[str, str]  # label -> description of the model
 
 
 def rows_of(models: Numbers, steps: int) -> Rows:
-    """Name the models that were measured."""
+    """Return the row name of each measured model."""
     start = "fitted RoPE frequencies" if FITTED in models else "YaRN"
     return {label: ROWS[label].format(start=start, steps=steps) for label in models}
 
 
 def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> list[str]:
-    """Say what the numbers show: the verdict first, then what a failed gate means."""
+    """Return sentences about the numbers: the verdict first, then the meaning of a failed gate."""
     truncated = models[BASE][f"tail@{TARGET}"].value
     tuned = rows[TUNED]
     if FITTED in models:
@@ -260,7 +263,7 @@ def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
 
 
 def _reading(values: Mapping[str, Value]) -> str:
-    """How a model predicts the next word, and how many keys it finds."""
+    """Return the model's perplexity and its share of needles found, as words."""
     sign = values[f"gain@{TARGET}"].sign
     keys = values[f"keys@{TARGET}"].value
     turn = "but" if (sign < 0) is (keys > 0.5) else "and"
@@ -281,14 +284,14 @@ def _goal(fitted: Mapping[str, Value]) -> str:
 
 
 def short_table(models: Numbers, rows: Rows) -> Table:
-    """Lay out two numbers of each model, as the README shows them."""
+    """Return a table with two numbers of each model, as the README shows them."""
     note = "needles found: the share of planted facts that the model repeats when asked"
     named = [(rows[label], values) for label, values in models.items()]
     return table_of(TITLE, note, named, SHORT_COLUMNS)
 
 
 def table(models: Numbers) -> Table:
-    """Lay the models side by side, with error bars."""
+    """Return the table of all models, with error bars."""
     return table_of(TITLE, NOTE, models.items(), COLUMNS)
 
 

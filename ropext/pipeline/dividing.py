@@ -1,5 +1,4 @@
-"""The documents of a choice, divided by their content: those that choose the method, and those that
-give the verdict."""
+"""Divide the documents of a choice by their content: some choose the method, others judge it."""
 
 import json
 from collections.abc import Sequence
@@ -36,24 +35,27 @@ MOST_OF_VERDICT = 32
 
 @dataclass(frozen=True)
 class Divided:
-    """Documents by what a choice does with them."""
+    """The documents of a choice, by their use."""
 
     chosen: list[Document]  # they reach the target and choose the method
-    judged: list[Document]  # they give the verdict; none where others do
+    judged: list[Document]  # they give the verdict; none if other documents do
     short: list[Document]  # they do not reach the target, and can be trained on
 
 
 def encoder_of(
     snapshot: Snapshot, vocabulary: int | None, seed: int, call: Call
 ) -> DocumentEncoder:
-    """How documents become tokens of a model."""
+    """Return the encoder that turns documents into tokens of a model."""
     with silenced():
         tokenizer = load_tokenizer(snapshot, call.trust_remote_code)
     return DocumentEncoder(tokenizer, vocabulary, seed)
 
 
 def divide(options: Evaluate, encoder: DocumentEncoder, target: int, has_judges: bool) -> Divided:
-    """Read the documents and divide them, where no others give the verdict; too few are refused."""
+    """Read the documents and divide them. If `has_judges`, other documents give the verdict.
+
+    Raise InputError if there are too few documents.
+    """
     able, short = _documents_of(options, encoder, target)
     judged = list[Document]()
     chosen = able
@@ -79,14 +81,14 @@ def write_documents(file: Path, documents: Sequence[Document]) -> None:
 
 
 class _Smallest:
-    """The documents with the smallest keys, as many as are kept in memory."""
+    """The documents with the smallest keys, as many as fit into memory."""
 
     def __init__(self, encoder: DocumentEncoder) -> None:
         self.encoder = encoder
         self.basket = Basket(MOST_TOKENS)
 
     def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
-        """Encode a text that is kept."""
+        """Encode a text and keep it if its key is small enough."""
         if self.basket.admits(key):
             document = self.encoder.document(raw.name, text, NO_LIMIT)
             kept = replace(document, content=raw.content, number=number)
@@ -100,8 +102,10 @@ class _Smallest:
 def _documents_of(
     options: Evaluate, encoder: DocumentEncoder, target: int
 ) -> tuple[list[Document], list[Document]]:
-    """Those that reach the target, by keys that their content and the seed decide, and the others,
-    which can be trained on."""
+    """Return the documents that reach the target, and the shorter ones, which can be trained on.
+
+    Their keys depend on the content and the seed alone.
+    """
     source = source_of(options)
     key_of = partial(encoder.content_key, use="choice")
     texts = DistinctTexts(texts_of(source, encoder, target), encoder, key_of)
@@ -120,8 +124,11 @@ def _documents_of(
 def _divided(
     able: Sequence[Document], short: Sequence[Document], target: int
 ) -> tuple[list[Document], list[Document]]:
-    """Those of the verdict, and those that choose. One that has parts in common with what a fit may
-    read chooses too, and the next takes its place."""
+    """Return the documents for the verdict, and the documents for the choice.
+
+    A document that shares passages with possible training text of a fit moves to the choice, and
+    the next one replaces it.
+    """
     share = min(len(able) // 2, max(FEWEST_DOCUMENTS, len(able) // 3), MOST_OF_VERDICT)
     judged = list(able[:share])
     queue = list(able[share:])
@@ -130,7 +137,7 @@ def _divided(
         known = trained(document.known_by[1:] for document in chosen + queue + list(short))
         kept = list[Document]()
         for document in judged:
-            # As it will be read, by its beginning.
+            # The evaluation reads its beginning alone.
             read = document.cut(target).fingerprint
             if known.holds(read.contents, read.passages):
                 chosen.append(document)

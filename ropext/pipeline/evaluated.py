@@ -1,4 +1,4 @@
-"""What an evaluation measured, as its caller reads it."""
+"""Give the caller of `evaluate` its measurement with tables."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from ropext.results.report.result import Result
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluated(Result, Measurement):
-    """What `evaluate` measured, with its tables."""
+    """The measurement that `evaluate` returns, with its tables."""
 
     @classmethod
     def of(cls, measured: Measurement) -> "Evaluated":
-        """Give a measurement its tables."""
+        """Return a measurement with tables."""
         return cls(
             measured.frame,
             measured.models,
@@ -29,13 +29,13 @@ class Evaluated(Result, Measurement):
 
     @property
     def title(self) -> str:
-        """Name the models, and the folder that keeps the run."""
+        """Return the names of the models, and the folder of the run."""
         kept = "" if self.path is None else f" in {self.path}"
         return f"<Evaluated{kept}: {', '.join(self.models)}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what a terminal shows."""
+        """Return the tables that a terminal shows."""
         if self.facts.endpoint is None:
             return tables.main_tables(self)
         from ropext.endpoint.tables import port_tables
@@ -44,13 +44,14 @@ class Evaluated(Result, Measurement):
 
     @property
     def tidy(self) -> list[Table]:
-        """Lay out a row for each length and model; of a server what a terminal shows."""
+        """Return tables with a row for each length and model; for a server, the terminal's
+        tables."""
         if self.facts.endpoint is None:
             return tables.tidy_tables(self)
         return self.tables
 
     def to_json(self) -> dict[str, Json]:
-        """Return what results.json holds."""
+        """Return the content of results.json."""
         return self.results
 
     def _same_documents(self) -> Measurement | None:

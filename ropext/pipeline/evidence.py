@@ -1,4 +1,4 @@
-"""What was measured of a run: read back for its last stage, and as its record tells it."""
+"""Collect the measurements of a run for its last stage and for its record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ropext.results.measurement import Measurement
 from ropext.results.rules import AutoVerdict, verdict
 
 SECTION = "run"  # of ropext.json
-# What a record repeats of an evaluation, and of each model there.
+# The fields of an evaluation, and of each model in it, that a record repeats.
 MEASURED_AS = (
     "protocol",
     "protocol_text",
@@ -33,19 +33,19 @@ MEASURED_OF = ("kind", "target", "metrics", "overlap")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured."""
+    """The measurement of a run, with its gates and verdicts."""
 
     measured: InstanceOf[Measurement] | None  # by the evaluation
     gates: tuple[Outcome, ...]
     verdict: AutoVerdict | None = None  # of `--method auto`
-    control: tuple[str, ...] = ()  # what the control says, where there is one
+    control: tuple[str, ...] = ()  # sentences about the control, if the run has one
 
     @property
     def passed(self) -> bool:
         return all(gate.passed for gate in self.gates)
 
     def to_json(self) -> dict[str, Json]:
-        """Write what it came to, without the measurement."""
+        """Return the gates and verdicts as JSON, without the measurement."""
         return {
             "gates": [values_json(vars(gate)) for gate in self.gates],
             "verdict": values_json(self.verdict),
@@ -54,7 +54,8 @@ class Evidence:
 
 
 def evidence_of(work: Work) -> Evidence:
-    """Read back from the run directory; a gate that names no variant is about the finished one."""
+    """Read the evidence from the run directory. A gate that names no variant judges the final
+    checkpoint."""
     if not (work.evaluation / "results.json").is_file():
         return Evidence(None, ())
     run = rundir.read_run(work.evaluation)
@@ -76,8 +77,11 @@ def evidence_of(work: Work) -> Evidence:
 
 
 def against(work: Work) -> Flat:
-    """Return the results of the other runs that gates name, for the key of the report: if one
-    changed, the gates are judged again. One that was edited is refused."""
+    """Return the digests of the other runs that gates name, as a part of the report's key.
+
+    If one of these runs changed, the gates are judged again. Raise an error if its results were
+    edited.
+    """
     found = list[str]()
     for gate in work.gates:
         if gate.run is not None and gate.run not in work.labels:
@@ -89,7 +93,8 @@ def against(work: Work) -> Flat:
 
 
 def _is_fit_kept(work: Work) -> bool:
-    """Whether there is a fit, and what it wrote is not the form from which it began."""
+    """Return True if the run has a fit, and the fit kept its learned spectrum, not its starting
+    form."""
     if FITTED not in work.checkpoints:
         return False
     record = read_object(work.checkpoints[FITTED] / provenance.NAME)
@@ -99,14 +104,15 @@ def _is_fit_kept(work: Work) -> bool:
 
 @dataclass(frozen=True)
 class RunSection:
-    """What ropext.json says of a run: no time, no path but those that the recipe names."""
+    """The section of ropext.json about a run: no times, and only the paths that the recipe
+    names."""
 
     recipe: str | None  # as its file has it
     resolved: JsonObject
     stages: Mapping[str, StepRecord]
     measured: Measurement | None
     gates: Sequence[Outcome]
-    tried: JsonObject | None  # of a choice
+    tried: JsonObject | None  # candidates of `--method auto`, if it chose
     verdict: AutoVerdict | None
 
     def to_json(self) -> dict[str, Json]:
@@ -123,7 +129,7 @@ class RunSection:
 
 
 def section_of(work: Work, evidence: Evidence) -> RunSection:
-    """Return what the record of an output says of the run that made it."""
+    """Return the section about the run for the record of its output."""
     stages = dict[str, StepRecord]()
     for name in work.recipe.stages:
         step = step_record(work.folder, name)

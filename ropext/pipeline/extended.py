@@ -1,4 +1,4 @@
-"""What an extension wrote, as its caller reads it and as its output tells it."""
+"""Give the caller of `extend` its result, new or read from the output."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,13 @@ EDITED = ("file", "key", "before", "after")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Extended(Result):
-    """What `extend` wrote, and how to serve it."""
+    """The output of `extend`, and the commands that serve it."""
 
     of_the_call = ("notes", "left", "proof", "serving")  # a GGUF keeps no proof
 
     written: Written
     serving: tuple[Serving, ...]
-    planned: ExtensionPlan | None  # None where this was opened
+    planned: ExtensionPlan | None  # None if the output was opened
 
     @property
     def output(self) -> Path:
@@ -36,7 +36,7 @@ class Extended(Result):
 
     @property
     def plan(self) -> ExtensionPlan:
-        """The plan that was carried out."""
+        """Return the plan of the extension. Raise InputError if the output was opened."""
         if self.planned is None:
             raise InputError(
                 f"{self.output} was opened and has no plan; .written.record has the recorded "
@@ -46,14 +46,14 @@ class Extended(Result):
 
     @property
     def title(self) -> str:
-        """Name the output, and how far it reads."""
+        """Return the output's path, its original and its extended context."""
         record = self.written.record
         far = f"{record.context:,} -> {record.target:,} tokens by {record.method}"
         return f"<Extended in {self.output}: {far}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what was edited."""
+        """Return the table of edited keys."""
         rows = list[tuple[str, ...]]()
         for edit in self.written.record.edits:
             rows.append((edit.file, edit.key, _cell(edit.before), _cell(edit.after)))
@@ -68,14 +68,14 @@ class Extended(Result):
 
 
 def _cell(item: Json) -> str:
-    """Write a value of a config as a cell, a number as such."""
+    """Return a value of a config as a table cell; a number stays a number."""
     if isinstance(item, int | float) and not isinstance(item, bool):
         return Number(text.value(item), item)
     return text.value(item)
 
 
 def opened_extension(output: Path, record: Record) -> Extended:
-    """Read what an output's record says of its extension."""
+    """Read the extension from the record of an output."""
     model = open_model(output)
     serving: tuple[Serving, ...] = ()
     if read_positions(model.config) is None:

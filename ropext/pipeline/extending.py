@@ -1,4 +1,4 @@
-"""Plan, write, prove: one extended checkpoint. Nothing here imports torch."""
+"""Plan, write and verify one extended checkpoint. Nothing here imports torch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ from ropext.results.report.text import serving_text
 
 @dataclass(frozen=True)
 class MadeExtension:
-    """What `extend` planned and wrote."""
+    """The plan of an extension and the files that it wrote."""
 
     plan: ExtensionPlan
     written: Written
@@ -38,7 +38,7 @@ class MadeExtension:
 
     @property
     def serving(self) -> tuple[Serving, ...]:
-        """How to run it in each loader."""
+        """Return how to run the output in each loader."""
         return self.plan.serving(str(self.output))
 
     def to_json(self) -> dict[str, Json]:
@@ -60,7 +60,7 @@ def extension_json(written: Written, serving: Iterable[Serving]) -> dict[str, Js
 
 @dataclass(frozen=True)
 class ExtensionJob:
-    """An extension that is planned; it leaves nothing that could go on."""
+    """A planned extension. It writes all or nothing, so it cannot be resumed."""
 
     snapshot: Snapshot
     plan: ExtensionPlan
@@ -81,7 +81,7 @@ class ExtensionJob:
         return self.plan
 
     def make(self, output: Path, call: Call) -> MadeExtension:
-        """Write an extended checkpoint and prove it."""
+        """Write an extended checkpoint and verify it."""
         self.plan.require_help()  # before weights are fetched
         self.plan.require_training()
         with _or_without_a_copy(self.plan):
@@ -93,8 +93,11 @@ class ExtensionJob:
 def prepared(
     model: str, given: Mapping[str, Any], output: Path | None, revision: str | None = None
 ) -> ExtensionJob:
-    """Open a model and plan by the fields of Extend and Writing; refuse an output that is, holds or
-    is inside what is read. `given` may name pair factors by their file."""
+    """Open a model and plan its extension by the fields of Extend and Writing.
+
+    Refuse an output that is, contains or is inside an input. `given` may name pair factors by their
+    file.
+    """
     writing = dict[str, Any]()
     wish = dict[str, Any]()
     for name, value in given.items():
@@ -111,7 +114,8 @@ def prepared(
 
 @contextmanager
 def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
-    """Where the weights are not here, show the lines that serve the base's own weights so."""
+    """If the weights are missing, add to the error the commands that serve the base model
+    extended."""
     try:
         yield
     except NoWeights as error:
@@ -121,7 +125,7 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
 
 
 def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
-    """The plan, where an extension helps, its warnings said."""
+    """Print the warnings of a plan and return it. Raise an error if an extension does not help."""
     plan.require_help()
     for remark in plan.remarks():
         say(remark)
@@ -135,7 +139,7 @@ def write_extension(
     how: Writing,
     call: Call,
 ) -> MadeExtension:
-    """Write what a plan says, proved before it gets its name."""
+    """Write a planned extension. It is verified before it gets its name."""
     record = record_of(made, provenance.base_of(snapshot), call.command)
     older = record_in(snapshot)
     if older is not None and (trained := with_training(older).get(TRAINED_ON)):

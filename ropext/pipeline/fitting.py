@@ -1,4 +1,4 @@
-"""A fit; of a GGUF, the file with the spectrum that was fitted is written beside the weights."""
+"""Request a fit of a model; for a GGUF, also write the GGUF with the fitted spectrum."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def fit_request(model: str, data: str, options: Fit, revision: str | None = None) -> "FitRequest":
-    """Ask for a fit of a model."""
+    """Return the request for a fit of a model."""
     from ropext.training.request import FitRequest
 
     finish = None
@@ -30,8 +30,11 @@ def fit_request(model: str, data: str, options: Fit, revision: str | None = None
 
 
 def _add_gguf(model: str, name: str, output: Path, call: Call, directory: Path) -> None:
-    """Write the GGUF with the spectrum of a directory into it, and list it there. The directory
-    will be called `output`, and is so in the record."""
+    """Write the GGUF with a directory's spectrum into that directory, and add it to the list of
+    files.
+
+    `directory` is renamed to `output` later, so the record has the name `output`.
+    """
     snapshot = open_model(model)
     plan = extending.warned(planned(snapshot, model, Extend(like=str(directory))), call.hooks.say)
     assert isinstance(plan, Plan)  # a GGUF rotates

@@ -1,4 +1,4 @@
-"""What a run reads and writes, by its content."""
+"""Compute digests of the inputs and outputs of a run."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -13,22 +13,25 @@ from ropext.options.fields import DOCUMENTS
 
 
 class Hashes(Digests):
-    """Digests of folders, models and data, each of all that stands in it."""
+    """Digests of whole folders, models and data."""
 
     def of_tree(self, directory: Path, but: Collection[str] = ()) -> str | None:
-        """Hash everything in a directory, by name, `but` some; None where it is none."""
+        """Return the digest of all files in a directory, by name, except `but`. None if it does not
+        exist."""
         if not directory.is_dir():
             return None
         names = {file.relative_to(directory).as_posix(): file for file in _files(directory)}
         return digest({name: self.of(file) for name, file in names.items() if name not in but})
 
     def of_model(self, snapshot: Snapshot) -> str:
-        """Identify a checkpoint by all files that are carried, wherever it lies: what a hub's cache
-        names by a commit may have been edited there."""
+        """Return the digest of all files of a checkpoint, independent of its path.
+
+        A commit is not enough: files in the hub's cache may have been edited.
+        """
         return digest(sha256_of(snapshot, snapshot.files, self))
 
     def of_data(self, source: str) -> str:
-        """Identify documents: a hash of their files, or a dataset's name."""
+        """Return the digest of document files, or the name of a dataset."""
         path = bundled.find_bundled(source, "data") or Path(source)
         if path.is_file():
             return self.of(path)

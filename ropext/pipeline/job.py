@@ -1,4 +1,4 @@
-"""A recipe as a run takes it: its name or its options, its places, data and gates, no secrets."""
+"""Prepare a recipe for a run: read it, check its paths, data and gates, and refuse secrets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,8 +35,11 @@ from ropext.results.gates import Gate, parse_gate, split_spec
 
 
 def read(recipe: str | Path | Mapping[str, Any] | Recipe, words: Sequence[str] = ()) -> Recipe:
-    """The recipe of whatever `run` takes, with `key=value` overrides; where there is no such file,
-    the bundled one of that name, whose relative paths count from the working directory."""
+    """Return the recipe for any argument of `run`, with `key=value` overrides.
+
+    If there is no such file, return the bundled recipe of that name. Relative paths in it count
+    from the working directory.
+    """
     if isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, Mapping) or from_home(recipe).exists():
@@ -53,8 +56,11 @@ def from_options(
     words: Sequence[str] = (),
     where: str = "the command line",
 ) -> Recipe:
-    """The recipe of a command line or call: what stands above the sections, the options of extend,
-    and the data of each later section; `key=value` words say the rest."""
+    """Return the recipe of a command line or call.
+
+    `top` has the keys above the sections, `extend` the options of that section, `later` the data of
+    each later section. The `key=value` words set the rest.
+    """
     later = {FINETUNE: extend.get(FINETUNE)} | later
     entries: dict[Loc, Entry] = {(name,): Entry(value, where) for name, value in top.items()}
     entries[EXTEND,] = Entry({}, where)
@@ -77,18 +83,21 @@ def _checked(recipe: Recipe) -> Recipe:
 
 
 def gates_of(recipe: Recipe) -> tuple[Gate, ...]:
-    """What the evaluation is held against."""
+    """Return the gates of the evaluation."""
     return tuple(map(parse_gate, recipe.evaluate.fail_if if recipe.evaluate else ()))
 
 
 def previous(output: Path) -> Path:
-    """OUT.previous: the output that the last run replaced, where that was asked for."""
+    """Return OUT.previous, which keeps the replaced output of the last run with --keep-previous."""
     return output.with_name(f"{output.name}.previous")
 
 
 def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> None:
-    """Refuse to write over, into or around what is read: OUT.run is no input of its own run, nor
-    is OUT.previous of one that keeps there what it replaces."""
+    """Refuse to write over, into or around an input.
+
+    OUT.run may not be an input of its own run. With `keep_previous` the same holds for
+    OUT.previous.
+    """
     read: dict[str, Any] = {"the recipe": recipe.source.file, "--model": recipe.model}
     for section in SECTIONS:
         for name, value in recipe.options(section).items():
@@ -111,7 +120,7 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
 
 
 def check_data(recipe: Recipe) -> None:
-    """Documents that should be here and are not are told before hours of other work."""
+    """Raise InputError if local documents are missing, before hours of other work."""
     for loc, entry in recipe.source.entries.items():
         if role_at(loc) is not Role.DOCUMENTS or entry.value is None:
             continue

@@ -1,4 +1,4 @@
-"""Finished work, opened: what a folder holds is given as by the call that left it there."""
+"""Open finished work: return the result of the call that wrote a folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 @public()
 def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned | Fitted":
-    """Open what a command, or the function of its name, left: the folder of `evaluate` or
-    `compare`, the output of `extend`, `fit`, `finetune` or `run`, or the folder beside that. The
-    answer is the one of that call."""
+    """Open the folder of `evaluate` or `compare`, or the output of `extend`, `fit`, `finetune` or
+    `run`.
+
+    The folder OUT.run next to an output opens too. The result equals the result of the call.
+    """
     folder = from_home(run)
     manifest = workdir.read(folder)
     if manifest is not None:
@@ -47,7 +49,7 @@ def open(run: str | Path) -> "Evaluated | Compared | Ran | Extended | Finetuned 
 
 
 def _opened_folder(folder: Path, manifest: JsonObject) -> Evaluated | Compared | Ran:
-    """Open the folder of a run."""
+    """Open the folder of a run. Raise InputError if the run is unfinished."""
     command = manifest["command"]
     if command == "compare":
         return compared_in(folder, manifest)
@@ -62,14 +64,14 @@ def _opened_folder(folder: Path, manifest: JsonObject) -> Evaluated | Compared |
 
 
 def _record_in(output: Path) -> Record | None:
-    """Read the record of an output; None where there is none, or nothing."""
+    """Read the record of an output; None if there is no record."""
     if output.is_file() and output.suffix == ".gguf":
         return record_in(open_model(output))
     return read_record(output) if output.is_dir() else None
 
 
 def _opened_training(output: Path, record: Record) -> "Finetuned | Fitted | None":
-    """Read what a training left in its output; None where none did."""
+    """Read the result of a training from its output; None if no training wrote it."""
     if not any(record.more.get(training) for training in TRAININGS):
         return None
     from ropext.training.result import opened_training  # late: it needs torch

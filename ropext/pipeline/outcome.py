@@ -1,7 +1,7 @@
-"""What a run leaves in the end: the finished checkpoint with its evidence, and the report.
+"""Write the output of a run: the finished checkpoint with its evidence, and the report.
 
-The checkpoint is the last one of the run under the name that was asked for: weights by hard link,
-card and record with what was measured. Where a gate failed it does not get its name.
+The output is the last checkpoint of the run under the requested name. Its weights are hard links;
+its card and record have the measurements. If a gate failed, the output is not written.
 """
 
 import os
@@ -34,7 +34,7 @@ OWNED = "output.json"  # digests of the outputs that this run has written
 
 
 class ReportStage(Stage):
-    """The last stage: the finished checkpoint and the report."""
+    """The last stage, which writes the finished checkpoint and the report."""
 
     name = REPORT
     schema = 2
@@ -45,7 +45,7 @@ class ReportStage(Stage):
 
     @property
     def page(self) -> Path:
-        """The report."""
+        """Return the path of the report."""
         return self.work.folder / "report.html"
 
     def key(self) -> Flat:
@@ -83,7 +83,7 @@ class ReportStage(Stage):
 
 
 def _keep_previous(output: Path) -> None:
-    """Keep an output under its other name, weights by link, in place of the one before it."""
+    """Copy an output to OUT.previous, its weights as links, and replace the older OUT.previous."""
     kept = Output(previous(output), force=True, reads=[output])
     with staged(kept) as stage, os_errors(output):
         _carry(output, stage.directory)
@@ -92,15 +92,19 @@ def _keep_previous(output: Path) -> None:
 
 
 def _is_output_of(work: Work, source: Path) -> bool:
-    """Whether the output is this checkpoint already: then what it replaced is kept, and the report
-    alone is done again."""
+    """Return True if the output is already this checkpoint.
+
+    Then OUT.previous is kept, and only the report is written again.
+    """
     before = work.hashes.of_tree(work.output, but=PUSHED)
     return before == work.hashes.of_tree(source, but=PUSHED)
 
 
 def check_free(work: Work) -> None:
-    """An output that is there may be replaced with --force, or when this run wrote it; so may the
-    one before it."""
+    """Refuse to replace an output that this run did not write, unless --force is given.
+
+    With --keep-previous, OUT.previous must be replaceable too.
+    """
     if not os.path.lexists(work.output):
         return
     if work.call.keep_previous:
@@ -117,7 +121,7 @@ def check_free(work: Work) -> None:
 
 
 def owner(output: Path) -> Path | None:
-    """The note of the run that left an output as it is now."""
+    """Return the run's list of its outputs if that run wrote the output as it is now."""
     note = beside(output) / STEPS / OWNED
     owned = _outputs_noted(note)
     if owned and Hashes().of_tree(output) in owned:
@@ -126,7 +130,7 @@ def owner(output: Path) -> Path | None:
 
 
 def _outputs_noted(note: Path) -> list[str]:
-    """Read the digests of the outputs that a run has written; none where it wrote none."""
+    """Read the digests of the outputs that a run has written; an empty list if it wrote none."""
     if not note.is_file():
         return []
     remedy = "delete it; --force then replaces the output, if ropext wrote all of it"
@@ -140,7 +144,7 @@ def _outputs_noted(note: Path) -> list[str]:
 
 
 def claim(note: Path, output: Path) -> None:
-    """Also as it is now it is that run's: a push has altered its card."""
+    """Add the output's present content to the run's list, because a push changed its card."""
     content = Hashes().of_tree(output)
     if content is not None:
         owned = _outputs_noted(note)
@@ -149,7 +153,7 @@ def claim(note: Path, output: Path) -> None:
 
 
 def write_output(work: Work, evidence: Evidence) -> None:
-    """OUT, as a whole or not at all."""
+    """Write OUT completely or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
     check_free(work)  # again: hours may have passed
@@ -168,7 +172,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
 
 
 def _finished_record(work: Work, evidence: Evidence, source: Path) -> Record:
-    """The record of the last checkpoint, with what the whole run did."""
+    """Return the record of the last checkpoint, with a section about the whole run."""
     record = read_record(source)
     assert record is not None  # every stage writes one
     return replace(
@@ -179,7 +183,7 @@ def _finished_record(work: Work, evidence: Evidence, source: Path) -> Record:
 
 
 def _finished_card(evidence: Evidence, source: Path) -> str:
-    """The card of the last checkpoint, with what was measured."""
+    """Return the card of the last checkpoint, with the measurements."""
     text = (source / card.README).read_text(encoding="utf-8")
     sentences = list[str]()
     if evidence.verdict is not None:
@@ -192,7 +196,8 @@ def _finished_card(evidence: Evidence, source: Path) -> str:
         numbers += with_rows(shown)
         for label, model in measured.models.items():
             overlap = model.overlap
-            if overlap is not None and overlap.sentence:  # trained on what it is measured on
+            # it was trained on its evaluation documents
+            if overlap is not None and overlap.sentence:
                 sentences.append(f"{label}: {overlap.sentence}.")
     if not sentences and not numbers:
         return text
@@ -200,8 +205,10 @@ def _finished_card(evidence: Evidence, source: Path) -> str:
 
 
 def _note_output(work: Work, staged_output: Path) -> None:
-    """Note that an output is this run's before it has its name: after a kill in between it is
-    still known as ours."""
+    """Add the output to the run's list before it gets its name.
+
+    Then the run recognises its output even if it was killed in between.
+    """
     before = work.hashes.of_tree(work.output)
     after = work.hashes.of_tree(staged_output)
     owned = [content for content in (before, after) if content]
@@ -209,8 +216,10 @@ def _note_output(work: Work, staged_output: Path) -> None:
 
 
 def _carry(source: Path, target: Path) -> dict[str, str]:
-    """Copy all files but card and record, weights by link, so that a run takes the room of its
-    weights once; the SHA-256 of each where it is known."""
+    """Copy all files except card and record, and return the known SHA-256 digests by name.
+
+    Weights are links, so that a run stores its weights once.
+    """
     digests = dict[str, str]()
     for folder, _, names in os.walk(source):
         for name in sorted(names):

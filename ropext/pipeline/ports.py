@@ -1,4 +1,5 @@
-"""An evaluation of a running server: the user's texts are read here, all else stands in `ports`."""
+"""Evaluate a running server. This module reads the user's texts; `ropext.endpoint` does the
+rest."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,13 +28,15 @@ def plan_port(
     gates: Sequence[Gate] = (),
     output: Path | None = None,
 ) -> PortPlan:
-    """Find out who is there, and plan what will be asked. Gates about anything else are refused,
-    and an output over, in or around what is read."""
+    """Ask the server for its model, and plan the questions.
+
+    Refuse a gate about anything else, and an output over, in or around an input.
+    """
     guard.check(reads(given, AskPort), {"--output": output})
     options = port_options(given)
     if options.data is not None:
         from ropext.evaluation.corpus import (
-            require_data,  # late: most servers are asked without texts
+            require_data,  # late: most evaluations of a server need no texts
         )
         from ropext.evaluation.documents import source_of
 
@@ -48,17 +51,18 @@ def plan_port(
 
 
 def evaluate_port(plan: PortPlan, output: Path | None, call: Call) -> Measurement:
-    """Ask a server everything that it has not answered yet, and report."""
+    """Ask a server every question that it has not answered yet, and write the report."""
     for line in plan_lines(plan):
         call.hooks.say(line)
     return measure_port(plan, output, call, write_port_report)
 
 
 def _texts(options: AskPort) -> tuple[str, ...]:
-    """The texts of --data that surround keys."""
+    """Return the texts of --data that surround the needles."""
     if options.data is None or options.haystack != "text":
         return ()
-    from ropext.evaluation.corpus import read_documents  # late: most servers are asked without
+    # late: most evaluations of a server need no texts
+    from ropext.evaluation.corpus import read_documents
     from ropext.evaluation.documents import source_of
 
     texts = list[str]()
@@ -71,7 +75,7 @@ def _texts(options: AskPort) -> tuple[str, ...]:
 
 
 def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
-    """The documents that an evaluation of a directory would read, with the tokens that it would."""
+    """Return the documents that an evaluation of a directory would read, with the same tokens."""
     import numpy as np
 
     from ropext.evaluation.corpus import DocumentEncoder, Wanted
@@ -90,7 +94,7 @@ def _as_tokens(options: AskPort, lengths: Sequence[int]) -> PortTexts:
 
 
 def _directory(options: AskPort) -> Path:
-    """Where the tokenizer is that encodes texts."""
+    """Return the directory of the tokenizer that encodes the texts."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)
     if options.against is None or Path(options.against).is_file():

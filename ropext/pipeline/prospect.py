@@ -1,5 +1,4 @@
-"""What `--method auto` would read, known before a weight is: the forms, and the documents that
-choose and those that give the verdict."""
+"""Plan the choice of `--method auto` before any weight is read: its methods and its documents."""
 
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from ropext.results.gates import Metrics
 from ropext.results.perplexity import Frame
 from ropext.results.windows import forward_tokens, short_windows
 
-# What the verdict asks where the recipe names no task.
+# The task of the verdict if the recipe names none.
 TASK = "passkey"
 PLACES = DEPTHS[:4]
 STAYS = ("method", "theta", "even_so")  # options that leave a model as it is: its own theta
@@ -31,18 +30,18 @@ STAYS = ("method", "theta", "even_so")  # options that leave a model as it is: i
 
 @dataclass(frozen=True)
 class Prospect:
-    """What a choice would try, known before a weight is read."""
+    """The planned choice of a method: the candidates and the documents."""
 
     recipe: Recipe
     snapshot: Snapshot
-    plans: dict[str, Plan]  # the model untouched, where that can be written, and the closed forms
+    plans: dict[str, Plan]  # the untouched model, if it can be written, and the closed forms
     left_out: dict[str, str]  # method -> why it cannot be written
-    beside: list[Variant]  # what no checkpoint says
+    beside: list[Variant]  # methods that no checkpoint can hold
     reading: Evaluate
     encoder: DocumentEncoder
     to_choose: list[Document]
-    to_judge: list[Document]  # none where the recipe names other documents for the verdict
-    able: int  # of those that choose, how many reach the target
+    to_judge: list[Document]  # none if the recipe names other documents for the verdict
+    able: int  # documents for the choice that reach the target
     frame: Frame
 
     @property
@@ -51,19 +50,22 @@ class Prospect:
 
     @property
     def documents(self) -> int:
-        """How many each form is read on."""
+        """Return the number of documents that each candidate reads."""
         return min(self.able, self.reading.max_docs)
 
     @property
     def tokens(self) -> int:
-        """Forward tokens of the choice: every form reads every document once."""
+        """Return the forward tokens of the choice: every candidate reads every document once."""
         forms = len(self.plans) + len(self.beside)
         return forms * self.documents * self.target
 
     @property
     def verdict_tokens(self) -> int:
-        """Forward tokens of the evaluation at the end: the base, it untouched, the extension, and
-        what was fitted or trained."""
+        """Return the forward tokens of the evaluation at the end.
+
+        It reads the base on short windows, the untouched base, the extension, and the trained model
+        if there is one.
+        """
         documents = len(self.to_judge) or self.documents
         models = 3 if self.recipe.finetune is None else 4
         questions = len(PLACES) * self.reading.items
@@ -71,7 +73,7 @@ class Prospect:
         return base + models * (documents + questions) * self.target
 
     def check_gates(self) -> None:
-        """A gate about what the verdict will not measure is told before anything is read."""
+        """Refuse a gate about a number that the verdict will not measure."""
         options = self.recipe.evaluation(dict(self.reading) | {"tasks": (TASK,)})
         labels = (*READ_ALWAYS, *LABELS.values(), CONTROL)
         gates = [gate for gate in gates_of(self.recipe) if gate.run is None]
@@ -79,7 +81,7 @@ class Prospect:
             Metrics(options, labels, options.lengths or (self.target,)).check(gates)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Each stage with what it would take, in a sentence."""
+        """Return each stage with a sentence about its work."""
         forms = [*self.plans, *(variant.label for variant in self.beside)]
         judges = "evaluate.data"
         if self.to_judge:
@@ -92,7 +94,7 @@ class Prospect:
         ]
 
     def to_json(self) -> JsonObject:
-        """What --dry-run tells."""
+        """Return the content of --dry-run."""
         return {
             "stages": dict(self.rows()),
             "left_out": self.left_out,
@@ -101,7 +103,10 @@ class Prospect:
 
 
 def prospect(recipe: Recipe, call: Call) -> Prospect:
-    """Read the config and the documents; whatever a choice would refuse is refused."""
+    """Read the config and the documents, and return the planned choice.
+
+    Raise every error that the choice would raise.
+    """
     snapshot = open_snapshot(recipe.model, revision=recipe.revision)
     request = recipe.extension()
     closed, left_out = closed_forms(snapshot, request, recipe.model)
@@ -115,7 +120,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
     try:
         plans = {UNTOUCHED: make_plan(snapshot.config, request.changed(**stays), recipe.model)}
     except RopextError:
-        plans = {}  # a temperature was asked for, or this family's spectrum is no theta's
+        plans = {}  # the user gave a temperature, or no theta gives this family's spectrum
     place = str(recipe.extend.data)
     texts = {"data": place, "lengths": (example.target,)}
     reading = recipe.evaluation(texts).changed(**texts)

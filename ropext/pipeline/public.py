@@ -1,4 +1,4 @@
-"""What Python and the command line call, where the pipeline does it."""
+"""Define the public functions that the pipeline implements."""
 
 import json
 import tempfile
@@ -39,10 +39,10 @@ def extend(
     say: Say = silent,
     **options: Any,
 ) -> "Extended | Ran":
-    """Write an extended checkpoint and prove it.
+    """Write an extended checkpoint and verify it.
 
-    With method="auto" the method is chosen by measuring on `data`, and all that a run did is
-    returned (`Ran.raise_if_failed` turns failed gates into an error).
+    With method="auto" ropext measures the methods on `data` and chooses one. Then the result is
+    that of a run; `Ran.raise_if_failed` turns failed gates into an error.
     """
     output = from_home(output)
     name = model_name(model)
@@ -78,12 +78,12 @@ def run(
     say: Say = silent,
     show: Show = unseen,
 ) -> "Ran":
-    """Do what a recipe says: plan, extend, prove, fit, fine-tune, evaluate, report.
+    """Run a recipe: plan, extend, verify, fit, fine-tune, evaluate, report.
 
-    A stage whose inputs did not change is skipped, so a second run does nothing. `recipe` is a
+    A stage is skipped if its inputs did not change, so a second run does nothing. `recipe` is a
     file, or its content as a mapping; `overrides` are `key=value`; `begin` and `only` name a stage.
     `Ran.raise_if_failed` turns failed gates into an error. `show` gets the progress of an
-    evaluation: what is done, of how much, and what it is.
+    evaluation: the tokens done, the total, and a description.
     """
     from ropext.pipeline import job, running
 
@@ -93,7 +93,7 @@ def run(
 
 @contextmanager
 def _as_file(data: TextsOrPlace | None) -> Iterator[str | None]:
-    """Where documents lie; those that Python holds lie in a file while this lasts."""
+    """Yield the path of the documents; documents in memory are written to a temporary file."""
     place = None if data is None else as_place(data)
     rows = getattr(place, "rows", None)
     if rows is None:
@@ -118,7 +118,7 @@ def finetune(
     say: Say = silent,
     **options: Any,
 ) -> "Finetuned":
-    """Fine-tune an extended checkpoint."""
+    """Fine-tune an extended checkpoint and return the result."""
     from ropext.training.request import FinetuneRequest
 
     place = from_home(output)
@@ -141,10 +141,11 @@ def fit(
     revision: str | None = None,
     **options: Any,
 ) -> "Fitted | None":
-    """Fit a spectrum with the weights frozen. Of a GGUF it is fitted on the dequantised weights,
-    and OUTPUT also has the file with it.
+    """Fit a spectrum with the weights frozen.
 
-    Under `accelerate launch` the first process has the result, the others None.
+    For a GGUF, ropext fits on the dequantised weights, and OUTPUT also gets the GGUF with the
+    fitted spectrum. Under `accelerate launch` the first process returns the result, the others
+    None.
     """
     from ropext.pipeline.fitting import fit_request
 
@@ -171,14 +172,17 @@ def evaluate(
     losses: str | Path | None = None,
     **options: Any,
 ) -> "Evaluated":
-    """Measure a model on long text and by retrieval; with `output` the report is written there, and
-    the same call resumes where it stopped. `gates` that name what is not measured are refused.
+    """Measure a model on long text and by retrieval.
 
-    A model in memory, patched or not, is read as it computes, where it lies, and stays as it is:
-    copies that share its weights are read. The base of one that `ropext.patch` extended is itself
-    before that; if its weights changed since, `base` has to be given. A PEFT model is read without
-    its adapter and with it. Without `tokenizer`, that of where it came from is taken. Its results
-    are written when all are finished and never resumed: the same output needs `force`.
+    With `output` ropext writes the report into that folder, and the same call resumes after a stop.
+    ropext refuses `gates` about numbers that are not measured.
+
+    A model in memory, patched or not, is evaluated as it is, on its device, and does not change:
+    ropext evaluates copies that share its weights. If `ropext.patch` extended it, its base is the
+    same model before the patch; if its weights changed since, give `base`. A PEFT model is
+    evaluated without its adapter and with it. Without `tokenizer`, ropext loads the tokenizer from
+    the model's origin. The results of a model in memory are written at the end and never resumed: a
+    second call with the same output needs `force`.
     """
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.evaluated import Evaluated
@@ -198,8 +202,10 @@ def evaluate(
 
 @public()
 def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
-    """Set finished evaluations side by side, paired on the same tokens: a run directory, or
-    RUN:VARIANT; with `output` write the report there too."""
+    """Compare finished evaluations, paired on the same tokens.
+
+    A run is a directory or RUN:VARIANT. With `output` ropext also writes the report there.
+    """
     from ropext.results.report.compared import compare_runs
 
     names = [str(from_home(run)) for run in runs]

@@ -33,8 +33,11 @@ def push(
     say: Say = silent,
     stop: Callable[[], bool] = SILENT.stop,
 ) -> "Pushed":
-    """Upload a finished output to the hub, with its card and what `results` (runs of an evaluation,
-    or RUN:VARIANT) measured of it; with `dry_run` only say what would be there."""
+    """Upload a finished output to the hub with its card.
+
+    The card gets the numbers of `results` (folders of evaluations, or RUN:VARIANT). With `dry_run`
+    ropext uploads nothing and only returns the content of the upload.
+    """
     from ropext.files.checkpoint import push as pushing
     from ropext.pipeline import outcome
     from ropext.results.gates import split_spec

@@ -1,4 +1,4 @@
-"""What a run did, as its caller gets it, and as its folder keeps it."""
+"""Give the caller of `run` its result, and read the result from a folder."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,21 +20,21 @@ from ropext.results.report.gates import failures, gate_table
 from ropext.results.report.result import Result
 from ropext.results.report.text import how_to_serve
 
-OUTCOME = "outcome.json"  # what the evidence came to
+OUTCOME = "outcome.json"  # the gates and verdicts
 DONE = "done"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Ran(Result):
-    """What a run did."""
+    """The result of a run."""
 
     of_the_call = ("stages",)
 
-    output: Path | None  # None where a gate failed, or not all stages were asked for
+    output: Path | None  # None if a gate failed or the call did not include all stages
     folder: Path
-    label: str  # of the finished checkpoint in the evaluation
-    stages: Mapping[str, str]  # name -> done, skipped; of the call alone
-    place: Path = field(repr=False)  # where the output is to be
+    label: str  # the finished checkpoint's label in the evaluation
+    stages: Mapping[str, str]  # name -> done or skipped, in this call alone
+    place: Path = field(repr=False)  # the path of the output, even if it does not exist
     evidence: Evidence = field(repr=False)
 
     def to_json(self) -> dict[str, Json]:
@@ -51,18 +51,18 @@ class Ran(Result):
 
     @property
     def title(self) -> str:
-        """Name the output, and what became of each stage."""
+        """Return the output's path, and the state of each stage."""
         stages = [f"{name} {state}" for name, state in self.stages.items()]
         return f"<Ran: {self.output or self.folder}; {', '.join(stages)}>"
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what was measured, and the gates."""
+        """Return the tables of the evaluation and of the gates."""
         return self._with_gates(tables.main_tables)
 
     @property
     def tidy(self) -> list[Table]:
-        """Lay out the same with a row for each length and model."""
+        """Return the same tables with a row for each length and model."""
         return self._with_gates(tables.tidy_tables)
 
     def _with_gates(self, lay_out: Callable[[Measurement], list[Table]]) -> list[Table]:
@@ -77,12 +77,12 @@ class Ran(Result):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """What was measured of the output, as `ropext push --results` takes it."""
+        """Return the output's evaluation in the form that `ropext push --results` takes."""
         is_there = self.evidence.measured is not None
         return (f"{self.folder / EVALUATION}:{self.label}",) if is_there else ()
 
     def raise_if_failed(self) -> None:
-        """GateFailed where a gate did."""
+        """Raise GateFailed if a gate failed."""
         try:
             rundir.raise_if_failed(self.evidence.gates)
         except GateFailed as error:
@@ -95,7 +95,7 @@ class Ran(Result):
             ) from None
 
     def to_text(self) -> str:
-        """What was measured, what became of the stages, what to do next."""
+        """Return the results, the state of each stage, and the next commands as text."""
         measured = self.evidence.measured
         gates = self.evidence.gates
         lines = failures(gates)
@@ -115,13 +115,14 @@ class Ran(Result):
 
 
 def keep(work: Work, evidence: Evidence) -> None:
-    """Write what whoever opens the folder needs beside the evaluation."""
+    """Write outcome.json, which `open` needs in addition to the evaluation."""
     kept = {"label": work.final, "stages": list(work.recipe.stages)}
     write_json(work.folder / OUTCOME, kept | evidence.to_json())
 
 
 def opened_run(folder: Path) -> Ran:
-    """Read what the run did that left a folder. Its report must be of the evaluation there."""
+    """Read the result of a run from its folder. Raise InputError if the report is missing or
+    older."""
     report = step_record(folder, REPORT)
     results = folder / EVALUATION / rundir.RESULTS
     is_measured = results.is_file()

@@ -1,4 +1,4 @@
-"""The report of a run: what was made and what was measured of it, on one page."""
+"""Write the report of a run: the checkpoint, its numbers and pictures on one page."""
 
 import json
 
@@ -18,7 +18,7 @@ PLOTS = {
 
 
 def write_report(work: Work, evidence: Evidence) -> None:
-    """report.md and report.html; the pictures are those of the stages."""
+    """Write report.md and report.html with the pictures of the stages."""
     plan = work.plan
     verdicts = failures(evidence.gates)
     if evidence.verdict:
@@ -44,7 +44,8 @@ def write_report(work: Work, evidence: Evidence) -> None:
 
 
 def _pictures(work: Work, evidence: Evidence) -> dict[str, tuple[str, bytes]]:
-    """Each picture's place in the folder, its caption and its bytes, what says most first."""
+    """Return the path of each picture in the folder, its caption and its bytes, the most useful
+    first."""
     plots = work.evaluation / "plots"
     files = {caption: plots / f"{name}.png" for name, caption in PLOTS.items()}
     tasks = evidence.measured.tasks if evidence.measured is not None else []

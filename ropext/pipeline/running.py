@@ -1,5 +1,6 @@
-"""A whole run, from a recipe to the finished checkpoint: in order, skipping what is done; and what
-it would take, by its options alone (no weight and no document is read for that).
+"""Run a recipe from beginning to end, or estimate the work from its options alone.
+
+A stage that is done is skipped. An estimate reads no weight and no document.
 
 OUT/              the finished checkpoint
 OUT.run/          recipe.yaml, run.json (resolved, versions, command), log.txt (the time stamps)
@@ -43,13 +44,13 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class Stages:
-    """Which stages are asked for: from `begin` on again, `only` one, or all that are not done."""
+    """The stages that the user wants: from `begin` on again, `only` one, or all unfinished ones."""
 
     begin: str | None = None
     only: str | None = None
 
     def check(self, known: Sequence[str]) -> None:
-        """Refuse a stage that is none of these."""
+        """Refuse a stage that the run does not have."""
         if self.begin and self.only:
             raise UsageError("--from and --only exclude each other; give one")
         for flag, name in (("--from", self.begin), ("--only", self.only)):
@@ -66,7 +67,7 @@ NOT_DONE = Stages()
 def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE) -> Ran:
     """Run a recipe; skip a stage if its inputs did not change. `--method auto` chooses the method
     first, unless that was done before."""
-    wait_for_everyone()  # so that one that is refused is noticed by the others
+    wait_for_everyone()  # so that the other processes notice if one raises
     place = _place_of(recipe, output)
     if place is None:
         raise UsageError(f"{recipe.source.name} names no output; add output: DIR, or give -o OUT")
@@ -85,8 +86,10 @@ def run(recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = 
 def forecast(
     recipe: Recipe, output: str | Path | None, call: Call, stages: Stages = NOT_DONE
 ) -> "RunCounts | Prospect":
-    """Count what a run would take: of each stage that would be done, by its options alone, without
-    reading a weight or a document; with `--method auto` what it would try, and on which texts."""
+    """Return an estimate of the work of each unfinished stage, from its options alone.
+
+    No weight is read. With `--method auto`, return the planned choice, which reads the documents.
+    """
     place = _place_of(recipe, output)
     _check_asked(recipe, place, call, stages)
     if recipe.is_auto:
@@ -109,8 +112,10 @@ def _place_of(recipe: Recipe, output: str | Path | None) -> Path | None:
 
 
 def _check_asked(recipe: Recipe, output: Path | None, call: Call, stages: Stages) -> None:
-    """Refuse to write over, into or around what is read, a stage that the run does not have, and
-    documents that do not exist."""
+    """Refuse to write over, into or around an input.
+
+    Also refuse a stage that the run does not have, and missing documents.
+    """
     if output is not None:
         job.check_places(recipe, output, call.keep_previous)
     stages.check(STAGES if recipe.is_auto else recipe.stages)  # before a choice of hours
@@ -119,7 +124,7 @@ def _check_asked(recipe: Recipe, output: Path | None, call: Call, stages: Stages
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What each stage of a run that is asked for would take."""
+    """The estimated work of each requested stage of a run."""
 
     model: str
     stages: Mapping[str, JsonObject]  # a sentence under `what`, the numbers behind it
@@ -146,7 +151,7 @@ class Run:
             "words": list(clean_command(work.call.command)),
             "versions": provenance.versions(),
         }
-        # What decides the numbers says the folder of each stage.
+        # The folder of each stage records the inputs that decide its numbers.
         self.workdir = Workdir(work.output, "run", {}, about)
         self.recipe = work.folder / RECIPE
 
@@ -165,7 +170,7 @@ class Run:
         return RunCounts(self.work.recipe.model, counts)
 
     def go(self) -> Ran:
-        """Do all stages that are asked for and were not done."""
+        """Do all requested stages that are not done."""
         work = self.work
         with resumable(work.output):
             return self._claimed(work)
@@ -176,10 +181,10 @@ class Run:
         with self.workdir.claimed(work.call.force, self.rank, self.world):
             text = work.recipe.source.text
             if self.rank == 0:
-                recover(work.output)  # where all is done, nothing else sweeps up beside it
+                recover(work.output)  # if all stages are done, nothing else recovers the output
                 with os_errors(self.recipe):
                     self.recipe.unlink(missing_ok=True)
-                if text is not None:  # the file as it is, beside the manifest
+                if text is not None:  # the recipe's own text, in the folder of the manifest
                     write_text(self.recipe, guard.signed(scrub(text)))
             wait_for_everyone()
             words = clean_command(work.call.command)
@@ -215,14 +220,16 @@ class Run:
         return Ran(output, work.folder, work.final, done, work.output, evidence)
 
     def does_again(self, name: str) -> bool:
-        """Whether a stage is done even where nothing changed."""
+        """Return True if a stage is done again even if nothing changed."""
         if self.only is not None:
             return name == self.only
         return self.begin is not None and STAGES.index(name) >= STAGES.index(self.begin)
 
     def stages(self) -> Iterator[Stage]:
-        """Yield the stages that are asked for. With --only, refuse if an earlier stage is not done,
-        and leave the later ones as they are."""
+        """Yield the requested stages. With --only, skip the other stages.
+
+        Raise UsageError if a stage before the only one is not done.
+        """
         only = self.only
         for stage in (*stages_of(self.work), outcome.ReportStage(self.work)):
             if only in (None, stage.name):

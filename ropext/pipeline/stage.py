@@ -1,4 +1,4 @@
-"""What the stages of a run have in common: what decides one, what it leaves, and how it is done."""
+"""Define a stage of a run: its key, its outputs and its work."""
 
 import time
 from abc import abstractmethod
@@ -23,8 +23,11 @@ from ropext.results.overlap import both, from_json, trained_in
 
 
 def section_key(name: str, options: Options | None, hashes: Hashes, *words: str) -> Flat:
-    """What a section decides (if not said otherwise numbers and files), by dotted key; of what it
-    names the content."""
+    """Return the options of a section that decide its result, by dotted key.
+
+    Without `words` these are numbers and files. If an option names documents, its value is their
+    digest.
+    """
     if options is None:
         return {}
     how: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
@@ -34,7 +37,7 @@ def section_key(name: str, options: Options | None, hashes: Hashes, *words: str)
 
 
 def resumable(output: Path) -> AbstractContextManager[None]:
-    """Say of an interrupt where finished stages are kept."""
+    """Return a context that prints, after an interrupt, the folder of the finished stages."""
     folder = beside(output)
     remains = f"finished stages are kept in {folder}; run the same command to resume"
     return kept_after_interrupt(remains, partial(has_finished_step, folder))
@@ -48,57 +51,61 @@ class Stage(Step):
 
     @property
     def starts_from(self) -> tuple[str, ...]:
-        """Name the stages whose checkpoints decide this one: if one of them is done again, so is
-        this one."""
+        """Return the stages whose checkpoints decide this one.
+
+        If one of them is done again, this stage is too.
+        """
         return ()
 
     @abstractmethod
     def counts(self) -> JsonObject:
-        """Count what it takes, by the options alone: a sentence under `what`, the numbers behind
-        it."""
+        """Return the estimated work, by the options alone: a sentence under `what`, then the
+        numbers."""
 
     @abstractmethod
     def do(self) -> None:
-        """Do it, and leave what `look` finds."""
+        """Do the stage, and leave the files that `look` finds."""
 
     def make(self) -> None:
-        """Do it, and log how long it took."""
+        """Do the stage, and log how long it took."""
         begun = time.monotonic()
         self.do()
         try:
             check_unchanged(self.work.base, "read by this run")
         except InputError:
-            self.clear()  # what was made of two models in part
+            self.clear()  # the output mixes two models
             raise
         self.work.note(f"{self.name}: took {time.monotonic() - begun:.1f} s")
 
     def section(self) -> Flat:
-        """What the section of this name decides."""
+        """Return the key of the section with this stage's name."""
         return section_key(self.name, getattr(self.work.recipe, self.name), self.work.hashes)
 
 
 class CheckpointStage(Stage):
-    """A stage that makes a checkpoint. After a choice of the method its record holds which
-    documents chose, and which will give the verdict."""
+    """A stage that makes a checkpoint.
+
+    After a choice of the method, its record holds the documents of the choice and of the verdict.
+    """
 
     schema = 1
 
     @property
     def place(self) -> Path:
-        """Where its checkpoint is."""
+        """Return the path of the checkpoint."""
         return self.work.checkpoint(self.name)
 
     @abstractmethod
     def content(self) -> Flat:
-        """What decides the checkpoint."""
+        """Return the key that decides the checkpoint."""
 
     @abstractmethod
     def write(self) -> None:
-        """Make it."""
+        """Write the checkpoint."""
 
     @property
     def used(self) -> Any:
-        """Which documents a choice used."""
+        """Return which documents a choice used."""
         choice = self.work.recipe.source.choice
         return choice and choice[USED]
 

@@ -1,5 +1,4 @@
-"""The stages of a run, in their order: what decides each, what it leaves, how it is done, and what
-it takes."""
+"""Define the stages of a run that do not train, and list all stages in their order."""
 
 from pathlib import Path
 
@@ -21,20 +20,20 @@ from ropext.scaling import is_function
 
 
 class PlanStage(Stage):
-    """The plan."""
+    """The stage that writes the plan."""
 
     name = PLAN
     schema = 1
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Return the path of the plan."""
         return self.work.folder / "plan.json"
 
     def key(self) -> Flat:
         wish = self.work.recipe.extension().model_dump(exclude_none=True)
         values = {f"extend.{name}": value for name, value in wish.items()}
-        if is_function(str(wish.get("method"))):  # what it computes now
+        if is_function(str(wish.get("method"))):  # the code of the function may have changed
             spectra = [site.wanted.digest() for site in self.work.plan.sites]
             values["extend.method.spectra"] = digest(spectra)
         return {"config": digest(self.work.base.config)} | values
@@ -57,7 +56,7 @@ class PlanStage(Stage):
 
 
 class ExtendStage(CheckpointStage):
-    """The extended checkpoint."""
+    """The stage that writes the extended checkpoint."""
 
     name = EXTEND
 
@@ -91,7 +90,7 @@ class ExtendStage(CheckpointStage):
 
 
 class EvaluateStage(Stage):
-    """The evaluation of all checkpoints."""
+    """The stage that evaluates all checkpoints."""
 
     name = EVALUATE
     schema = Evaluate.key_schema
@@ -103,7 +102,7 @@ class EvaluateStage(Stage):
 
     @property
     def results(self) -> Path:
-        """What it leaves."""
+        """Return the path of the results."""
         return self.work.evaluation / "results.json"
 
     def key(self) -> Flat:
@@ -134,7 +133,7 @@ class EvaluateStage(Stage):
         evaluation.make(work.evaluation, call)
 
     def clear(self) -> None:
-        # What was read of models that are still the same stays, and is not read again.
+        # The token losses stay: a model that did not change is not read again.
         self.results.unlink(missing_ok=True)
 
     def tidy(self) -> None:

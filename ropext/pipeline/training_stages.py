@@ -1,4 +1,4 @@
-"""The stages of a run that train: a fit of the spectrum, and a LoRA."""
+"""Define the stages of a run that train: a fit of the spectrum, and a LoRA."""
 
 from ropext.base.jsontext import JsonObject, digest
 from ropext.base.workdir import Flat
@@ -8,7 +8,7 @@ from ropext.pipeline.stage import CheckpointStage, section_key
 
 
 class FitStage(CheckpointStage):
-    """The checkpoint with a fitted spectrum."""
+    """The stage that writes the checkpoint with a fitted spectrum."""
 
     name = FIT
     schema = Fit.key_schema
@@ -16,7 +16,7 @@ class FitStage(CheckpointStage):
 
     @property
     def options(self) -> Fit:
-        """With what the extension says of it."""
+        """Return the fit's options, completed by the options of the extension."""
         return self.work.recipe.fitting()
 
     def content(self) -> Flat:
@@ -42,7 +42,7 @@ class FitStage(CheckpointStage):
 
 
 class FinetuneStage(CheckpointStage):
-    """The tuned checkpoint."""
+    """The stage that writes the fine-tuned checkpoint."""
 
     name = FINETUNE
     schema = Finetune.key_schema
@@ -74,7 +74,7 @@ class FinetuneStage(CheckpointStage):
 
 
 def _training_counts(options: TrainingOptions, epochs: float | None = None) -> JsonObject:
-    """Count what a training takes, by its options alone."""
+    """Return the estimated work of a training, by its options alone."""
     from ropext.training.defaults import MOST_STEPS
 
     steps = options.steps

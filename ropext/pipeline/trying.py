@@ -1,4 +1,4 @@
-"""Every form of `--method auto` reads the same documents, once."""
+"""Measure every candidate of `--method auto` on the same documents, once."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 @dataclass(frozen=True)
 class Tried:
-    """What the forms read."""
+    """The measurement of all candidates."""
 
     order: Standing
     chose: Trained  # the documents
@@ -37,12 +37,12 @@ class Tried:
 
 
 def choosing_file(folder: Path) -> Path:
-    """Where the documents that choose are."""
+    """Return the path of the documents for the choice."""
     return folder / "choosing.jsonl"
 
 
 def read_forms(prospect: Prospect, folder: Path, call: Call) -> Tried:
-    """Read every form on the documents that choose; an interrupted choice reads nothing twice."""
+    """Measure every candidate on the documents for the choice; an interrupted choice resumes."""
     say = call.hooks.say
     say(
         f"choosing among {', '.join(prospect.plans)} at {length_text(prospect.target)} on "
@@ -59,7 +59,7 @@ def read_forms(prospect: Prospect, folder: Path, call: Call) -> Tried:
 
 
 class FormReader:
-    """One model that reads by every form in turn."""
+    """A reader that loads one model and measures it with each candidate in turn."""
 
     def __init__(self, prospect: Prospect, folder: Path, call: Call) -> None:
         self.prospect = prospect
@@ -74,7 +74,8 @@ class FormReader:
         self.tokens = 0
 
     def read(self) -> Tried:
-        """Read those that a checkpoint can hold, then the others beside the lowest of them."""
+        """Measure the forms that a checkpoint can hold, then compare the others with the lowest of
+        them."""
         prospect = self.prospect
         values = prospect.reading.unstored()
         values["data"] = str(choosing_file(self.folder))
@@ -99,7 +100,8 @@ class FormReader:
         return Tried(order, chose, tuple(sentences), self.not_finite, self.tokens)
 
     def _read(self, reader: Reader, variants: Iterable[Variant], reads: Reads) -> list[Variant]:
-        """Read what was not read before; those whose logits are finite."""
+        """Measure the variants that were not measured before; return the variants with finite
+        logits."""
         finite = list[Variant]()
         for variant in variants:
             self.tokens += reads.tokens(variant)

@@ -1,4 +1,4 @@
-"""A run: what it plans, where it keeps what, and what it has found out."""
+"""Define one run: its plan, its paths, and the state of its stages."""
 
 import time
 from dataclasses import dataclass, replace
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 LABELS = {EXTEND: EXTENDED, FIT: FITTED, FINETUNE: TUNED}
 EVALUATION = "evaluation"
 LOG = "log.txt"
-# Evaluated in every run, beside its checkpoints.
+# Every run evaluates these models and its checkpoints.
 READ_ALWAYS = (BASE, UNTOUCHED)
-USED = "documents_used"  # of a choice: which documents chose, and which are kept for the verdict
+USED = "documents_used"  # documents for the choice, documents for the verdict
 
 
 @dataclass(frozen=True)
 class Work:
-    """A run: its recipe, the model, the plan of its extension, and where it keeps what."""
+    """One run: its recipe, its model, the plan of its extension, and its paths."""
 
     recipe: Recipe
     base: Snapshot
@@ -47,7 +47,7 @@ class Work:
 
     @property
     def checkpoint_stages(self) -> tuple[str, ...]:
-        """Name the stages of this run that make a checkpoint, in their order."""
+        """Return the stages of this run that make a checkpoint, in their order."""
         return tuple(name for name in self.recipe.stages if name in LABELS)
 
     @property
@@ -57,12 +57,12 @@ class Work:
 
     @property
     def final(self) -> str:
-        """The label of the checkpoint that becomes the output."""
+        """Return the label of the checkpoint that becomes the output."""
         return self.stage_labels[-1]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Who is evaluated."""
+        """Return the labels of the models to evaluate."""
         if self.has_control:
             return (*READ_ALWAYS, CONTROL, *self.stage_labels)
         return READ_ALWAYS + self.stage_labels
@@ -73,8 +73,10 @@ class Work:
 
     @property
     def gates(self) -> tuple[Gate, ...]:
-        """The recipe's gates, each with whom it is about (the finished checkpoint where it says
-        nothing); the path of another run as it lies from here."""
+        """Return the recipe's gates, each with its model, by default the finished checkpoint.
+
+        The path of another run is resolved from the recipe's folder.
+        """
         gates = []
         for gate in gates_of(self.recipe):
             other = gate.run
@@ -84,8 +86,10 @@ class Work:
         return tuple(gates)
 
     def check_gates(self) -> None:
-        """A gate about what will not be measured is told before hours of other work. Of lengths
-        that are not given, documents that are too short may leave some out: that is told later."""
+        """Refuse a gate about a number that will not be measured, before hours of other work.
+
+        If no lengths are given, short documents may remove lengths later; that is checked later.
+        """
         if self.recipe.evaluate is None:
             return
         options = self.recipe.evaluation()
@@ -95,7 +99,7 @@ class Work:
 
     @property
     def folder(self) -> Path:
-        """Where everything else is."""
+        """Return OUT.run, the folder of all other files of the run."""
         return beside(self.output)
 
     @cached_property
@@ -103,18 +107,19 @@ class Work:
         return Hashes(told_of_files(self.call.hooks.say))
 
     def say(self, sentence: str) -> None:
-        """Tell the user, and write it to the log with its time."""
+        """Print a sentence, and write it to the log with its time."""
         if is_main():
             self.call.hooks.say(sentence)
         self.note(sentence)
 
     @cached_property
     def call_of_stages(self) -> Call:
-        """How a stage is called: it replaces what this run wrote, and its words go to the log."""
+        """Return the call for a stage: it replaces files of this run, and its messages go to the
+        log."""
         return replace(self.call, hooks=replace(self.call.hooks, say=self.say), force=True)
 
     def note(self, sentence: str) -> None:
-        """Write to the log alone, the one place that holds times; a dry run has none."""
+        """Write a sentence to the log alone. Only the log holds times; a dry run has no log."""
         if is_main() and (self.folder / MANIFEST).is_file():
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             log = self.folder / LOG
@@ -122,26 +127,28 @@ class Work:
                 stream.write(f"{stamp} {scrub(sentence)}\n")
 
     def place_of(self, step: Step) -> StepDir:
-        """The folder of a stage, as it is to be done now."""
+        """Return the folder of a stage, with the key that it has now."""
         return StepDir.of(step, self.folder, versions())
 
     def has_done(self, step: Step) -> bool:
-        """Whether a stage need not be done again."""
+        """Return True if a stage need not be done again."""
         return left_by(step, self.folder) is not None
 
     def checkpoint(self, stage: str) -> Path:
-        """Where a stage writes its checkpoint: under the name of the finished one, so that its
-        card and its commands say the right name."""
+        """Return the path of a stage's checkpoint.
+
+        The folder has the name of the finished one, so that its card and commands name the output.
+        """
         return self.folder / LABELS[stage] / self.output.name
 
     @property
     def checkpoints(self) -> dict[str, Path]:
-        """Label to directory, in the order in which they are made."""
+        """Return the directory of each checkpoint by its label, in the order of the stages."""
         return {label: self.folder / label / self.output.name for label in self.stage_labels}
 
     @property
     def control(self) -> Path:
-        """The adapter of the control, inside of the tuned checkpoint."""
+        """Return the path of the control's adapter, inside the tuned checkpoint."""
         return self.checkpoint(FINETUNE) / CONTROL
 
     @property
@@ -150,27 +157,27 @@ class Work:
 
     @cached_property
     def whole_base(self) -> Snapshot:
-        """The model with all its weights here."""
+        """Return the base model with all its weights on disk."""
         return with_weights(self.base)
 
     def left(self, stage: str) -> Flat | None:
-        """The digest of a stage's checkpoint by its label; None where there is none."""
+        """Return the digest of a stage's checkpoint by its label; None if there is none."""
         content = self.hashes.of_tree(self.checkpoint(stage))
         return None if content is None else {LABELS[stage]: content}
 
     def contents(self) -> dict[str, str]:
-        """Digests of all bytes of the base and of each checkpoint, by label."""
+        """Return the digests of all bytes of the base and of each checkpoint, by label."""
         made = {label: str(self.hashes.of_tree(place)) for label, place in self.checkpoints.items()}
         if self.has_control:
             made[CONTROL] = str(self.hashes.of_tree(self.control))
         return {"base": self.hashes.of_model(self.whole_base)} | made
 
     def contents_key(self) -> Flat:
-        """The same, as a part of the key of what is made from them."""
+        """Return the digests of `contents` as a part of a stage's key."""
         return {f"checkpoint.{label}": content for label, content in self.contents().items()}
 
     def lineup(self) -> "Lineup":
-        """Who is evaluated."""
+        """Return the models to evaluate."""
         from ropext.evaluation.lineup import line_up_checkpoints
 
         return line_up_checkpoints(
@@ -184,8 +191,11 @@ class Work:
 
 
 def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> Work:
-    """Open the model of a recipe and plan. Refuse a local model without its weights, a gate about
-    what will not be measured, and code of the model that cannot be verified."""
+    """Open the model of a recipe and plan its extension.
+
+    Refuse a local model without weights, a gate that will not be measured, and model code that
+    cannot be verified.
+    """
     base = open_snapshot(recipe.model, revision=recipe.revision)
     if not base.is_on_hub:
         base.require_weights()
