@@ -1,4 +1,5 @@
-"""Files that are there whole or not at all: written beside their names, flushed, renamed."""
+"""Write files that exist whole or not at all: ropext writes each under another name, flushes it and
+renames it."""
 
 import os
 import re
@@ -54,8 +55,8 @@ def library_errors(output: Path) -> Iterator[None]:
 
 
 def replace_whole(path: Path, write: Write, *, keep: bool = False) -> None:
-    """Write beside the name, flush to the disk, rename. `keep` gives the file the owner and the
-    mode of the one that it replaces."""
+    """Write a file under another name in the same folder, flush it to the disk, and rename it.
+    `keep` gives it the owner and the mode of the file that it replaces."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.ropext-tmp")
     try:
         with temporary.open("xb") as stream:
@@ -82,7 +83,7 @@ def run_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, write: Write) -> None:
-    """Write a file of a run, and its folder where that is missing."""
+    """Write a file of a run; make its folder if it is missing."""
     with run_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, write)

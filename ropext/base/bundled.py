@@ -1,16 +1,16 @@
-"""Names of what comes with the package or lies where other programs keep it, understood wherever
-a model or data is named.
+"""Find models, documents and recipes by short names: those that come with ropext, and the models of
+other programs.
 
-    ropext://demo       the bundled checkpoint, for a MODEL
-    ropext://held-out   documents it was never trained on, for DATA
-    ropext://tuning     documents to tune on, for DATA
+    ropext://demo       the bundled checkpoint, as a MODEL
+    ropext://held-out   documents that the checkpoint was not trained on, as DATA
+    ropext://tuning     documents to tune on, as DATA
 
-    ollama:NAME[:TAG]   a GGUF that Ollama has pulled, for a MODEL
-    NAME.gguf           one in LM Studio's folder, where no such file is here
+    ollama:NAME[:TAG]   a GGUF that Ollama has pulled, as a MODEL
+    NAME.gguf           a file in LM Studio's folder, if there is no such file here
 
-    smoke-test          a recipe, for RECIPE (`ropext recipes ls`)
+    smoke-test          a recipe, as RECIPE (`ropext recipes ls`)
 
-So a command or recipe that uses them runs from any directory and records no path of this machine.
+A command or recipe with these names runs from any directory and records no path of this machine.
 """
 
 import glob
@@ -39,21 +39,22 @@ BUNDLED = {"model": MODELS, "data": DATA}
 
 OLLAMA = "ollama:"
 LISTED = 8  # names shown of a longer list
-OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where it runs as a service on Linux
+OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")  # if it runs as a service on Linux
 _BESIDE = re.compile(r"mmproj|.*-(?!00001)\d{5}-of-\d{5}\.gguf")  # no model's first file
 # [HOST/][NAMESPACE/]MODEL[:TAG], each part as Ollama allows it.
 _PULLED = re.compile(r"(?:[A-Za-z0-9][\w.-]*/){0,2}[A-Za-z0-9][\w.-]*(?::\w[\w.-]*)?", re.ASCII)
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that come with ropext, by name: in the package, or beside it in a checkout."""
+    """Return the recipes that come with ropext, by name: from the package, or from the root of a
+    checkout."""
     inside = Path(__file__).parents[1] / "recipes"
     folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a bundled recipe; a name that is none is refused with its neighbours."""
+    """Return the file of a bundled recipe; refuse an unknown name with its neighbours."""
     known = recipes()
     wanted = name.removesuffix(".yaml")
     if wanted in known:
@@ -88,8 +89,8 @@ def _list(names: Collection[object]) -> str:
 
 
 def find_gguf(name: str) -> Path | None:
-    """The GGUF file that a name is of, by its first bytes where it is called otherwise; None where
-    the name is of something else."""
+    """Return the GGUF file that a name means, known by its first bytes if it has another suffix;
+    None if the name means something else."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "model")
     path = Path(os.path.expanduser(name))
@@ -130,21 +131,22 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def find_projector(name: str, path: Path) -> Path | None:
-    """What encodes images or sound for the GGUF at `path`: a file beside it, or Ollama's blob."""
+    """Return the file that encodes images or sound for the GGUF at `path`, from the same folder or
+    from Ollama's blobs."""
     if name.startswith(OLLAMA):
         return _in_ollama(name, "projector")
     return min(path.parent.glob("mmproj*.gguf"), default=None)
 
 
 def _in_ollama(name: str, kind: str) -> Path | None:
-    """The blob that Ollama's manifest of a name lists as its model or projector."""
+    """Return the blob that Ollama's manifest of a name lists as its model or projector."""
     home, manifest = _manifest(name)
     return _blob(home, manifest, name, kind)
 
 
 @dataclass(frozen=True)
 class KeptByOllama:
-    """What Ollama keeps of a model."""
+    """The files that Ollama keeps of one model."""
 
     layers: tuple[tuple[str, Path], ...]  # kind and blob, in their order
     missing: tuple[str, ...]  # kinds of layers whose blob is not there
@@ -152,7 +154,7 @@ class KeptByOllama:
 
 
 def kept_by_ollama(name: str) -> KeptByOllama | None:
-    """All that Ollama keeps of a model; None for a name that is none of its."""
+    """Return everything that Ollama keeps of a model; None if it does not know the name."""
     if not name.startswith(OLLAMA):
         return None
     home, manifest = _manifest(name)
@@ -177,14 +179,14 @@ def kept_by_ollama(name: str) -> KeptByOllama | None:
 
 
 def _blob_of(home: Path, layer: object) -> Path | None:
-    """The file of an entry of a manifest, where it is there."""
+    """Return the file of an entry of a manifest, if it exists."""
     digest = str(layer.get("digest")) if isinstance(layer, dict) else ""
     path = home / "blobs" / digest.replace(":", "-")
     return path if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) and path.is_file() else None
 
 
 def _manifest(name: str) -> tuple[Path, Path]:
-    """Ollama's folder and its manifest of a name."""
+    """Return Ollama's folder and its manifest of a name."""
     wanted = name.removeprefix(OLLAMA)
     if not _PULLED.fullmatch(wanted):
         raise InputError(f"{name[:80]} is not a model name of Ollama, such as ollama:qwen3:8b")
@@ -227,8 +229,8 @@ def _blob(home: Path, manifest: Path, name: str, kind: str) -> Path | None:
 
 
 def _lm_studio() -> Path:
-    """LM Studio's folder of models: that of its settings, else the default in its home, which a
-    pointer file names where it is another than ~/.lmstudio."""
+    """Return LM Studio's folder of models: the one in its settings, else the default in its home. A
+    pointer file names the home if it is not ~/.lmstudio."""
     home = Path.home() / ".lmstudio"
     chosen = None
     with suppress(InputError):

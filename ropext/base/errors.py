@@ -1,6 +1,6 @@
-"""What can go wrong on the user's side, each kind with its exit code.
+"""Define the mistakes of a user, each kind with its exit code.
 
-One sentence each: what was asked, what was found, what to do, with the flag or recipe key named.
+Each is one sentence: the given value, the expected one and what to do, with the flag or recipe key.
 A bug is never one of these; it keeps its traceback.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: a, b and c."""
+    """Join words as a sentence lists them: a, b and c."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
@@ -23,35 +23,37 @@ def class_of(given: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Which of the known names was perhaps meant; where none is near, what to say otherwise."""
+    """Suggest the known name that was perhaps meant; if none is near, return `otherwise`."""
     near = difflib.get_close_matches(word, list(known), 2, 0.5)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's message, or the error's class where it has none."""
+    """Return the first line of another library's message, or the error's class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 class RopextError(Exception):
-    """A mistake of the user's or of their input, told in one sentence."""
+    """A mistake of the user or in the input, in one sentence."""
 
     exit_code = 2
 
 
 class UsageError(RopextError, ValueError):
-    """Options or recipe values that do not fit together or lie outside their range. Being a
-    ValueError, one that a field raises gets its place from pydantic."""
+    """Options or recipe values that do not fit together or are outside their range.
+
+    It is a ValueError, so pydantic adds the place of the field that raised it.
+    """
 
 
 class InputError(RopextError):
-    """A model directory, config, data file or hub id that cannot be read as asked."""
+    """A model directory, config, data file or hub id that cannot be read."""
 
 
 class ConfigError(InputError):
-    """A config that cannot be read as asked. `source` is what the sentence calls it, which is no
-    file of this name where it was read from elsewhere."""
+    """A config that cannot be read. `source` is its name in the sentence; a config that came from
+    elsewhere has no file of that name."""
 
     def __init__(self, sentence: str, source: str = "config.json") -> None:
         super().__init__(sentence, source)
@@ -63,33 +65,33 @@ class ConfigError(InputError):
 
 
 class NoServer(InputError):
-    """No server answers at an address, before anything was done."""
+    """No server answers at an address; nothing was done yet."""
 
     exit_code = 5
 
 
 class UnsupportedModel(RopextError):
-    """The model is recognised, and what it would take to extend it is said."""
+    """A recognised model that ropext cannot extend; the sentence says what is missing."""
 
 
 class NotExpressible(RopextError):
-    """No stock config carries the wanted spectrum exactly (in the loaders that were named), or it
-    is the one that the model has."""
+    """No stock config holds the wanted spectrum exactly (in the named engines), or the model
+    already has it."""
 
 
 class OutputExists(RopextError):
-    """The output is there already, or another run is writing it."""
+    """The output exists already, or another run is writing it."""
 
 
 class ProofFailed(RopextError):
-    """What stock transformers builds from the written config is not what the plan said."""
+    """transformers builds something else from the written config than the plan states."""
 
     exit_code = 3
     changed: Sequence[str] | None = None  # config keys that stock reads otherwise than the base's
 
 
 class FilledTwice(ProofFailed):
-    """The weight files hold two tensors for one parameter; their author has to mend that."""
+    """The weight files hold two tensors for one parameter; their author has to repair them."""
 
     exit_code = 2
 
@@ -101,23 +103,23 @@ class GateFailed(RopextError):
 
 
 class NotMeasured(RopextError):
-    """A gate on something of which nobody knows the answer."""
+    """A gate on a value that was not measured."""
 
     exit_code = 6
 
 
 class Stopped(RopextError):
-    """Interrupted, out of memory, or a server lost: what was finished is kept."""
+    """Interrupted, out of memory, or a server lost; ropext kept the finished work."""
 
     exit_code = 4
 
 
 class Interrupted(Stopped):
-    """Ctrl-C, or SIGTERM, where the sentence says what is kept; where nothing is, it stays the
-    KeyboardInterrupt that it is everywhere in Python."""
+    """Ctrl-C or SIGTERM, with a sentence on the kept work. If nothing is kept, it stays Python's
+    KeyboardInterrupt."""
 
 
 class NothingKept(Interrupted):
-    """An interrupt before anything was finished, or with no directory to keep it in."""
+    """An interrupt before anything was finished, or without a directory to keep it in."""
 
     exit_code = 130  # of a plain KeyboardInterrupt too

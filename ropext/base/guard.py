@@ -1,13 +1,13 @@
-"""One guard over all that a command reads and writes, and the marks of what ropext wrote.
+"""Check everything that a command reads and writes, and know the files that ropext wrote.
 
-Two names are one place where the file system says so, by (st_dev, st_ino) with links followed: a
-volume that is mounted twice and names that differ in case are seen. What is written neither is,
-holds nor lies inside what is read. Only what bears a mark is replaced or deleted:
+Two names are one place if the file system gives them the same (st_dev, st_ino), links followed. So
+a volume that is mounted twice is recognised, and so are names that differ in case. An output may
+not equal, contain or be inside an input. ropext replaces and deletes only files with a mark:
 
-    OUT/ropext.json       lists under "files" what was written into OUT, and its content
-    RUN/run.json          bears its own digest (no random token: the same run gives the same bytes)
+    OUT/ropext.json       lists under "files" the files of OUT and their content
+    RUN/run.json          holds its own digest (no random token: the same run gives the same bytes)
     OUT.run/recipe.yaml   ends with a digest of its lines
-    .OUT.ropext-TOKEN/    a folder at work: it is empty, or holds a file of that name
+    .OUT.ropext-TOKEN/    a work folder: it is empty, or holds a file of that name
     .OUT.ropext-lock      begins as every lock does
     *.png, *.parquet      hold their own digest (`Sign`)
 """
@@ -31,7 +31,7 @@ from ropext.base.jsontext import read_object
 from ropext.base.systems import keeps_times
 
 Identity = tuple[int, int]
-# A flag, and what was given for it: a path, several, or None.
+# A flag and its value: a path, several, or None.
 Named = Mapping[str, Any]
 Written = Callable[[Path], Collection[str] | None]
 State = str | int | None  # of a file, as a record lists it
@@ -43,7 +43,8 @@ LOG = "log"  # the state of a log that ends with its own digest
 FILES = "files"
 MARK = "ropext"
 SIGNATURE = "# as ropext wrote it: SHA-256 "  # the last line of a recipe that is kept
-LINKED = 64 << 20  # bytes of a hard link that is hashed; of a larger one its other names answer
+# bytes of the largest hard link that is hashed; a larger one is known by its other names
+LINKED = 64 << 20
 # ns. The first write through a mapping sets the times, and further ones do not until the page was
 # written back, which Linux does after 30 seconds.
 SETTLED = 60 * 10**9
@@ -54,15 +55,15 @@ MOVE = "move or rename it, or name another place"
 
 @dataclass(frozen=True)
 class Sign:
-    """What a file of ropext's holds near its end: some bytes, and behind them the SHA-256 of the
-    file in which that digest is zeros, and so many bytes more."""
+    """The form of a digest near the end of a file: some bytes, then the SHA-256 of the file with
+    zeros in the digest's place, then a number of further bytes."""
 
     begin: bytes
     more: int = 0
 
     @property
     def blank(self) -> bytes:
-        """What stands behind `begin` while the digest is taken."""
+        """The bytes that replace the digest while ropext computes it."""
         return b"0" * (64 + self.more)
 
 
@@ -71,8 +72,8 @@ LOSSES = Sign(b"losses by ropext, SHA-256 ")  # in the footer of a parquet file
 
 
 def check(reads: Named, writes: Named) -> None:
-    """Refuse where something that is written is, holds or lies inside something that is read, or
-    is a link. What is read and is not here (a hub id) is passed over."""
+    """Refuse an output that equals, contains or is inside an input, or that is a link. Ignore an
+    input that is not on this machine (a hub id)."""
     sources = list[tuple[str, list[Identity | None]]]()
     for flag, path in _each(reads):
         for place in _behind(path):
@@ -114,7 +115,7 @@ def _each(named: Named) -> Iterator[tuple[str, Path]]:
 
 
 def _behind(path: Path) -> Iterator[Path]:
-    """A path, and where the links below it lead; nothing where it is not here."""
+    """Return a path and the targets of the links below it; nothing if the path does not exist."""
     if identity(path) is None:
         return
     yield path
@@ -125,13 +126,14 @@ def _behind(path: Path) -> Iterator[Path]:
 
 
 def _chain(path: Path) -> list[Identity | None]:
-    """The identity of a path, then those of the directories above it; None of what is not there."""
+    """Return the identity of a path and of the directories above it; None for each that does not
+    exist."""
     real = Path(os.path.realpath(path))
     return [identity(place) for place in (real, *real.parents)]
 
 
 def identity(path: Path | str) -> Identity | None:
-    """What a name leads to; None where it leads nowhere."""
+    """Return the device and inode of the file that a name leads to; None if there is none."""
     with suppress(OSError, ValueError):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -139,7 +141,8 @@ def identity(path: Path | str) -> Identity | None:
 
 
 def files_in(directory: Path) -> dict[str, Any] | None:
-    """The files of a directory that its record names, each with its `state`; None without one."""
+    """Return the files of a directory that its record lists, each with its `state`; None without a
+    record."""
     with suppress(InputError):
         files = read_object(directory / RECORD).get(FILES)
         return {**files, RECORD: None} if isinstance(files, dict) else None
@@ -147,7 +150,8 @@ def files_in(directory: Path) -> dict[str, Any] | None:
 
 
 def recorded(directory: Path) -> set[str] | None:
-    """The files of a directory that are as ropext wrote them; None without a record."""
+    """Return the files of a directory that are still as ropext wrote them; None without a
+    record."""
     files = files_in(directory)
     if files is None:
         return None
@@ -155,19 +159,19 @@ def recorded(directory: Path) -> set[str] | None:
 
 
 def is_as_written(directory: Path) -> bool:
-    """Whether a directory has all files that its record names, each as ropext wrote it."""
+    """Return whether a directory has all files that its record lists, each as ropext wrote it."""
     files = files_in(directory)
     return files is not None and files.keys() <= {RECORD, *unchanged(directory, files)}
 
 
 def unchanged(directory: Path, files: Mapping[str, Any]) -> set[str]:
-    """The files below a directory that are in the state that is listed of them."""
+    """Return the files below a directory that are in their listed state."""
     return {name for name in listing(directory) if is_in_state(directory / name, files.get(name))}
 
 
 def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
-    """Return the `state` of every file below a directory but its record. What is `known` is not
-    read, except ropext's log: its digest would differ from run to run."""
+    """Return the `state` of every file below a directory except its record. Do not read a file in
+    `known`, unless it is ropext's log: the log's digest differs from run to run."""
     found = dict[str, State]()
     for name in listing(directory):
         if name == RECORD:
@@ -178,9 +182,11 @@ def states(directory: Path, known: Mapping[str, str] = {}) -> dict[str, State]:
 
 
 def state(path: Path) -> State:
-    """Return what an edit of a file changes: its SHA-256; of a link where it leads. A large hard
-    link is not read, because its bytes have another name: it is known by its size. ropext's log is
-    known by the digest at its end. What cannot be read is not known."""
+    """Return a value that changes if a file is edited: its SHA-256, or a link's target.
+
+    A large hard link is known by its size and not read, because its bytes have another name.
+    ropext's log is known by the digest at its end. A file that cannot be read is not known.
+    """
     if path.name == USED and is_signed_log(path):
         return LOG
     if not path.is_symlink():
@@ -192,8 +198,8 @@ def state(path: Path) -> State:
 
 
 def is_in_state(path: Path, listed: Any) -> bool:
-    """Whether a file is in a state that was listed. Of a hard link that is known by its size the
-    bytes must have another name still."""
+    """Return whether a file is in a listed state. If a hard link is known by its size, its bytes
+    must still have another name."""
     if listed == LOG:
         return is_signed_log(path)
     if isinstance(listed, int):
@@ -241,14 +247,14 @@ def is_settled(path: Path, status: os.stat_result) -> bool:
 
 
 def listed_digest(path: Path) -> str | None:
-    """The SHA-256 that the ropext.json beside a file lists for it, links followed."""
+    """Return the SHA-256 that the ropext.json in a file's folder lists for it, following links."""
     real = Path(os.path.realpath(path))
     listed = (files_in(real.parent) or {}).get(real.name)
     return listed if isinstance(listed, str) and _SHA256.fullmatch(listed) else None
 
 
 def listing(directory: Path) -> list[str]:
-    """The names of all files below a directory, and of links to directories."""
+    """Return the names of all files below a directory, and of links to directories."""
     files = set[str]()
     for folder, folders, names in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
@@ -264,8 +270,8 @@ def check_replaceable(
     written: Written = recorded,
     at: Path | None = None,
 ) -> None:
-    """Refuse an output that is there, but with `force` one of which ropext wrote every file. It
-    lies `at` another place where it was taken from its name."""
+    """Refuse an output that exists. With `force`, allow one if ropext wrote every file of it. `at`
+    is its place if another name led to it."""
     place = output if at is None else at
     if not os.path.lexists(place):
         return
@@ -295,19 +301,19 @@ def check_replaceable(
 
 
 def shown(names: list[str]) -> str:
-    """Some names for a message."""
+    """Return some names for a message."""
     return listed(names[:3]) if len(names) <= 3 else f"{', '.join(names[:3])} and more"
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with the mark that it is ropext's."""
+    """Return a manifest with the mark that ropext wrote it."""
     text = json.dumps(manifest, sort_keys=True)
     mark = hashlib.sha256(f"written by ropext {text}".encode()).hexdigest()
     return {MARK: mark, **manifest}
 
 
 def is_sealed(manifest: Any) -> bool:
-    """Whether ropext wrote a manifest, and nobody changed it."""
+    """Return whether ropext wrote a manifest and nobody changed it."""
     if not isinstance(manifest, dict):
         return False
     bare = {key: value for key, value in manifest.items() if key != MARK}
@@ -315,8 +321,8 @@ def is_sealed(manifest: Any) -> bool:
 
 
 def signed(text: str) -> str:
-    """A text with the line that says that it is as ropext wrote it."""
-    # At line feeds alone: other separators belong to what is quoted in a line.
+    """Return a text with a last line that holds its digest."""
+    # Only at line feeds: other separators can be part of a quoted text.
     given = text.removesuffix("\n").split("\n")
     lines = [line for line in given if not line.startswith(SIGNATURE)]
     whole = "".join(f"{line}\n" for line in lines)
@@ -324,7 +330,7 @@ def signed(text: str) -> str:
 
 
 def is_signed(path: Path) -> bool:
-    """Whether a small text file is as ropext wrote it."""
+    """Return whether a small text file is as ropext wrote it."""
     if path.is_symlink() or not path.is_file():
         return False
     text = read_text(str(path))
@@ -348,12 +354,13 @@ def is_signed_log(path: Path) -> bool:
 
 
 def work_of(real: Path, token: str) -> Path:
-    """Name a folder at work beside an output, which has the longest name of all."""
+    """Return the path of a work folder next to an output; it has the longest name of an output's
+    helpers."""
     return real.parent / f".{real.name}.ropext-{token}"
 
 
 def make_work(real: Path) -> Path:
-    """A new folder at work beside an output, marked."""
+    """Make a marked work folder next to an output."""
     work = work_of(real, secrets.token_hex(8))
     work.mkdir()
     (work / work.name).touch()
@@ -361,7 +368,7 @@ def make_work(real: Path) -> Path:
 
 
 def works(real: Path) -> list[Path]:
-    """The folders at work that killed runs of an output left."""
+    """Return the work folders that killed runs of an output left."""
     ours = re.compile(re.escape(f".{real.name}.ropext-") + r"[0-9a-f]{16}")
     places = [place for place in real.parent.iterdir() if ours.fullmatch(place.name)]
     return [
@@ -392,7 +399,7 @@ def check_file(path: Path | None, flag: str, sign: Sign) -> None:
 
 
 def place_of_sign(path: Path, sign: Sign) -> int | None:
-    """Where the digest of a file begins, behind the last sign in its end."""
+    """Return the position of a file's own digest, after the last sign near its end."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(max(0, size - END))
@@ -402,7 +409,7 @@ def place_of_sign(path: Path, sign: Sign) -> int | None:
 
 
 def blanked_digest(path: Path, start: int, length: int) -> str:
-    """SHA-256 of a file in which some bytes, those of its own digest, are taken as the digit 0."""
+    """Return the SHA-256 of a file in which the bytes of its own digest count as the digit 0."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as stream:
         left = start

@@ -1,5 +1,8 @@
-"""Files that others made, and their paths: no link that leads out of its folder, regular files
-alone, no more bytes than a limit, and text in the encodings that programs write."""
+"""Open files from strangers and check their paths.
+
+No link may lead out of its folder. A file must be a regular one with no more bytes than a limit.
+Text may be in the encodings that programs write.
+"""
 
 import json
 import os
@@ -14,14 +17,14 @@ from ropext.base.systems import open_raw
 CONFIG_LIMIT = 16 * 10**6
 OPTION_FILE_LIMIT = 16 << 20  # bytes
 
-# A file of the hub's cache, which is named after its content's hash.
+# A file of the hub's cache; its name is the hash of its content.
 _BLOB = re.compile(r"(models|datasets)--[^/\\]+[/\\]blobs[/\\][0-9a-f]{40,64}\Z")
 LINKED = (".safetensors", ".gguf")  # weights, which are read as nothing else
 
 
 def check_link(path: Path, home: Path) -> None:
-    """Refuse a link in the directory `home` of a model, an adapter, documents or a run that leads
-    out of it: git and tar keep links, so a stranger's may name any file of this machine."""
+    """Refuse a link that leads out of the directory `home` of a model, an adapter, documents or a
+    run. git and tar keep links, so a stranger's link may name any file of this machine."""
     if not path.is_symlink() or not path.exists():
         return
     real = Path(os.path.realpath(path))
@@ -43,9 +46,9 @@ def check_links(directory: Path) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file, reached through links or not; anything else is refused.
+    """Open a regular file, through links or not; refuse anything else.
 
-    O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be looked at.
+    O_NONBLOCK: opening a FIFO without a writer would otherwise hang before it can be checked.
     """
     try:
         descriptor = open_raw(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -79,7 +82,7 @@ def read_text(path: str) -> str:
 
 
 def as_text(data: bytes) -> str:
-    """Decode what a user made: PowerShell 5.1's > writes UTF-16, other programs a mark."""
+    """Decode a user's text: PowerShell 5.1's > writes UTF-16, other programs write a mark."""
     return data.decode(json.detect_encoding(data), errors="replace")
 
 
@@ -87,7 +90,7 @@ LONGEST_NAME = 255  # bytes, on the file systems of all three systems
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """Return the name of a model; refuse what is no name, such as a model in memory."""
+    """Return the name of a model; refuse anything else, such as a model in memory."""
     if model == "":
         raise UsageError("the name of the model is empty; give its directory, file or hub id")
     if isinstance(model, str | os.PathLike):
@@ -101,8 +104,8 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def inside_wrapper(model: object) -> str:
-    """Say in Python what a wrapper of torch's (torch.compile, DataParallel) holds; "" of what is
-    none."""
+    """Return the Python expression for the model inside a wrapper of torch (torch.compile,
+    DataParallel); "" if there is no wrapper."""
     for name in ("_orig_mod", "module"):
         if hasattr(model, name):
             return f"model.{name}"
@@ -110,7 +113,8 @@ def inside_wrapper(model: object) -> str:
 
 
 def not_a_model(wanted: str, given: object) -> UsageError:
-    """Say that a model in memory was wanted, and what to pass where torch wraps one."""
+    """Return the error for a value that is no model in memory; it names what to pass if torch wraps
+    one."""
     sentence = f"{wanted}, not {class_of(given)}"
     inside = inside_wrapper(given)
     if inside:
@@ -119,8 +123,8 @@ def not_a_model(wanted: str, given: object) -> UsageError:
 
 
 def from_home(path: str | os.PathLike[str]) -> Path:
-    """Return a path in which `~` is the user's home folder, as it is in MODEL; refuse what is no
-    path."""
+    """Return a path with `~` replaced by the user's home folder, as in MODEL; refuse a value that
+    is no path."""
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"a path is a text or a pathlib.Path, not {class_of(path)}")
     place = Path(os.path.expanduser(path))
@@ -139,12 +143,12 @@ def check_names(place: Path, hint: str = "") -> None:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text can be nothing but a path; in ID:CONFIG no slash follows the colon."""
+    """Return whether a text can only be a path; in ID:CONFIG no slash follows the colon."""
     return bool(re.match(r"[./~\\]|[A-Za-z]:[/\\]", text))
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a shard name stays in its directory and is what it looks like."""
+    """Return whether a shard's name is short, printable and inside its directory."""
     if name in ("", ".", "..") or len(name) >= 256:
         return False
     return name.isprintable() and "/" not in name and "\\" not in name

@@ -1,4 +1,4 @@
-"""A piece of work: prepared once, then counted or done."""
+"""Define a job: work that is prepared once, then counted or done."""
 
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -10,17 +10,16 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Job(Protocol[Counts, Result]):
-    """Work that is prepared: what decides it was opened, planned and read, and what is wrong with
-    it refused. No weight was loaded."""
+    """Prepared work: its inputs were opened, planned, read and checked. No weight was loaded."""
 
     def check(self, output: Path, call: Call) -> None:
         """Refuse at once what `make` would refuse late, and change nothing."""
 
     def counts(self) -> Counts:
-        """Count what it takes."""
+        """Count the cost of the work."""
 
     def make(self, output: Path, call: Call) -> Result:
-        """Do it, or what an earlier call left of it to do."""
+        """Do the work, or the part that an earlier call did not finish."""
 
 
 def counted(job: Job[Counts, Result], output: Path | None, call: Call) -> Counts:

@@ -1,4 +1,4 @@
-"""JSON: from strangers read strictly and within limits, and written as transformers writes it."""
+"""Read JSON from strangers strictly and within limits, and write JSON as transformers writes it."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ DEPTH_LIMIT = 64
 INFINITY = {"__float__": "Infinity"}
 
 
-# What ropext writes for itself.
+# JSON that ropext writes for itself.
 
 
 def write_json(path: Path, data: Json) -> None:
@@ -102,9 +102,10 @@ def _is_written(field: Field[Any], value: Any) -> bool:
 
 
 def read_values(kind: type[T], data: Json, place: object, remedy: str = "") -> T:
-    """Read what `values_json` wrote of a value of this type: a dataclass, or a container of them.
+    """Read a value of this type (a dataclass, or a container of them) that `values_json` wrote.
 
-    The file may come from anyone: the first key that is missing or holds another type is named.
+    The file may come from anyone: the error names the first key that is missing or has another
+    type.
     """
     known: Any = kind
     try:
@@ -132,7 +133,7 @@ _NOUNS = {
 
 
 def _damage(error: ValidationError) -> str:
-    """Say what the first wrong value is not, by its key."""
+    """Describe the first wrong value by its key."""
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
@@ -162,7 +163,7 @@ def read_redirected(path: Path) -> dict[str, Json]:
 
 
 def parse_object(data: bytes, name: str, containers: int = CONTAINER_LIMIT) -> dict[str, Json]:
-    """Parse a JSON object. Duplicate keys, NaN, Infinity and depth bombs are refused.
+    """Parse a JSON object. Refuse duplicate keys, NaN, Infinity and depth bombs.
 
     transformers' {"__float__": "Infinity"} is an object like any other and stays one.
     """
@@ -236,7 +237,7 @@ def dump(value: JsonObject) -> bytes:
 
 
 def tagged(value: Json) -> Json:
-    """Spell infinity, which JSON lacks, as transformers does. A channel that never turns is a
+    """Spell infinity, which JSON lacks, as transformers does. A channel that never turns has a
     longrope factor of infinity."""
     if isinstance(value, Mapping):
         return {key: tagged(item) for key, item in value.items()}
@@ -248,7 +249,7 @@ def tagged(value: Json) -> Json:
 
 
 def untagged_float(value: Json) -> Json:
-    """Give transformers' spelling of infinity as a number, every other value as it is."""
+    """Return transformers' spelling of infinity as a number, and every other value unchanged."""
     return math.inf if value == INFINITY else value
 
 

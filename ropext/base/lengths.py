@@ -1,5 +1,5 @@
-"""Lengths and positions: `128k` as tokens, the grid that is measured, the tail before a length, the
-buckets."""
+"""Parse and choose lengths: `128k` as tokens, the measured grid, the tail before a length, the
+buckets of positions."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ def parse_lengths(text: str, flag: str = "--lengths") -> tuple[int, ...]:
 
 
 def length_text(tokens: int) -> str:
-    """Write `4k` for 4096, and the plain number where it is no multiple of 1024."""
+    """Write `4k` for 4096; write the plain number if it is no multiple of 1024."""
     if tokens and tokens % 1024**2 == 0:
         return f"{tokens // 1024**2}m"
     if tokens and tokens % 1024 == 0:
@@ -55,10 +55,8 @@ def tail_tokens(context: int) -> int:
 
 
 def doubling_grid(context: int, limit: int) -> tuple[int, ...]:
-    """Double from a quarter of the trained context up to `limit`.
-
-    Where doubling misses the limit, the limit itself is the last length.
-    """
+    """Double from a quarter of the trained context up to `limit`. If doubling misses the limit, the
+    limit itself is the last length."""
     length = max(2, context // 4)
     if limit < length:
         return ()
@@ -87,7 +85,7 @@ def octaves(context: int, longest: int, parts: int = 1) -> tuple[tuple[int, int]
 
 
 def length_at_least(lengths: Sequence[int], wanted: int) -> int:
-    """Return the shortest of `lengths` that reaches `wanted`; the longest where none does."""
+    """Return the shortest of `lengths` that reaches `wanted`, or the longest if none does."""
     reaching = [length for length in lengths if length >= wanted]
     if not reaching:
         return max(lengths)

@@ -1,7 +1,8 @@
-"""One writer per output: `.OUT.ropext-lock` beside it, locked by its holder, whom it names.
+"""Allow one writer per output: its holder locks `.OUT.ropext-lock` next to it and writes its own
+name into it.
 
-The system drops the lock with the process that held it, so a lock file without one is stale
-whoever wrote it. On file systems without locks the holder that the file names is looked at instead.
+The system drops the lock when the holder's process ends, so a lock file that nobody locks is stale.
+On file systems without locks ropext checks the holder that the file names.
 """
 
 import errno
@@ -18,7 +19,7 @@ from ropext.base.errors import OutputExists
 from ropext.base.jsontext import JsonObject
 from ropext.base.systems import lock_descriptor, open_raw, read_at, write_at
 
-_LOCK = b'{"ropext": "lock", "pid": '  # as every lock begins; one that is shorter was cut by a kill
+_LOCK = b'{"ropext": "lock", "pid": '  # the first bytes of every lock; a kill left a shorter one
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -31,7 +32,7 @@ def lock_of(real: Path) -> Path:
 # without flock its lock outlives the process; only `lock_descriptor` would go.
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of the output whose real path is `real`; refuse while another run has it."""
+    """Hold the lock of the output whose real path is `real`; refuse if another run has it."""
     path = lock_of(real)
     with os_errors(output):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ def _start(pid: int) -> str:
     """Return when a process started, in clock ticks since the boot (proc(5), field 22); "" if
     unknown.
 
-    Tells a process from a later one that was given the same number.
+    This tells a process from a later one with the same number.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
@@ -115,7 +116,8 @@ def _start(pid: int) -> str:
 
 
 def _read(descriptor: int) -> JsonObject:
-    """Read who holds a lock; nobody where it was killed, or seen, before it wrote that."""
+    """Read the holder of a lock; nobody if the holder was killed, or read, before it wrote its
+    name."""
     try:
         holder = json.loads(read_at(descriptor, 4096, 0))
     except (ValueError, RecursionError):
@@ -126,7 +128,8 @@ def _read(descriptor: int) -> JsonObject:
 
 
 def _alive(holder: JsonObject) -> bool:
-    """Whether the process that a lock names still runs. On another host nobody can tell: yes."""
+    """Return whether the process that a lock names still runs. If it runs on another host, nobody
+    can know: return true."""
     pid = holder.get("pid")
     if type(pid) is not int or pid <= 0:
         return False

@@ -1,4 +1,4 @@
-"""How a long piece of work tells how far it is, and how it is stopped; it prints nothing itself."""
+"""Report the progress of long work, and stop it; this module prints nothing itself."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from typing import Any
 from ropext.base.errors import Interrupted
 
 Say = Callable[[str], None]  # a sentence
-# What is done, of how much, and what it is. The first call, as the work begins, starts the clock.
+# Units done, all units, and their name. The first call, when the work begins, starts the clock.
 Show = Callable[[int, int, str], None]
 Clock = Callable[[], float]
 
@@ -32,7 +32,8 @@ FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
 def scrub(text: str) -> str:
-    """Remove tokens from a text: those of the environment, of a known shape, or inside a URL."""
+    """Remove tokens from a text: those in the environment, those of a known shape, and those inside
+    a URL."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         token = os.environ.get(name)
         if token:
@@ -44,8 +45,8 @@ def scrub(text: str) -> str:
 
 
 def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line to record: the program by its name alone, no secret in any word; nothing of
-    a call from Python."""
+    """Return the command line to record: the program's bare name, and no secret in any word;
+    nothing for a call from Python."""
     if not argv:
         return ()
     words = ["ropext"]
@@ -64,7 +65,8 @@ def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def pasted(*words: str) -> str:
-    """Join words as POSIX shells, cmd and PowerShell all read them, where the letters allow it."""
+    """Join words so that POSIX shells, cmd and PowerShell all read them, if the characters allow
+    it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
     bare = re.compile(rf"[\w./:=+{slash}-]+", re.ASCII)
     plain = re.compile(rf'[^"{marks}]+')
@@ -80,7 +82,7 @@ def pasted(*words: str) -> str:
 
 def continued(command: str, width: int) -> list[str]:
     """Break a command between words, into lines that a POSIX shell, or Python inside brackets,
-    joins again; a JSON argument stays in one line, whatever its length."""
+    joins again. A JSON argument stays in one line, whatever its length."""
     if sys.platform == "win32" or len(command) <= width:
         return [command]
     lines = [""]
@@ -94,16 +96,17 @@ def continued(command: str, width: int) -> list[str]:
 
 
 def silent(sentence: str) -> None:
-    """A `Say` for those who want to hear nothing."""
+    """Ignore a sentence; a `Say` without output."""
 
 
 def unseen(done: int, total: int, what: str) -> None:
-    """A `Show` for those who want to see nothing."""
+    """Ignore progress; a `Show` without output."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a long piece of work speaks with whoever started it, and hears that it is to stop."""
+    """The caller's functions through which long work reports its progress and learns that it must
+    stop."""
 
     say: Say = silent
     show: Show = unseen
@@ -115,26 +118,26 @@ SILENT = Hooks()
 
 @dataclass(frozen=True)
 class Call:
-    """How work was asked for, from the command line or from Python. Nothing in it decides a
+    """How work was started, from the command line or from Python. Nothing in it changes a
     number."""
 
     hooks: Hooks = SILENT
     command: tuple[str, ...] = ()  # the words of the command line; none from Python
-    force: bool = False  # what ropext wrote may be replaced
+    force: bool = False  # files that ropext wrote may be replaced
     trust_remote_code: bool = False  # a model's own code may run
-    keep_previous: bool = False  # of a run: what it replaces is kept beside it
+    keep_previous: bool = False  # a run keeps the files that it replaces next to them
 
 
 NOBODY = Call()  # nobody listens, and nothing is replaced
 
 
-# For what is said by calls that take no Hooks, however deep: reading a config may start a child.
+# For sentences of calls without Hooks, however deep: reading a config may start a child.
 _LISTENER: ContextVar[Say] = ContextVar("listener", default=silent)
 
 
 @contextmanager
 def heard_by(say: Say) -> Iterator[None]:
-    """Let `say` hear what is told to the listener meanwhile."""
+    """Send sentences for the listener to `say` inside this block."""
     token = _LISTENER.set(say)
     try:
         yield
@@ -143,13 +146,14 @@ def heard_by(say: Say) -> Iterator[None]:
 
 
 def tell_listener(sentence: str) -> None:
-    """Say a sentence to whoever started the command; from Python nobody hears it."""
+    """Send a sentence to the listener that started the command; a call from Python has none."""
     _LISTENER.get()(sentence)
 
 
 @dataclass
 class Pace:
-    """When to tell how far a long piece of work is: after its first unit, then every so often."""
+    """The times at which long work reports its progress: after its first unit, then at
+    intervals."""
 
     pause: float = SECONDS
     clock: Clock = time.monotonic
@@ -161,8 +165,8 @@ class Pace:
     told: float | None = field(default=None, init=False)
 
     def left(self, done: int, total: int) -> str | None:
-        """The time left where it is to be told now, else None. Fewer units than before are of
-        another piece of work, whose clock starts anew."""
+        """Return the remaining time if it should be reported now, else None. If there are fewer
+        units than before, another piece of work began, and the clock starts again."""
         now = self.clock()
         self.called = now if self.called is None else self.called
         if self.first < 0 or done < self.done or done == self.first:
@@ -172,7 +176,7 @@ class Pace:
             return None
         self.done = done
         if self.told is None and now - self.called < self.patience:
-            return None  # what is soon over is not told at all
+            return None  # short work reports nothing
         if self.told is not None and now - self.told < self.pause:
             return None
         self.told = now
@@ -188,7 +192,8 @@ def in_gigabytes(done: int, total: int) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """A size as disks have it: below a gigabyte in megabytes, which are not 0.00 so soon."""
+    """Format a size in disk units: below a gigabyte in megabytes, so that small sizes are not
+    0.00."""
     return f"{count / 1e9:.2f} GB" if count >= 10**9 else f"{count / 1e6:.2f} MB"
 
 
@@ -198,7 +203,7 @@ def told(
     amount: Callable[[int, int], str] = in_tokens,
     patience: float = 0.0,
 ) -> Show:
-    """Progress in sentences, for where no bar is drawn."""
+    """Report progress in sentences, for output without a progress bar."""
     pace = Pace(clock=clock, patience=patience)
 
     def show(done: int, total: int, what: str) -> None:
@@ -210,12 +215,12 @@ def told(
 
 
 def told_of_files(say: Say, clock: Clock = time.monotonic) -> Show:
-    """The same of files that are copied, hashed or compared; units are bytes."""
+    """Report progress in sentences while files are copied, hashed or compared; units are bytes."""
     return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it."""
+    """Format a duration in a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -226,9 +231,9 @@ def interruptible(
     say: Say, sentence: str, *, at_once: bool = False
 ) -> Iterator[Callable[[], bool]]:
     """Answer the first Ctrl-C, or a scheduler's SIGTERM, with a sentence, and yield whether it
-    came; a second one ends now.
+    came; a second one ends the process now.
 
-    With `at_once` it is raised as a KeyboardInterrupt; else the work asks, after each of its units.
+    With `at_once` it is raised as a KeyboardInterrupt; else the work asks after each of its units.
     """
     caught: list[int] = []
 
@@ -258,7 +263,7 @@ def interruptible(
 def kept_after_interrupt(
     sentence: str, has_kept: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Say of an interrupt what is kept; where nothing is, it stays a KeyboardInterrupt."""
+    """Name the kept work after an interrupt; if nothing is kept, let the KeyboardInterrupt pass."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""The folder of one step of a run: what the step left there, and whether it is to be done again.
+"""Manage the folder of one step of a run: its files, and whether it must run again.
 
-OUT.run/stages/STEP/run.json  under "decides" the key of the step, under "files" the digests of
-                              what it left, wherever that lies; nothing before it is finished
+OUT.run/stages/STEP/run.json  holds the step's key under "decides", and the digests of its files
+                              under "files", wherever they are; nothing before it has finished
 """
 
 from abc import ABC, abstractmethod
@@ -20,36 +20,39 @@ VERSIONS = "versions"  # in a manifest, of the libraries
 
 
 class Step(ABC):
-    """A piece of a run that is not done twice: `make` leaves what `look` finds, each file and
-    folder whole or not at all."""
+    """A piece of a run that is done only once: `make` leaves the files that `look` finds, each file
+    and folder whole or not at all."""
 
     name: ClassVar[str]
-    schema: ClassVar[int]  # goes up when what is done with the same key changes
+    schema: ClassVar[int]  # goes up if the same key gives another result
     everyone: ClassVar[bool] = False  # under accelerate launch all processes take part
 
     @abstractmethod
     def key(self) -> Flat:
-        """What decides its result, by name."""
+        """Everything that decides the step's result, by name."""
 
     @abstractmethod
     def look(self) -> Flat | None:
-        """Digests of what it left, None where that is not whole."""
+        """Return the digests of the step's files; None if one is missing or incomplete."""
 
     @abstractmethod
     def make(self) -> None:
-        """Do it."""
+        """Do the step."""
 
     def clear(self) -> None:  # noqa: B027
-        """Delete what another run of it left."""
+        """Delete the files that another run of the step left."""
 
     def tidy(self) -> None:  # noqa: B027
-        """Delete what a kill left beside an output that is whole."""
+        """Delete the files that a kill left next to a complete output."""
 
 
 @dataclass(frozen=True)
 class StepDir(Workdir):
-    """The folder of a step, in that of its run, which is claimed: no other process comes here. It
-    holds a manifest alone, with what the step left, wherever that lies."""
+    """The folder of a step inside its run's folder. The run holds the lock, so no other process
+    comes here.
+
+    The folder holds only a manifest, which lists the step's files wherever they are.
+    """
 
     step: Step = field(kw_only=True)
 
@@ -57,16 +60,17 @@ class StepDir(Workdir):
 
     @classmethod
     def of(cls, step: Step, run: Path, versions: Mapping[str, str] = {}) -> Self:
-        """The folder of a step as it is to be done now; `versions` are those of the libraries."""
+        """Return the folder of a step that is to be done now; `versions` are the versions of the
+        libraries."""
         decides = {SCHEMA: step.schema, **step.key()}
         about = {VERSIONS: versions}
         return cls(_step_folder(run, step.name), _command_of(step.name), decides, about, step=step)
 
     def left(self) -> Flat | None:
-        """What the step left, where it need not be done again: the same schema and key, and what it
-        wrote as it was left.
+        """Return the digests of the step's files if it need not run again: schema and key are the
+        same, and the files are unchanged. Else return None.
 
-        A step that was begun counts when all is there: each file gets its name in one step.
+        A step that has begun counts if all its files exist: each file gets its name in one step.
         """
         manifest = _step_manifest(self)
         if manifest is None or self._other(manifest):
@@ -81,9 +85,12 @@ class StepDir(Workdir):
         rank: int = 0,
         from_first: Callable[[Flat | None], Flat | None] = lambda value: value,
     ) -> bool:
-        """Do the step if it was not done, or where it is asked for `again`; whether it was done
-        now. Of several processes the first decides that and writes: `from_first` waits for all, and
-        gives what the first one has."""
+        """Do the step if it was not done, or if the user asked for it `again`; return whether it
+        was done now.
+
+        Of several processes the first one decides and writes: `from_first` waits for all, and gives
+        them its value.
+        """
         left = None
         if rank == 0 and not again:
             left = self.left()
@@ -102,7 +109,8 @@ class StepDir(Workdir):
         return True
 
     def _hint(self) -> str:
-        """Which libraries changed since; said, not silently a reason to do a step again."""
+        """Return which libraries changed since; ropext prints this, and does not repeat the step
+        for it."""
         then = (_step_manifest(self) or {}).get(VERSIONS, {})
         now = self.about[VERSIONS]
         other = list[str]()
@@ -114,7 +122,7 @@ class StepDir(Workdir):
         return f" ({', '.join(other)}; --from {self.step.name} does it again)"
 
     def _is_half_done(self) -> bool:
-        """Whether this very step was begun, and not finished."""
+        """Return whether this very step has begun and not finished."""
         manifest = _step_manifest(self)
         return manifest is not None and guard.FILES not in manifest and not self._other(manifest)
 
@@ -128,7 +136,7 @@ class StepDir(Workdir):
         self._write_manifest(None, {})
 
     def _why(self, is_asked: bool | None) -> str:
-        """Why it does not go on from what is there."""
+        """Return what happens to the step and why: it begins, or runs again."""
         manifest = _step_manifest(self)
         if manifest is None:
             return "begins"
@@ -142,7 +150,7 @@ class StepDir(Workdir):
         return "again, what it wrote is gone or was edited"
 
     def _give_up(self) -> None:
-        """What is there is gone on with."""
+        """Keep the files of the step; the next call resumes from them."""
 
     def _finish(self, say: Say) -> None:
         self._write_manifest(self.step.look(), {})
@@ -153,12 +161,13 @@ def _step_folder(run: Path, name: str) -> Path:
 
 
 def _command_of(step: str) -> str:
-    """What a step's manifest says is done there."""
+    """Return the command that a step's manifest records."""
     return f"{step} of a run"
 
 
 def _step_manifest(place: Workdir) -> Flat | None:
-    """None where there is none, or one that cannot be read: then the step is done again."""
+    """Return the manifest of a step; None if it is missing or unreadable, so that the step runs
+    again."""
     try:
         manifest = sealed(place.folder)
     except InputError:
@@ -168,14 +177,14 @@ def _step_manifest(place: Workdir) -> Flat | None:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is known of a step of a run."""
+    """The record of one step of a run."""
 
     inputs: Flat  # its key
-    outputs: Flat | None  # what it left; None where it was begun alone
+    outputs: Flat | None  # digests of its files; None if it has only begun
 
 
 def step_record(run: Path, name: str) -> StepRecord | None:
-    """What is known of a step of a run, by its name; None where it was never begun."""
+    """Return the record of a step of a run, by its name; None if it has never begun."""
     place = Workdir(_step_folder(run, name), _command_of(name), {})
     manifest = _step_manifest(place)
     if manifest is None:
@@ -185,15 +194,18 @@ def step_record(run: Path, name: str) -> StepRecord | None:
 
 
 def left_by(step: Step, run: Path) -> Flat | None:
-    """What a step left, where it need not be done again. The key of one that was never begun is not
-    asked for: all weights and documents may be fetched and read for it."""
+    """Return the digests of the files that a step left, if it need not run again.
+
+    Do not compute the key of a step that has never begun: this could fetch and read all weights and
+    documents.
+    """
     if step_record(run, step.name) is None:
         return None
     return StepDir.of(step, run).left()
 
 
 def has_finished_step(run: Path) -> bool:
-    """Whether something is kept that need not be done again."""
+    """Return whether the run keeps a result that need not be computed again."""
     for folder in (run / STEPS).glob("*"):
         record = step_record(run, folder.name)
         if record is not None and record.outputs is not None:

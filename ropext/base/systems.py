@@ -1,7 +1,8 @@
-"""What differs between systems: descriptors, renames, locks, owners, memory, the cache's folder.
+"""Handle the differences between systems: descriptors, renames, locks, owners, memory, the cache's
+folder.
 
-No other room calls what Linux, macOS or Windows alone has, but the proof's child, which imports
-nothing of ropext.
+No other package calls functions that only Linux, macOS or Windows has. The proof's child process is
+the exception, because it imports nothing of ropext.
 """
 
 import errno
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# What copy_file_range says where it cannot do it (old kernels, some network file systems).
+# Errors of copy_file_range if it cannot copy (old kernels, some network file systems).
 NO_RANGE_COPY = {
     errno.EXDEV,
     errno.EPERM,
@@ -48,7 +49,7 @@ def write_at(descriptor: int, data: bytes, at: int) -> None:
 
 
 def data_parts(descriptor: int, position: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a part of a file that are not holes."""
+    """Yield the parts of a file's range that are not holes."""
     if sys.platform != "linux":  # macOS has it for APFS alone
         yield position, size
         return
@@ -69,8 +70,10 @@ def data_parts(descriptor: int, position: int, size: int) -> Iterator[tuple[int,
 
 
 def copy_in_kernel(source: int, target: int, start: int, length: int, shift: int) -> int:
-    """Copy without the bytes passing through this process, sharing blocks where the file system can
-    (btrfs, XFS). Return how many were copied; 0 where it has to be done by hand."""
+    """Copy bytes inside the kernel; share blocks if the file system can (btrfs, XFS).
+
+    Return how many bytes were copied; 0 if the caller has to copy them itself.
+    """
     if sys.platform != "linux":
         return 0
     try:
@@ -82,7 +85,8 @@ def copy_in_kernel(source: int, target: int, start: int, length: int, shift: int
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Return what a file takes: a sparse one less than its size, where the system tells."""
+    """Return the bytes that a file uses on the disk. A sparse file uses less than its size, if the
+    system reports it."""
     status = os.stat(path)
     return min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
 
@@ -100,7 +104,7 @@ def move(rename: Callable[..., object], *names: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file's content or a directory's entries are on the disk. Windows opens no
-    directory, and only what may be written is flushed there."""
+    directory, and flushes only files opened for writing."""
     windows = sys.platform == "win32"
     with suppress(*[PermissionError] * windows):
         descriptor = open_raw(path, os.O_RDWR if windows else os.O_RDONLY)
@@ -111,7 +115,7 @@ def sync(path: Path) -> None:
 
 
 def copy_owner(source: Path, target: Path) -> None:
-    """Give a file, which is still empty, the owner and the mode of another."""
+    """Give a file that is still empty the owner and the mode of another."""
     old = source.stat()
     new = target.stat()
     # First the owner: changing it clears bits of the mode.
@@ -121,7 +125,7 @@ def copy_owner(source: Path, target: Path) -> None:
 
 
 def lock_descriptor(descriptor: int) -> None:
-    """Lock an open file for this process alone, or raise OSError at once where another has it."""
+    """Lock an open file for this process alone; raise OSError at once if another process has it."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -134,7 +138,7 @@ def lock_descriptor(descriptor: int) -> None:
 
 
 def limit_memory(most: int) -> None:
-    """Let this process have at most so many bytes of address space, where the system can."""
+    """Limit this process's address space to a number of bytes, if the system can."""
     if sys.platform != "win32":
         import resource
 
@@ -230,7 +234,7 @@ def _is_local_drive(device: int) -> bool:
 
 
 def user_cache() -> Path | None:
-    """Return the folder for what can be found out again, by the custom of the system; None where
+    """Return the folder for data that can be computed again, by the custom of the system; None if
     the user has no home."""
     named = os.environ.get("XDG_CACHE_HOME")
     if named:

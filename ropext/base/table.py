@@ -1,7 +1,7 @@
-"""One table, and the ways to write it: columns, Markdown, LaTeX, CSV, dicts.
+"""Define one table and its formats: columns, Markdown, LaTeX, CSV, dicts.
 
-Cells may come from a model, a corpus or a path: in Markdown they are shown literally, so that they
-bring neither HTML nor Markdown; in LaTeX they bring no command, in CSV no formula.
+Cells may come from a model, a corpus or a path. Markdown shows them literally, so that they bring
+neither HTML nor Markdown. In LaTeX they bring no command, in CSV no formula.
 """
 
 import csv
@@ -18,7 +18,8 @@ BLANK = "-"  # a cell without a value
 
 
 class Number(str):
-    """A cell that is a number: a str, as tables show it, that keeps the number and its interval."""
+    """A cell that is a number: a str, as tables print it, that keeps the number and its
+    interval."""
 
     value: float
     ci95: tuple[float, float] | None
@@ -32,7 +33,7 @@ class Number(str):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, and what they show in words."""
+    """Rows under a header, with a title and a note."""
 
     title: str
     note: str
@@ -50,7 +51,7 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co")  # categories of Unicode: control, format, sur
 
 
 def folded(text: str, first: str = "", rest: str = "  ") -> str:
-    """Break a text at its spaces where it is too wide; `first` and `rest` begin its lines."""
+    """Break a text at its spaces if it is too wide; `first` and `rest` begin its lines."""
     if len(first + text) <= WIDTH:
         return first + text
     room = max(WIDTH - max(len(first), len(rest)), 20)
@@ -60,7 +61,7 @@ def folded(text: str, first: str = "", rest: str = "  ") -> str:
 
 @dataclass(frozen=True)
 class Padding:
-    """How one column is padded."""
+    """The width and alignment of one column."""
 
     width: int
     is_numeric: bool
@@ -71,14 +72,14 @@ class Padding:
 
 
 GAP = "  "  # between columns
-LEAST_LAST = 20  # characters of the last column, which is folded where it is too wide
+LEAST_LAST = 20  # characters of the last column, which is folded if it is too wide
 NUMERIC = re.compile(r"[-+]?(\d|inf$)|-?$")
 WHOLE_NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write columns padded to their widest cell, the last one folded where it is too wide; an
-    empty header is left out."""
+    """Write columns padded to their widest cell. Fold the last one if it is too wide; leave out an
+    empty header."""
     body = [list(map(str, row)) for row in rows]
     layout = _layout(header, body)
     lines = list[str]()
@@ -106,7 +107,7 @@ def _layout(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[Paddin
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether all cells of a column are numbers or blank."""
+    """Return whether all cells of a column are numbers or blank."""
     return bool(cells) and all(map(NUMERIC.match, cells))
 
 
@@ -159,12 +160,14 @@ def _markdown_row(row: Sequence[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Write text so that Markdown shows it literally, on one line, also where a line begins."""
+    """Write text so that Markdown shows it literally, on one line, even at the beginning of a
+    line."""
     return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _literal(text))
 
 
 def _literal(text: str) -> str:
-    """Escape text inside a line or a table, where a leading mark begins no list and no heading."""
+    """Escape text inside a line or a table, in which a leading mark begins no list and no
+    heading."""
     text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~$#!{}])", r"\\\1", text)
@@ -176,8 +179,8 @@ Record = dict[str, str | float | None]
 
 
 def records(table: Table) -> list[Record]:
-    """Return a dict for each row: numbers as such, the ends of their intervals under names that end
-    in `low` and `high`; None where a cell is blank."""
+    """Return a dict for each row, with None for a blank cell. Numbers stay numbers; the ends of
+    their intervals get names that end in `low` and `high`."""
     heads = _heads(table.header)
     with_interval = set[str]()
     for row in table.rows:
@@ -201,7 +204,7 @@ def records(table: Table) -> list[Record]:
 
 
 def _heads(header: Sequence[str]) -> list[str]:
-    """Name each column once: the models have a name too, and of equal heads the later ones are
+    """Name each column once: the models have a name too, and if heads are equal the later ones are
     numbered."""
     heads = list[str]()
     for place, head in enumerate(header):
@@ -221,7 +224,8 @@ def _content(cell: str) -> str | float | None:
 
 
 def as_csv(tables: Iterable[Table]) -> str:
-    """Write tables as CSV with a header; where there are several, below lines with their titles."""
+    """Write tables as CSV with a header; if there are several, a line with its title precedes
+    each."""
     written = list(tables)
     parts = list[str]()
     for table in written:
@@ -309,7 +313,7 @@ def in_format(tables: Iterable[Table], name: Format) -> str:
 
 
 def visible(text: str) -> str:
-    """Drop control characters, and marks that change the direction or hide text."""
+    """Remove control characters, and marks that change the direction or hide text."""
     kept = list[str]()
     for character in text:
         if character in "\n\t" or unicodedata.category(character) not in HIDDEN:

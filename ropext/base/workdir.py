@@ -1,20 +1,20 @@
-"""The folder of a run: whose it is, what decides its numbers, and who goes on in it.
+"""Manage the folder of a run: its owner, what decides its numbers, and who may resume in it.
 
-It is OUT.run beside the output OUT of fit, finetune and run; of eval the output itself.
+For fit, finetune and run it is OUT.run, next to OUT; for eval it is the output itself.
 
-    run.json             the command, by name under "decides" what its numbers follow from, and what
-                         else is good to know
-    stages/STEP/run.json  the same of one step of a run, which is done once (ropext/base/stepdir.py)
+    run.json             the command, everything that decides its numbers under "decides", and
+                         other facts
+    stages/STEP/run.json the same for one step of a run, which is done once (ropext/base/stepdir.py)
 
-The same command with the same deciding values goes on in it. With other values it begins anew where
-that is asked for (--force), or where nothing is lost. The folder of another command is never taken,
-and a file whose name is none of `OURS` never deleted: a user put it there.
+The same command with the same deciding values resumes. With other values it starts again if the
+user asks for it (--force), or if nothing is lost. ropext never takes the folder of another command.
+It never deletes a file whose name is not in `OURS`: a user put it there.
 
-Where the folder is the output itself, the manifest lists what a run wrote, under "files", each with
-its digest. What was edited since, and a result that is not listed, is kept: the command is refused
-until --force. Only while a run writes its results ("writes_results", until it is done) a result
-that is not listed may be its own, from before a kill. A step lists what it left wherever that
-lies, and nothing before it is finished.
+If the folder is the output itself, the manifest lists the files of a run under "files", each with
+its digest. ropext keeps a file that was edited since, or a result that is not listed, and refuses
+the command until --force. While a run writes its results ("writes_results", until it finishes), a
+result that is not listed may be its own, from before a kill. A step lists its files wherever they
+are, and lists nothing before it has finished.
 """
 
 import json
@@ -36,13 +36,13 @@ from ropext.base.narration import Say, silent
 
 MANIFEST = "run.json"
 USED = guard.USED
-STORES = "variants/"  # of an evaluation: what each model read
+STORES = "variants/"  # of an evaluation: the arrays of each model
 UNITS = (STORES, "readings/", "steps/")
 STEPS = "stages"  # of a run: the folders of its steps
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
-# What was read in a regime; `states-KEY`, `kl-KEY-REGIME` and `agreement-KEY-REGIME` by --kl.
+# Losses of a regime; --kl adds `states-KEY`, `kl-KEY-REGIME` and `agreement-KEY-REGIME`.
 UNIT = r"([a-z]+(-[0-9a-f]{8})?(-pass)?(-\d+)?/[0-9a-f]+\.npy|" + (
     r"items/[^/]+-[0-9a-f]+\.json|lm-eval/[0-9a-f]+\.json)"
 )
@@ -88,22 +88,22 @@ class Workdir:
 
     @property
     def folder(self) -> Path:
-        """Where it works."""
+        """The path of the folder."""
         return beside(self.output) if self.command in BESIDE else self.output
 
     def has_begun(self) -> bool:
-        """Whether this very run has claimed the folder, now or earlier."""
+        """Return whether this very run has claimed the folder, now or earlier."""
         manifest = sealed(self.folder)
         return manifest is not None and not self._other(manifest)
 
     def _other(self, manifest: Mapping[str, Any]) -> list[str]:
-        """What another run's manifest differs in."""
+        """Return the names of the values that differ in another run's manifest."""
         if manifest["command"] != self.command:
             return ["command"]
         return differences(manifest["decides"], self.decides)
 
     def check(self, force: bool | None) -> None:
-        """Refuse a folder that this run may not take, and change nothing. `force` is None where the
+        """Refuse a folder that this run may not take; change nothing. `force` is None if the
         command has no such flag."""
         folder = self.folder
         manifest = sealed(folder)
@@ -139,7 +139,7 @@ class Workdir:
             )
 
     def _edited(self) -> list[str]:
-        """The files of ropext's names that are not as a run of this folder left them."""
+        """Return the files with ropext's names that differ from what a run of this folder left."""
         manifest = sealed(self.folder)
         if manifest is None or self.command in BESIDE:
             return []
@@ -155,7 +155,7 @@ class Workdir:
         return names
 
     def write_results(self) -> None:
-        """Note that from now on the run writes its results."""
+        """Note in the manifest that the run now writes its results."""
         if self.command in BESIDE:
             return
         manifest = sealed(self.folder)
@@ -172,8 +172,10 @@ class Workdir:
     def claimed(
         self, force: bool | None, rank: int = 0, world: int = 1, say: Say = silent
     ) -> Iterator[None]:
-        """Hold the folder, new or as this run left it; of several processes the first one does. A
-        run that fails before it has kept anything leaves no folder."""
+        """Hold the folder, new or as this run left it; the first of several processes does this.
+
+        If a run fails before it has kept anything, remove the folder.
+        """
         if rank != 0:
             yield
             return
@@ -193,11 +195,11 @@ class Workdir:
         """Take the folder, and clear away what another run left there."""
         self.check(force)
         for name in self._edited():
-            if name.startswith(STORES):  # what a model read is not taken from an edited file
+            if name.startswith(STORES):  # losses are not taken from an edited file
                 (self.folder / name).unlink()
         kept = sealed(self.folder) or {}
         if not self.has_begun():  # the manifest stays: after a kill it says whose this is
-            # What models read is named by all that decides it: it is as good for another run.
+            # The name of an array contains everything that decides it, so another run can use it.
             stores = STORES if self.command == "eval" else MANIFEST
             remove(self.folder, lambda name: name.startswith((MANIFEST, stores)), say=say)
         there = set(guard.listing(self.folder))
@@ -206,12 +208,12 @@ class Workdir:
         self._write_manifest(files, writes)
 
     def _give_up(self) -> None:
-        """Leave no folder where nothing was kept."""
+        """Remove the folder if nothing was kept."""
         if not has_work(self.folder):
             remove(self.folder)
 
     def _finish(self, say: Say) -> None:
-        """Clear away what is of no more use, and list what was written."""
+        """Delete files that are no longer needed, and list the written ones."""
         if self.command in PASSING:
             with os_errors(self.folder):
                 remove(self.folder, say=say)
@@ -225,12 +227,12 @@ class Workdir:
 
 
 def beside(output: Path) -> Path:
-    """OUT.run."""
+    """Return OUT.run."""
     return output.parent / f"{output.name}.run"
 
 
 def release(folder: Path, output: Path) -> None:
-    """Delete the lock that a killed run left; refuse while another one runs."""
+    """Delete the lock that a killed run left; refuse if another run is alive."""
     real = folder.resolve()
     if lock_of(real).exists():
         with locked(real, output):
@@ -238,7 +240,8 @@ def release(folder: Path, output: Path) -> None:
 
 
 def _results(folder: Path) -> list[str]:
-    """The files in a run's folder that have names of ropext's, but for its manifest and its log."""
+    """Return the files in a run's folder that have names of ropext's, except its manifest and its
+    log."""
     names = [name for name in guard.listing(folder) if OURS.fullmatch(name)]
     return [n for n in names if n not in (MANIFEST, USED) and not HALF_WRITTEN.fullmatch(n)]
 
@@ -249,8 +252,8 @@ def remove(
     below: str = ".",
     say: Say = silent,
 ) -> None:
-    """Delete what ropext wrote into a run's folder, or its part `below`, the manifest last, and
-    the folder if that was all. Say what a user put there, which is kept."""
+    """Delete the files that ropext wrote into a run's folder, or into its part `below`, the
+    manifest last; delete the folder if it is then empty. Name the user's files, which stay."""
     part = folder / below
     names = [(part / name).relative_to(folder).as_posix() for name in guard.listing(part)]
     for name in sorted(names, key=MANIFEST.__eq__):
@@ -265,19 +268,20 @@ def remove(
 
 
 def has_work(folder: Path) -> bool:
-    """Whether there is more than a manifest. An option's mistake that is found late leaves none."""
+    """Return whether the folder holds more than a manifest. A mistake in an option that is found
+    late leaves none."""
     return any(path.is_file() for path in folder.rglob("*") if path.name not in (MANIFEST, USED))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, without its list of files; None where there is none, or none that
-    ropext wrote."""
+    """Return the manifest of a folder, without its list of files; None if there is none of
+    ropext's."""
     manifest = sealed(folder)
     return manifest and {k: v for k, v in manifest.items() if k not in LEFT_OUT}
 
 
 def sealed(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder as it was written; None where there is none of ropext's."""
+    """Return the manifest of a folder unchanged; None if there is none of ropext's."""
     if not (folder / MANIFEST).is_file():
         return None
     check_links(folder)
@@ -286,7 +290,7 @@ def sealed(folder: Path) -> dict[str, Any] | None:
 
 
 def differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The names under which two mappings differ, dotted where they are nested."""
+    """Return the names whose values differ between two mappings, dotted if they are nested."""
     old = _flat(before)
     new = _flat(_plain(wanted))
     return [key for key in {**new, **old} if old.get(key, ABSENT) != new.get(key, ABSENT)]
@@ -303,12 +307,12 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def _plain(value: Mapping[str, Any]) -> Flat:
-    """As JSON gives it back: tuples are lists."""
+    """Return a value as JSON gives it back: tuples become lists."""
     plain: Flat = json.loads(json.dumps(value, default=str))
     return plain
 
 
 def first_of(names: list[str]) -> str:
-    """The first of some names, for a message."""
+    """Return the first of some names, for a message."""
     more = " …" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
