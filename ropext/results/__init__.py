@@ -1,7 +1,7 @@
-"""What was measured, and what follows from it: values with error bars, pairing, comparison, gates.
+"""Hold measured values and what follows from them: error bars, pairing, comparison, gates.
 
-Pure: numpy arrays and numbers in, values out. No torch, no model, no clock. A `Store` of readings
-and a run's folder (`rundir`) alone touch files.
+The functions are pure: numpy arrays and numbers in, values out, without torch, models or clocks.
+Only a `Store` of readings and a run's folder (`rundir`) touch files.
 """
 
 # Names of models that are read: the base through its short window, it beyond that, the base trained

@@ -69,11 +69,11 @@ class Gate:
 
     @property
     def task(self) -> str:
-        """The task it is about, if it is about one."""
+        """The task that the gate is about, if it is about one."""
         return self.metric.partition("@")[0].removeprefix("effective_context.").removesuffix("_nll")
 
     def unanswered(self, variant: str, reason: str) -> "Outcome":
-        """Fail, for nothing could be looked at."""
+        """Return a failed outcome, because the value was not measured."""
         return Outcome(self.text, variant, False, None, reason)
 
     def not_measured(self, variant: str, reason: str) -> "Outcome":
@@ -83,24 +83,24 @@ class Gate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a gate, and why."""
+    """The result of one gate and its reason."""
 
     gate: str
     variant: str
     passed: bool
     looked_at: float | None
-    reason: str  # what was looked at
-    value: float | None = None  # itself, where an end of its interval was looked at
+    reason: str  # the value that the gate checked
+    value: float | None = None  # the value itself, if the gate checked an end of its interval
     is_uncertain: bool = False  # the value alone would pass
-    is_measured: bool = True  # False: what it looks at was not measured, so nobody knows
+    is_measured: bool = True  # False: the value was not measured, so nobody knows
 
     @property
     def sentence(self) -> str:
-        """Say of which model what was looked at."""
+        """Name the model and the value that the gate checked."""
         return f"{self.variant}: {self.reason}"
 
     def recorded(self) -> dict[str, Json]:
-        """Return what the record of a run has of it."""
+        """Return the outcome as the record of a run holds it."""
         recorded = vars(self) | {"reason": self.sentence}
         if self.is_measured:
             del recorded["is_measured"]
@@ -128,7 +128,7 @@ def as_gates(given: object) -> list[Gate]:
 
 
 def parse_gate(text: str) -> Gate:
-    """Read one gate; what it does not understand is refused with the grammar."""
+    """Read one gate; refuse any other text and print the grammar."""
     match = _GATE.fullmatch(text)
     if match is None or (match["number"] is None and match["run"] is None):
         raise UsageError(f"--fail-if {text!r} is not a gate; write {GRAMMAR}")
@@ -150,7 +150,7 @@ def parse_gate(text: str) -> Gate:
 
 
 def split_spec(spec: str) -> tuple[Path, str | None]:
-    """`RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
+    """Split `RUN` or `RUN:VARIANT`; a directory whose name holds a colon comes first."""
     if Path(spec).is_dir():
         return Path(spec), None
     path, _, variant = spec.rpartition(":")
@@ -212,14 +212,15 @@ def _deciding(gate: Gate, value: "Value") -> str:
 
 
 def metric_text(metric: str) -> str:
-    """A metric as a user writes it: `tail@32k`."""
+    """Write a metric as a user does: `tail@32k`."""
     name, _, length = metric.partition("@")
     return f"{name}@{length_text(int(length))}" if length.isdigit() else metric
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What an evaluation is going to measure, as far as it is known before anything is read."""
+    """The metrics that an evaluation will measure, as far as they are known before anything is
+    read."""
 
     options: Measuring
     labels: Sequence[str]
@@ -257,7 +258,7 @@ class Metrics:
         return f"no such metric; there are {there or 'none'}"
 
     def _unsure(self, gate: Gate) -> str | None:
-        """Why a gate would find no interval to look at."""
+        """Return the reason if the gate would find no interval."""
         from ropext.results.values import FEWEST_DOCUMENTS  # late: it loads numpy
 
         count = self.options.max_docs
@@ -273,8 +274,8 @@ class Metrics:
         )
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Name what is measured at every length, and what stands for all of them: of a
-        variant, or of its differences to another run."""
+        """Name the metrics at each length and the metrics for all lengths: those of a variant, or
+        those of its differences to another run."""
         at = list[str]()
         whole = list[str]()
         if self.options.data is not None:
@@ -286,7 +287,7 @@ class Metrics:
     def _text_metrics(
         self, variant: str | None, run: str | None, at: list[str], whole: list[str]
     ) -> None:
-        """Add what is measured on text."""
+        """Add the metrics of text."""
         between = run is not None
         beside_base = BASE in self.labels and variant != BASE
         with_base = beside_base and not between
@@ -300,7 +301,8 @@ class Metrics:
                 whole.append(number.name)
 
     def _task_metrics(self, run: str | None, at: list[str], whole: list[str]) -> None:
-        """Add what is asked; the length that a model reaches is not compared between two."""
+        """Add the metrics of tasks. The length that a model reaches is not compared between two
+        models."""
         alone = run is None
         tasks = self.options.tasks
         for task in tasks:

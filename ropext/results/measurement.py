@@ -1,4 +1,4 @@
-"""What models read and answered: one record, from which all numbers follow.
+"""Hold the readings and answers of all models in one record, from which all numbers follow.
 
 Models are compared on the same tokens and the same questions. Documents are paired by the hash of
 their tokens up to the longest common length: a paired difference has an error bar several times
@@ -41,12 +41,12 @@ from ropext.results.values import Bootstrap, Value
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """One model: what it read and what it answered; `numbers` are those of a whole evaluation."""
+    """One model with its losses and its answers; `numbers` come from a whole evaluation."""
 
     kind: str = EXTENDED  # as `Variant.kind`
     reading: Reading | None = None
     items: tuple[ItemScore, ...] = ()
-    overlap: Overlap | None = None  # with what it was trained on
+    overlap: Overlap | None = None  # with the documents of its training
     strides: Mapping[int, Sequence[Any]] | None = None  # by window, of the strided loop
     # Per token, at the ends of lengths: nats from the base's next token, and the same first choice.
     divergence: Reading | None = None
@@ -56,11 +56,11 @@ class MeasuredModel:
     numbers: ModelNumbers | None = field(default=None, repr=False)
 
     def mark_at(self, name: str) -> str:
-        """Return the mark that stands beside a number of a task, or of a perplexity."""
+        """Return the mark next to a number of a task, or of a perplexity."""
         return self.mark(questions=name in TASK_NAMES)
 
     def mark(self, *, questions: bool = False) -> str:
-        """Return the mark of numbers over documents; of questions, where these are asked about the
+        """Return the mark of numbers over documents; with `questions`, of questions about these
         documents."""
         if self.overlap is None:
             return ""
@@ -86,8 +86,8 @@ class MeasuredModel:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Models by their labels, on the same documents and questions; `path` is None where nothing was
-    kept, and of several processes the first alone has the models' numbers."""
+    """Models by their labels, on the same documents and questions. `path` is None if nothing was
+    kept. Of several processes only the first has the models' numbers."""
 
     frame: Frame = field(repr=False)
     models: Mapping[str, MeasuredModel] = field(repr=False)
@@ -96,11 +96,11 @@ class Measurement:
     manifest: JsonObject = field(default_factory=dict, repr=False)
     path: Path | None = None
     resumed: int = 0
-    own_base: str = field(default="", repr=False)  # in a comparison, where its base is shown
+    own_base: str = field(default="", repr=False)  # in a comparison that shows its base
 
     @property
     def readings(self) -> dict[str, Reading]:
-        """Of every model that read documents."""
+        """The reading of every model that read documents."""
         readings = dict[str, Reading]()
         for label, model in self.models.items():
             if model.reading is not None:
@@ -109,12 +109,12 @@ class Measurement:
 
     @property
     def key(self) -> str:
-        """SHA-256 of what decides the numbers."""
+        """The SHA-256 of everything that decides the numbers."""
         return digest(self.manifest["decides"])
 
     @property
     def tasks(self) -> list[str]:
-        """Name the tasks that any model was asked."""
+        """Name the tasks that at least one model answered."""
         names = dict[str, None]()
         for model in self.models.values():
             if model.numbers is not None:
@@ -144,7 +144,7 @@ class Measurement:
         return replace(self, models={name or label: self.models[label]})
 
     def without(self, tasks: Collection[str]) -> "Measurement":
-        """Leave the answers of some tasks out."""
+        """Return the measurement without the answers of some tasks."""
         models = dict[str, MeasuredModel]()
         for label, model in self.models.items():
             items = tuple(item for item in model.items if item.task not in tasks)
@@ -152,7 +152,7 @@ class Measurement:
         return replace(self, models=models)
 
     def base(self, label: str) -> Reading | None:
-        """Return the base's reading, which a model is held against."""
+        """Return the base's reading, with which a model is compared."""
         return None if self.models[label].kind == BASE else self.readings.get(BASE)
 
     def values(self, label: str) -> dict[str, Value]:
@@ -211,7 +211,7 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
                 reading=model.reading and model.reading.subset(order),
                 divergence=model.divergence and model.divergence.subset(order),
                 agreement=model.agreement and model.agreement.subset(order),
-                # The numbers of the whole evaluation are not those of these documents.
+                # The numbers of the whole evaluation do not hold for these documents.
                 numbers=None,
             )
     frame = replace(
@@ -225,7 +225,7 @@ def joined(parts: Sequence[Measurement]) -> Measurement:
 
 
 def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
-    """Return the lengths at which all were read; refuse where there are none."""
+    """Return the lengths that all models read; refuse if there are none."""
     common = set(parts[0].frame.lengths)
     lists = list[str]()
     for part in parts:
@@ -240,7 +240,7 @@ def _common_lengths(parts: Sequence[Measurement]) -> set[int]:
 
 
 def _places(part: Measurement, length: int) -> dict[str, int]:
-    """Return where each document lies, by its hash."""
+    """Return the position of each document, by its hash."""
     if part.documents is None:
         raise InputError(f"{', '.join(part.models)} holds no perplexity to compare")
     return {hashes[length]: k for k, hashes in enumerate(part.documents.prefix_hashes)}
@@ -263,8 +263,8 @@ def _differences(left: Measurement, right: Measurement) -> dict[str, Value]:
 def item_differences(
     left: Sequence[ItemScore], right: Sequence[ItemScore], bootstrap: Bootstrap
 ) -> dict[str, Value]:
-    """`TASK@C` and `TASK_nll@C` as differences over the questions that both answered; of servers
-    also `found@C`, over all tasks."""
+    """Return `TASK@C` and `TASK_nll@C` as differences over the questions that both models answered;
+    for servers also `found@C`, over all tasks."""
     pairs = paired(left, right)
     values = dict[str, Value]()
     for (task, length), group in sorted(_by_place(pairs, "task", "length").items()):
@@ -289,8 +289,8 @@ Pair = tuple[ItemScore, ItemScore]
 
 
 def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
-    """The answers of two models to the same questions. Where a server was asked, a question is
-    known by its words, else by its tokens."""
+    """Pair the answers of two models to the same questions. A server's question is known by its
+    words, any other by its tokens."""
     in_words = _of_server(left) or _of_server(right)
 
     def key(item: ItemScore) -> object:
@@ -307,8 +307,8 @@ def paired(left: Sequence[ItemScore], right: Sequence[ItemScore]) -> list[Pair]:
 
 @dataclass(frozen=True)
 class Discordance:
-    """Texts of which one of two models found more than the other; where each text has a question of
-    its own, McNemar's table."""
+    """Texts for which one of two models found more than the other. If each text has its own
+    question, this is McNemar's table."""
 
     more: int
     fewer: int
@@ -319,7 +319,8 @@ class Discordance:
 def discordances(
     left: Sequence[ItemScore], right: Sequence[ItemScore]
 ) -> dict[tuple[str, int], Discordance]:
-    """By task and length; questions over one text count as one, for they are not independent."""
+    """Count them by task and length; questions over one text count as one, because they are not
+    independent."""
     out = dict[tuple[str, int], Discordance]()
     for place, group in sorted(_by_place(paired(left, right), "task", "length").items()):
         numbers = haystack_numbers([item for item, _ in group])
@@ -334,7 +335,7 @@ def discordances(
 def check_alike(
     left: Sequence[ItemScore], right: Sequence[ItemScore], names: Sequence[str]
 ) -> None:
-    """Refuse to compare a server with a model that was asked other texts."""
+    """Refuse to compare a server with a model whose questions had other texts."""
     has_server = _of_server(left) or _of_server(right)
     if not has_server or not left or not right or paired(left, right):
         return
@@ -353,7 +354,7 @@ def check_alike(
 
 
 def _of_server(items: Sequence[ItemScore]) -> bool:
-    """Whether a server gave these answers."""
+    """Return whether a server gave these answers."""
     return any(item.outcome is not None for item in items)
 
 
@@ -371,7 +372,7 @@ def _by_place(pairs: Sequence[Pair], *names: str) -> dict[Any, list[Pair]]:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """One .npy file (unlike .npz it holds no date)."""
+    """Write one .npy file (unlike .npz it holds no date)."""
     write_whole(path, lambda stream: np.save(stream, array, allow_pickle=False))
 
 
@@ -381,20 +382,22 @@ AGREEMENT = "agreement"
 
 
 def compared_regime(kind: str, key: str, regime: str) -> str:
-    """Name the folder of what was compared with a base in a regime; `key` tells which base."""
+    """Name the folder of comparisons with a base in a regime; `key` identifies the base."""
     return f"{kind}-{key}-{regime}"
 
 
 def array_name(regime: str, document_hash: str) -> str:
-    """Name the file of what was read of a document in a regime."""
+    """Name the file with a document's losses in a regime."""
     return f"{regime}/{document_hash[:32]}.npy"
 
 
 @dataclass(frozen=True)
 class Store:
-    """What a variant reads, one file for each unit of work: in a folder of its own, or in memory
-    alone. A file is written beside its name and renamed, so one that is there is complete. Of
-    several processes that read the same, one writes the folder, and the others hold what they read.
+    """The losses and answers of one variant, one file for each unit of work, in a folder or only in
+    memory.
+
+    A file is written under another name and renamed, so a file that exists is complete. If several
+    processes read the same, one writes the folder, and the others keep their arrays in memory.
     """
 
     folder: Path | None = None
@@ -402,7 +405,7 @@ class Store:
     held: dict[str, Any] = field(default_factory=dict)
 
     def file(self, name: str = "") -> Path:
-        """Where a unit lies."""
+        """Return the path of a unit."""
         assert self.folder is not None, "a store in memory has no files"
         return self.folder / name
 
@@ -410,7 +413,7 @@ class Store:
         return name in self.held or (self.folder is not None and self.file(name).exists())
 
     def is_older(self, name: str, time: float) -> bool:
-        """Whether a unit was there at a time."""
+        """Return whether a unit existed at a time."""
         return self.folder is not None and self.file(name).stat().st_mtime < time
 
     def put(self, name: str, result: Any) -> None:
@@ -423,7 +426,7 @@ class Store:
             write_json(self.file(name), result)
 
     def get(self, name: str) -> Any:
-        """Return what was kept."""
+        """Return a kept array or kept answers."""
         if name in self.held or self.folder is None:
             return self.held[name]
         if name.endswith(".npy"):

@@ -1,8 +1,8 @@
-"""The numbers of a text, in one table: what each is called, how it is taken, how two models differ
-in it, and what a failed gate says of it. Results, gates and their check before anything is read
-follow it.
+"""Define the metrics of text in one table: name, computation, difference of two models, and the
+sentence of a failed gate.
 
-Without numpy, so that a gate is checked before it is loaded.
+Results, gates and their early check follow the table. It needs no numpy, so that a gate is checked
+before numpy is loaded.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadText:
-    """A model's reading of the documents, and the base's that it is held against."""
+    """A model's reading of the documents, and the base's reading to compare it with."""
 
     frame: "Frame"
     reading: "Reading"
     base: "Reading | None" = None
     documents: "Documents | None" = None  # without them bytes are not known
     divergence: "Reading | None" = None  # per token, nats from the base's next token
-    agreement: "Reading | None" = None  # 1 where the first choice is the base's
+    agreement: "Reading | None" = None  # 1 if the first choice equals the base's
     unrounded: "Reading | None" = None  # the same model, its KV cache as it is computed
 
 
@@ -46,7 +46,7 @@ WITH_QUESTIONS = (
 )
 
 
-# What a number is measured on, and an interval is taken over.
+# The sample of a number, over which its interval is computed.
 DOCUMENTS = "documents"
 HAYSTACKS = "haystacks"
 QUESTIONS = "questions"
@@ -54,11 +54,9 @@ QUESTIONS = "questions"
 
 @dataclass(frozen=True)
 class Judged:
-    """How gates judge a number.
-
-    `meaning` is what the number says of a model; it may hold {metric}, {task}, {model}, {value},
-    {size} (the value without its sign), {percent}, {side} (better or worse) and {length}.
-    """
+    """How gates judge a number. `meaning` says what the number means for a model; it may hold
+    {metric}, {task}, {model}, {value}, {size} (the value without its sign), {percent}, {side}
+    (better or worse) and {length}."""
 
     meaning: str = "{metric} of {model} is {value:.4g}"
     remedy: str = TRAIN
@@ -71,8 +69,8 @@ class Judged:
 class Metric:
     """A number at each length, `NAME@LENGTH`.
 
-    `take` gives a model's number, or None where it cannot be had. `differ` gives the paired
-    difference of two models, in nats per token; None where two models are not compared by it.
+    `take` returns a model's number, or None if it cannot be computed. `differ` returns the paired
+    difference of two models in nats per token, or None if the metric compares no models.
     """
 
     name: str
@@ -86,7 +84,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class WholeMetric:
-    """A number that stands for all lengths; it needs the base's reading."""
+    """A number for all lengths together; it needs the base's reading."""
 
     name: str
     take: "Callable[[ReadText], Value | None]"
@@ -222,7 +220,7 @@ WHOLE_METRICS = (
 )
 
 # The numbers of a task's answers: `TASK@LENGTH`, `TASK_nll@LENGTH`, and a length on the grid of
-# those that were asked: `effective_context.TASK`, `ruler_context`.
+# the measured ones: `effective_context.TASK`, `ruler_context`.
 FOUND = Judged(
     "{model} finds {percent} of what {task} asks for at {length}", WITH_QUESTIONS, unit=QUESTIONS
 )
@@ -246,7 +244,8 @@ def judged(metric: str) -> Judged:
 
 
 def is_of_rounding(metric: str) -> bool:
-    """Whether a number, by its name in results, is of a model with a rounded KV cache alone."""
+    """Return whether a number, by its name in results, exists only for a model with a rounded KV
+    cache."""
     name = metric.partition("@")[0]
     return any(row.name == name and row.needs == KV for row in TEXT_METRICS)
 

@@ -1,7 +1,7 @@
-"""What was measured of a checkpoint, as the figures of its card on the hub.
+"""Collect the measured figures of a checkpoint for its card on the hub.
 
-From the sections of its own ropext.json, and from runs of `ropext eval` that read this very
-checkpoint: the identity in a run's manifest must be that of the directory.
+They come from the sections of its own ropext.json, and from runs of `ropext eval` that read this
+very checkpoint: the identity in a run's manifest must equal the directory's.
 """
 
 import math
@@ -33,7 +33,7 @@ UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record that does not say
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
-    """Return the figures of a checkpoint: those of the runs, or else those of its record."""
+    """Return the figures of a checkpoint: from the runs, or else from its record."""
     measured = [figure for spec in runs for figure in _of_run(spec, Path(directory))]
     record = read_record(Path(directory)) if not measured else None
     if record is None:
@@ -49,8 +49,8 @@ def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:
 
 
 def _of_record(record: Record) -> Iterator[Figure]:
-    """The evaluation of a run, else the numbers of a fine-tuning; those of a fit are over the
-    documents that chose its step."""
+    """Return the evaluation of a run, else the numbers of a fine-tuning. The numbers of a fit are
+    over the documents that chose its step."""
     run = record.more.get("run")
     if isinstance(run, Mapping) and isinstance(measured := run.get("evaluation"), Mapping):
         last = list(measured["variants"].values())[-1]
@@ -77,7 +77,7 @@ def _of_run(spec: str, directory: Path) -> Iterator[Figure]:
 
 
 def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
-    """The variant that read this directory's own config and weights."""
+    """Return the variant that read this directory's own config and weights."""
     content = identity(open_snapshot(str(directory)), Digests())
     keys = ("config_sha256", "weights_sha256")
     labels = [
@@ -105,7 +105,7 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
 
 
 def _dataset(data: str | None) -> tuple[str, str | None]:
-    """Say how a source is called on the card, and its id where it is one of the hub's."""
+    """Return the name of a source on the card, and its id if the hub has it."""
     if data is None:
         return "retrieval", None
     if data.startswith(SCHEME):

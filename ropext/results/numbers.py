@@ -1,5 +1,5 @@
-"""What is known of an evaluation beside its readings, as results.json keeps it: how it was made,
-where each model came from, and the numbers of each."""
+"""Hold the facts of an evaluation besides its readings, as results.json keeps them: how it was
+made, the source of each model, and the numbers of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from ropext.results.values import Value
 
 @dataclass(frozen=True)
 class RulerTasks:
-    """The tasks of RULER whose mean is `ruler@C`, and those that some lengths alone were asked."""
+    """The tasks of RULER whose mean is `ruler@C`, and the tasks that were measured only at some
+    lengths."""
 
     tasks: tuple[str, ...]
     left_out: tuple[str, ...] = ()
@@ -21,7 +22,7 @@ class RulerTasks:
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """How an evaluation was made, and what must be said of all its numbers."""
+    """How an evaluation was made, and the warnings about all its numbers."""
 
     protocol: str = "ropext"
     protocol_text: str = ""
@@ -39,21 +40,21 @@ class EvaluationFacts:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model came from, how it was extended, and where its readings are kept."""
+    """The source of a model, how it was extended, and the name of its store."""
 
     model: str = ""
     target: int | None = field(default=None, metadata=OR_NULL)
     adapter: str | None = field(default=None, metadata=OR_NULL)
-    # Method, factor, frequencies, knobs: written beside the other fields.
+    # Method, factor, frequencies, knobs: written next to the other fields.
     info: JsonObject = field(default_factory=dict, metadata=HIDDEN)
     store: str = ""  # a folder under variants/; "" if nothing was kept
     passes: Mapping[str, int] = field(default_factory=dict)  # tokens of a pass, by its folder
-    # Of a model whose next token was held against the base's: of which one.
+    # If the next token was compared with a base's: the label of that base.
     against: str = field(default="", metadata=IF_ANY)
 
     @property
     def method(self) -> str | None:
-        """The method by which it was extended in this evaluation."""
+        """The method that extended it in this evaluation."""
         return self.info.get("method")
 
     @property
@@ -62,7 +63,7 @@ class ModelSource:
 
     @property
     def inv_freq(self) -> tuple[float, ...]:
-        """The frequencies that it reads by; empty where they are not known."""
+        """The inverse frequencies of the model; empty if they are not known."""
         return tuple(self.info.get("inv_freq") or ())
 
     def to_json(self) -> dict[str, Json]:
@@ -72,7 +73,7 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class ModelNumbers:
-    """The numbers of one model, and what they say in words."""
+    """The numbers of one model, and their meaning in words."""
 
     metrics: Mapping[str, Value] = field(default_factory=dict)
     positions: tuple[OctaveLoss, ...] = ()

@@ -1,7 +1,7 @@
-"""What became of documents: whether they trained a checkpoint, chose it or judged it, by the hashes
-that its record keeps; and what follows for those that are measured on.
+"""Track what documents did: trained a checkpoint, chose it or judged it, by the hashes in its
+record; and mark measured documents.
 
-"Trained on" holds for a fit too. Where a record does not say, nothing is claimed.
+"Trained on" includes a fit. If a record says nothing, ropext claims nothing.
 """
 
 import base64
@@ -18,13 +18,13 @@ from ropext.files.checkpoint.provenance import TRAINED_ON, Record, with_training
 
 Hashes = npt.NDArray[np.uint64]
 
-# What a record keeps at most, two megabytes together: those with the lowest hashes.
+# A record keeps at most so many, two megabytes together, those with the lowest hashes.
 MOST_DOCUMENTS = 2**16
 MOST_PASSAGES = 2**16
 # A document with fewer of its passages in common has a licence or a saying in common.
 LEAST_SHARE = 1 / 8
 LEAST_PASSAGES = 3
-HASHES = "trained_on.json"  # beside an adapter, which has no record
+HASHES = "trained_on.json"  # next to an adapter, which has no record
 SHOWN = 3  # names in a sentence
 
 
@@ -37,8 +37,8 @@ def unique(parts: Sequence[npt.ArrayLike]) -> Hashes:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is known of the documents that a checkpoint was trained on, and of those that chose its
-    method or its step, or gave its verdict: the only place that holds either."""
+    """The documents that trained a checkpoint, chose its method or its step, or gave its verdict.
+    Only this class holds them."""
 
     documents: Hashes
     passages: Hashes
@@ -52,7 +52,7 @@ class Trained:
         return not self.not_recorded and self.count == len(self.documents)
 
     def holds(self, contents: Sequence[int], passages: Hashes) -> bool:
-        """Whether a document is one of these, or has a part in common with them."""
+        """Return whether a document is one of these, or shares a passage with them."""
         if np.isin(np.asarray(contents, np.uint64), self.documents).any():
             return True
         if len(self.passages) == MOST_PASSAGES:
@@ -61,7 +61,7 @@ class Trained:
         return common >= max(LEAST_PASSAGES, LEAST_SHARE * len(passages))
 
     def with_more(self, other: "Trained") -> "Trained":
-        """What was trained on both."""
+        """Join the documents of two trainings."""
         documents = unique([self.documents, other.documents])
         passages = unique([self.passages, other.passages])[:MOST_PASSAGES]
         common = len(self.documents) + len(other.documents) - len(documents)
@@ -76,7 +76,7 @@ class Trained:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Write it as it stands in ropext.json."""
+        """Write it as ropext.json holds it."""
         written: dict[str, Json] = {
             "documents": self.count,
             "document_hashes": _to_text(self.documents),
@@ -94,7 +94,7 @@ NO_DOCUMENTS = Trained(np.empty(0, np.uint64), np.empty(0, np.uint64), 0)
 
 
 def unknown(training: str) -> Trained:
-    """A training of which nothing is recorded."""
+    """Return a training without recorded documents."""
     return replace(NO_DOCUMENTS, not_recorded=(training,))
 
 
@@ -107,13 +107,13 @@ def trained(documents: Iterable[tuple[Sequence[int], Hashes]]) -> Trained:
 
 
 def trained_in(record: Record | None) -> Trained | None:
-    """What a record says; None where nothing was trained."""
+    """Read the training in a record; None if nothing was trained."""
     data = None if record is None else with_training(record).get(TRAINED_ON)
     return None if data is None else from_json(data)
 
 
 def kept_out_of(record: Record | None) -> Trained | None:
-    """Those that gave a verdict, which no later training reads."""
+    """Return the documents that gave a verdict, which no later training reads."""
     known = trained_in(record)
     return known and known.judged
 
@@ -153,18 +153,18 @@ def _from_text(text: str) -> Hashes:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The documents that are measured on: how many trained the model, or else chose it."""
+    """The measured documents: how many of them trained the model, or else chose it."""
 
     documents: int
     trained_on: int
     chosen_on: int  # that were not trained on, and chose the method or the step
     names: tuple[str, ...]  # of the first that were trained on
     complete: bool  # whether all that was trained on is known
-    questions: bool | None = None  # whether questions are asked about these documents
+    questions: bool | None = None  # whether the questions are about these documents
 
     @property
     def mark(self) -> str:
-        """What stands beside every number over these documents."""
+        """The mark next to every number over these documents."""
         parts = list[str]()
         if self.trained_on:
             parts.append(f"{self._count} trained on")
@@ -176,7 +176,7 @@ class Overlap:
 
     @property
     def of_documents(self) -> str:
-        """The documents, with what is known of them."""
+        """Return the documents, with their role in training."""
         if self.trained_on:
             return f"documents of which {self._count} were trained on"
         if self.chosen_on:
@@ -187,7 +187,7 @@ class Overlap:
 
     @property
     def sentence(self) -> str:
-        """What the mark means; empty where there is none."""
+        """The meaning of the mark; empty if there is none."""
         parts = list[str]()
         if self.trained_on:
             names = list(self.names)
@@ -245,7 +245,7 @@ def both(first: Trained | None, second: Trained | None) -> Trained | None:
 
 
 def overlap_in(data: JsonObject | None, place: object) -> Overlap | None:
-    """Read what a record or a result holds, or None if it holds nothing."""
+    """Read the overlap in a record or a result; None if it holds none."""
     return read_values(Overlap, data, place) if data else None
 
 

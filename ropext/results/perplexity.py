@@ -31,38 +31,36 @@ MASK_STRIDE = 8  # every so many tokens of a tail are masked in one pass
 
 @dataclass(frozen=True)
 class Reading:
-    """One model's reading of all documents, in their order.
+    """One model's losses on all documents, in their order.
 
-    `passes` maps a pass length to one array per document. With a static spectrum one pass at the
-    longest length serves every length; a spectrum that depends on the length needs its own pass for
-    each regime, and a length is read from the shortest pass that reaches it.
+    `passes` maps a pass length to one array per document. With static frequencies one pass at the
+    longest length serves every length. Frequencies that depend on the length need their own pass
+    for each regime; a length then uses the shortest pass that reaches it.
     """
 
     label: str
     passes: Mapping[int, Sequence[TokenNll]]
 
     def sums(self, start: int, stop: int, length: int | None = None) -> tuple[Floats, Floats]:
-        """Per document: sum of NLL and number of scored tokens at positions [start, stop).
-
-        `length` is the length as whose reader the positions are read (default: `stop`).
-        """
+        """Return for each document the sum of NLL and the number of scored tokens at positions
+        [start, stop). `length` chooses the pass (default: `stop`)."""
         parts = self.tokens(start, stop, length)
         return np.array([part.sum() for part in parts]), np.array([float(len(p)) for p in parts])
 
     def tokens(self, start: int, stop: int, length: int | None = None) -> list[Floats]:
-        """Per document: the NLL of each scored token at positions [start, stop)."""
+        """Return for each document the NLL of each scored token at positions [start, stop)."""
         arrays = self.passes[length_at_least(tuple(self.passes), length or stop)]
         return [np.asarray(array[max(start, 1) : stop], np.float64) for array in arrays]
 
     def subset(self, order: Sequence[int]) -> "Reading":
-        """The same reading of some of the documents, in the given order."""
+        """Return the reading of some of the documents, in the given order."""
         picked = {at: [arrays[k] for k in order] for at, arrays in self.passes.items()}
         return Reading(self.label, picked)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents that were read: who they are and how many bytes each of their tokens covers."""
+    """The measured documents: their hashes, and the bytes of text under each token."""
 
     names: tuple[str, ...]
     # Per document: SHA-256 of its first C tokens, for every measured length C.
@@ -73,7 +71,7 @@ class Documents:
         return len(self.names)
 
     def subset(self, order: Sequence[int]) -> "Documents":
-        """Some of them, in the given order."""
+        """Return some of them, in the given order."""
         return Documents(
             names=tuple(self.names[k] for k in order),
             prefix_hashes=tuple(self.prefix_hashes[k] for k in order),
@@ -83,7 +81,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a perplexity was taken: its name, the key of its headline, and what it is in words."""
+    """A protocol of perplexity: its name, the key of its headline, and its description."""
 
     name: str
     headline: str
@@ -128,7 +126,7 @@ EFFECTIVE_MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Frame:
-    """What all numbers of one evaluation share."""
+    """The settings that all numbers of one evaluation share."""
 
     context: int
     lengths: tuple[int, ...]
@@ -138,38 +136,38 @@ class Frame:
 
     @property
     def longest(self) -> int:
-        """Tokens of each document that are read."""
+        """The number of tokens that are read of each document."""
         return self.lengths[-1]
 
     @property
     def read_lengths(self) -> tuple[int, ...]:
-        """The lengths that are read, the trained context among them for the short tax."""
+        """The measured lengths, with the trained context for the short tax."""
         lengths = set(self.lengths)
         if self.context < self.longest:
             lengths.add(self.context)
         return tuple(sorted(lengths))
 
     def tail_span(self, length: int) -> Span:
-        """Positions of the last N tokens before a length."""
+        """Return the positions of the last N tokens before a length."""
         return self.scoring.tail(self, length)
 
     @property
     def inside(self) -> Span:
-        """What is scored inside the trained context."""
+        """The scored positions inside the trained context."""
         return self.scoring.inside(self)
 
     @property
     def far_half(self) -> Span:
-        """What a fit's windows take their loss of, and by which a fine-tuning stops."""
+        """The positions of a fit's loss, which also stops a fine-tuning."""
         return self.scoring.far_half(self)
 
     def mean(self, reading: Reading, span: Span) -> float:
-        """Nats per token over a span, without an interval."""
+        """Return the nats per token over a span, without an interval."""
         sums, counts = reading.sums(*span)
         return float(sums.sum() / counts.sum())
 
     def nll(self, reading: Reading, span: Span) -> Value:
-        """Nats per token over a span."""
+        """Return the nats per token over a span."""
         sums, counts = reading.sums(*span)
         return self.bootstrap.ratio(sums, counts)
 
@@ -188,7 +186,7 @@ class Frame:
         return self.bootstrap.ratio(sums / counts, np.ones(len(sums)), np.exp)
 
     def bits_per_byte(self, reading: Reading, documents: Documents, length: int) -> Value:
-        """Return bits per byte of the text that the scored tokens stand for."""
+        """Return the bits per byte of the text under the scored tokens."""
         sums, _ = reading.sums(1, length)
         num_bytes = []
         for counts in documents.token_bytes:
@@ -196,12 +194,12 @@ class Frame:
         return self.bootstrap.ratio(sums / math.log(2), num_bytes)
 
     def effective_context(self, reading: Reading, base: Reading) -> Value:
-        """Return the longest length up to which, from the first length of at least the tail on, the
-        tail stays within 0.02 nats of the in-window value.
+        """Return the longest length up to which the tail stays within 0.02 nats of the in-window
+        value; 0 if not even the first length does.
 
-        With eight documents or more the one-sided 95 % upper end of the paired difference must stay
-        below; the answer is then certain to that degree and stands as its own interval. 0 = not
-        even the first of these lengths.
+        The first length is the first one of at least the tail. With eight documents or more the
+        one-sided 95 % upper end of the paired difference must stay below; the answer is then
+        certain to that degree and is its own interval.
         """
         reached = 0
         long_enough = [length for length in self.lengths if length >= self.tail]
@@ -223,7 +221,7 @@ class Frame:
         return Value(float(reached), None, interval, num_documents)
 
     def octaves(self, parts: int = 1) -> tuple[tuple[int, int], ...]:
-        """Position buckets; none where a tail is all that is scored."""
+        """Return the buckets of positions; none if only a tail is scored."""
         if not self.scoring.scores_all:
             return ()
         return octaves(self.context, self.longest, parts)
@@ -231,7 +229,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class OctaveLoss:
-    """The NLL of the tokens at positions [start, stop), beside the base's short window on them."""
+    """The NLL of the tokens at positions [start, stop), and the base's through its short window on
+    the same tokens."""
 
     start: int
     stop: int
@@ -266,8 +265,8 @@ def strided_values(
 
 
 def verdicts(frame: Frame, values: Mapping[str, Value], label: str) -> list[str]:
-    """Say what the numbers show; truncation that beats the extension is said first. Below eight
-    documents they show nothing."""
+    """Return the numbers' meaning in sentences; the first one says if truncation beats the
+    extension. Below eight documents there is none."""
     losing = dict[int, Value]()
     winning = list[int]()
     for length in frame.lengths:

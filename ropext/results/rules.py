@@ -1,5 +1,5 @@
-"""What follows from losses on the same documents: who is lowest, and how surely; who is taken, and
-what `--method auto` says in the end; which step of a fit is kept; and what `compare` shows."""
+"""Decide from losses on the same documents: which model is lowest, and how surely; which one
+`--method auto` takes; which step of a fit is kept; and what `compare` shows."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,18 +39,18 @@ class Standing:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the lowest is below every other one, all comparisons allowed for."""
+        """Whether the lowest is below every other one, with all comparisons allowed for."""
         return all(lead is not None and lead > 0 for lead in self.leads.values())
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Whose own interval against the lowest holds zero, itself included."""
+        """The models whose interval against the lowest holds zero, the lowest included."""
         return tuple(label for label, distance in self.behind.items() if not distance.sign)
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """Who is as good as the lowest for all that matters: not surely behind it and close to it,
-        or so close that the difference is none."""
+        """The models that are practically as good as the lowest: close to it and not surely behind
+        it, or so close that the difference does not matter."""
         labels = list[str]()
         for label, distance in self.behind.items():
             is_none = distance.value <= NEGLIGIBLE * self.loss
@@ -60,8 +60,10 @@ class Standing:
         return tuple(labels)
 
     def take(self, among: Collection[str], preference: Sequence[str]) -> str:
-        """Take the first in `preference` of those `among` which none is surely better: what is used
-        is a choice, and only "surely the lowest" a claim about all. Of few documents, the lowest.
+        """Take the first in `preference` among those that no other one surely beats. With few
+        documents, take the lowest.
+
+        The choice needs no certainty; only "surely the lowest" is a claim about all.
         """
         if self.documents >= FEWEST_DOCUMENTS:
             for label in preference:
@@ -70,7 +72,7 @@ class Standing:
         return self.lowest
 
     def to_json(self) -> dict[str, Json]:
-        """As choice.json has it."""
+        """Write it as choice.json has it."""
         return {
             "documents": self.documents,
             "behind": values_json(self.behind),
@@ -103,12 +105,12 @@ def standing(measured: Measurement, span: Span | None = None) -> Standing:
 def lead(
     frame: Frame, lowest: Reading, other: Reading, span: Span, comparisons: int
 ) -> float | None:
-    """Nats per token that `lowest` is below `other` at the least; None below eight documents.
+    """Return the least nats per token by which `lowest` is below `other`; None below eight
+    documents.
 
-    Several are compared, and the lowest of them is not known before: so many comparisons share the
-    risk of one two-sided 95 % interval (Bonferroni). "Surely the lowest" is false only where the
-    one that truly is was beaten in a comparison with it, and there are one fewer of these than
-    contenders.
+    Several are compared, and the lowest is not known before. So the comparisons share the risk of
+    one two-sided 95 % interval (Bonferroni). "Surely the lowest" is false only if the truly lowest
+    one was beaten in a comparison, and there is one comparison fewer than contenders.
     """
     sums, counts = lowest.sums(*span)
     differences = sums - other.sums(*span)[0]
@@ -117,43 +119,46 @@ def lead(
 
 
 def far_loss(measured: Measurement, label: str) -> float:
-    """Nats a token over the far half."""
+    """Return the nats per token over the far half."""
     return measured.frame.mean(measured.readings[label], measured.frame.far_half)
 
 
 def tail_loss(measured: Measurement, label: str) -> float:
-    """Nats a token over the last N tokens before the longest length."""
+    """Return the nats per token over the last N tokens before the longest length."""
     frame = measured.frame
     return frame.mean(measured.readings[label], frame.tail_span(frame.longest))
 
 
 def fit_loss(measured: Measurement, label: str) -> float:
-    """What a fit lowers: the losses over the far half and over the tail, in equal parts."""
+    """Return the loss that a fit lowers: the far half and the tail, in equal parts."""
     return (far_loss(measured, label) + tail_loss(measured, label)) / 2
 
 
 def far_change(measured: Measurement, label: str, start: str) -> Value:
-    """Nats a token over the far half, on the same tokens; negative = better than the start."""
+    """Return the change in nats per token over the far half, on the same tokens; negative is better
+    than the start."""
     readings = measured.readings
     frame = measured.frame
     return frame.difference(readings[label], readings[start], frame.far_half)
 
 
 def is_better(measured: Measurement, label: str, start: str) -> bool:
-    """Whether it beats the start by more than the paired interval; never without one."""
+    """Return whether it beats the start by more than the paired interval; never without an
+    interval."""
     change = far_change(measured, label, start)
     return change.ci95 is not None and change.ci95[1] < -ROUNDING
 
 
 def best_step(measured: Measurement, steps: Iterable[str], start: str) -> str:
-    """Return the lowest of the steps that surely beat the start; where none does, of all."""
+    """Return the lowest of the steps that surely beat the start; if none does, the lowest of
+    all."""
     steps = tuple(steps)
     sure = [step for step in steps if is_better(measured, step, start)]
     return min(sure or steps, key=lambda step: fit_loss(measured, step))
 
 
 def lost(measured: Measurement, label: str, start: str) -> Value | None:
-    """The change in the share of right answers where it is surely a loss, else None."""
+    """Return the change in the share of right answers if it is surely a loss, else None."""
     models = measured.models
     bootstrap = measured.frame.bootstrap
     changes = item_differences(models[label].items, models[start].items, bootstrap)
@@ -165,18 +170,18 @@ def lost(measured: Measurement, label: str, start: str) -> Value | None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods by their tail before the longest length: how they stand, and the numbers of each."""
+    """Methods ordered by their tail before the longest length, with the numbers of each."""
 
     frame: Frame
     standing: Standing
     values: Mapping[str, Mapping[str, Value]]  # of every method
     taken: str  # the one to use
-    # What no checkpoint says: nats per token above the lowest of the others.
+    # Not in any checkpoint: nats per token above the lowest of the others.
     beside: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def best(self) -> str:
-        """The method of the lowest tail."""
+        """The method with the lowest tail."""
         return self.standing.lowest
 
     @property
@@ -191,14 +196,14 @@ class Ranking:
         return self.values[method][f"tail_nll@{self.frame.longest}"]
 
     def gain(self, method: str) -> Value | None:
-        """Return what a method gains over the base through its short window."""
+        """Return the gain of a method over the base through its short window."""
         return self.values[method].get(f"gain@{self.frame.longest}")
 
     def short_tax(self, method: str) -> Value | None:
         return self.values[method].get("short_tax")
 
     def to_json(self) -> dict[str, Json]:
-        """As `ropext plan --measure --json` prints it."""
+        """Write it as `ropext plan --measure --json` prints it."""
         return {
             "length": self.frame.longest,
             "context": self.frame.context,
@@ -231,7 +236,8 @@ class Ranking:
 def rank(
     measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
 ) -> Ranking:
-    """Rank all models but the base and those `beside` by the tail before the longest length."""
+    """Rank all models except the base and those in `beside` by the tail before the longest
+    length."""
     models = dict[str, MeasuredModel]()
     for label, model in measured.models.items():
         if model.kind != BASE and label not in beside:
@@ -249,7 +255,7 @@ def rank(
 
 
 def tail_above(measured: Measurement, label: str, lowest: str) -> Value:
-    """Nats a token of the tail that one is above another, which may be a difference below zero."""
+    """Return by how many nats per token one tail is above another; it may be negative."""
     frame = measured.frame
     readings = measured.readings
     span = frame.tail_span(frame.longest)
@@ -270,7 +276,7 @@ def in_memory(label: str, behind: Value, lowest: str) -> str:
 
 @dataclass(frozen=True)
 class AutoVerdict:
-    """What came of a choice: two numbers and a sentence."""
+    """The result of a choice: two numbers and a sentence."""
 
     gain: Value | None  # nats per token over the base's short window, at the target
     short_tax: Value | None  # nats per token lost inside the context
@@ -324,7 +330,7 @@ def _sentence(choice: JsonObject, gain: Value | None, later: str, length: str) -
 
 
 def because(last: Standing, method: str) -> str:
-    """Why one was taken, by the documents that chose."""
+    """Return the reason for a choice, from the documents that chose."""
     lowest = last.lowest
     count = last.documents
     on = f"on {count} documents" if count > 1 else f"on {count} document"
@@ -339,7 +345,7 @@ def because(last: Standing, method: str) -> str:
 
 @dataclass(frozen=True)
 class LengthRow:
-    """One length: each one's tail, each one's paired difference to the first, and the winner."""
+    """One length: the tail of each model, its paired difference to the first, and the winner."""
 
     length: int
     tail: Mapping[str, Value]
@@ -349,7 +355,7 @@ class LengthRow:
 
 @dataclass(frozen=True)
 class OctaveDifference:
-    """The NLL of one model minus that of its reference at positions [start, stop)."""
+    """The NLL of one model minus its reference's at positions [start, stop)."""
 
     start: int
     stop: int
@@ -370,14 +376,14 @@ class Comparison:
     lengths: tuple[LengthRow, ...]
     positions: Mapping[str, Sequence[OctaveDifference]]  # of each label
     short: Mapping[str, Value]  # difference inside the trained context
-    marks: Mapping[str, str]  # of those that were trained on these documents
+    marks: Mapping[str, str]  # of the models that were trained on these documents
 
 
 def compare_text(parts: Sequence[Measurement]) -> Comparison:
-    """Work out tails, differences by length and position, and winners.
+    """Compute tails, differences by length and position, and winners.
 
-    Differences are to the first model; where that is a base, and models of other bases are here,
-    each is held against its own.
+    Differences are to the first model. If that is a base, and models of other bases are here,
+    compare each with its own base.
     """
     both = joined(parts)
     frame = both.frame
@@ -435,7 +441,7 @@ def compare_text(parts: Sequence[Measurement]) -> Comparison:
 
 
 def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
-    """Return the label of each model's own base; empty where it is not shown."""
+    """Return the label of each model's own base; empty if it is not shown."""
     bases = dict[str, str]()
     for part in parts:
         for label in part.models:
@@ -444,7 +450,8 @@ def _bases(parts: Iterable[Measurement]) -> dict[str, str]:
 
 
 def _winner(both: Measurement, span: Span) -> str | None:
-    """The lowest tail, if it is surely below every other one, all comparisons allowed for."""
+    """Return the lowest tail, if it is surely below every other one, with all comparisons allowed
+    for."""
     if len(both.readings) < 2:
         return None
     for reading in both.readings.values():

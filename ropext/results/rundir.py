@@ -49,10 +49,10 @@ from ropext.results.values import Bootstrap
 DOCUMENTS = "documents.json"
 ITEMS = "items.jsonl"
 RESULTS = "results.json"
-READ = (DOCUMENTS, ITEMS, RESULTS, "documents/", STORES)  # what is read; a report is not
+READ = (DOCUMENTS, ITEMS, RESULTS, "documents/", STORES)  # the files that are read; a report is not
 AGAIN = "; evaluate again"
 Part = TypeVar("Part", EvaluationFacts, ModelSource, ModelNumbers)
-# What results.json has of a model beside how it was extended.
+# The keys of a model in results.json besides its extension.
 _OF_A_MODEL = {part.name for part in (*fields(ModelSource), *fields(ModelNumbers))}
 _OF_A_MODEL |= {"kind", "unrounded", "overlap"}
 Texts = Iterable[tuple[str, npt.NDArray[np.integer]]]  # name and token ids of each document read
@@ -109,7 +109,7 @@ def write_losses(path: Path, texts: Texts, measured: Measurement) -> None:
 
 
 def _fill_in(path: Path, stream: BinaryIO) -> None:
-    """Put the digest of a table, which is written but has no name yet, into the table."""
+    """Write the digest of a table into the table, before it gets its name."""
     stream.flush()
     start = guard.place_of_sign(path, guard.LOSSES)
     assert start is not None
@@ -119,18 +119,18 @@ def _fill_in(path: Path, stream: BinaryIO) -> None:
 
 
 def store(path: Path, name: str) -> Store:
-    """The losses and answers of one variant of a run."""
+    """Return the losses and answers of one variant of a run."""
     return Store(path / STORES / name)
 
 
 def write_stores(path: Path, stores: Mapping[str, Store]) -> None:
-    """Keep in a run's folder what was read elsewhere, by the names of the stores."""
+    """Write losses that were read elsewhere into a run's folder, by the names of the stores."""
     for name, held in stores.items():
         held.written(path / STORES / name)
 
 
 def keep_only(path: Path, units: Collection[str]) -> None:
-    """Delete what a run before this one read and this one does not; `units` are files below
+    """Delete units of an earlier run that this one does not use; `units` are files below
     variants/."""
     names = {STORES + unit for unit in units}
 
@@ -180,8 +180,8 @@ def _check_content(path: Path) -> None:
 
 
 def read_back(path: Path) -> Measurement:
-    """Read what this process has just written, or what `read_run` checks; say by name what is
-    missing or torn."""
+    """Read a run that this process has just written or that `read_run` checks; name a missing or
+    damaged part."""
     manifest = workdir.read(path)
     if manifest is None or manifest["command"] != "eval":
         raise InputError(
@@ -201,7 +201,7 @@ def read_back(path: Path) -> Measurement:
 
 @contextmanager
 def _naming(place: Path) -> Iterator[None]:
-    """Say of a run, or of a file in it, what is missing or torn."""
+    """Name the run, or the file in it, if a part is missing or damaged."""
     try:
         yield
     except KeyError as error:
@@ -288,7 +288,7 @@ def _written_model(variant: JsonObject, path: Path) -> MeasuredModel:
 
 
 def _part(kind: type[Part], data: JsonObject, path: Path) -> Part:
-    """Read what one dataclass wrote of an object; all that it always writes must be there."""
+    """Read one dataclass from an object; every key that it always writes must exist."""
     part = read_values(kind, data, path / RESULTS, AGAIN)
     for key in fields_of(kind()):
         if key not in data:
@@ -334,10 +334,10 @@ def _bytes_file(path: Path, document_hash: str) -> Path:
 
 
 def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
-    """Open the runs, and each of their models alone by a label that tells it apart.
+    """Open the runs, and give each of their models a label that identifies it.
 
-    Runs of one base share its short window, which is shown once; another base has its own row, and
-    what was made of it is held against that.
+    Runs of one base share its short window, which is shown once. Another base has its own row, and
+    its models are compared with it.
     """
     runs = list[Measurement]()
     everyone = list[tuple[Measurement, str]]()
@@ -398,7 +398,7 @@ def _check_short_windows(runs: Sequence[Measurement]) -> None:
 
 
 def _base(run: Measurement) -> object:
-    """What tells the base of a run from another one: its weights, spectrum and context."""
+    """Return what identifies the base of a run: its weights, spectrum and context."""
     label = next(iter(run.labels(BASE)), None)
     if label is None:
         return None
@@ -412,7 +412,7 @@ def _base(run: Measurement) -> object:
 
 
 def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
-    """The shortest name that nobody else has: variant, run:variant, path:variant."""
+    """Return the shortest name that nobody else has: variant, run:variant, path:variant."""
 
     def names(measured: Measurement, label: str) -> tuple[str, ...]:
         return label, f"{measured.path and measured.path.name}:{label}", f"{measured.path}:{label}"
@@ -433,9 +433,11 @@ def _chosen(run: Measurement, wanted: str | None) -> list[str]:
 
 
 def judge(run: Measurement, gates: Sequence[Gate]) -> list[Outcome]:
-    """Judge every gate on every variant it concerns: the one it names, else all that were extended
-    (all that read the long window, where none was). One that cannot be answered fails: what was
-    measured is to be shown all the same."""
+    """Judge every gate on every variant that it concerns: the named one, else all extended ones,
+    else all that read the long window.
+
+    A gate without an answer fails, so that the measured numbers are still shown.
+    """
     outcomes = list[Outcome]()
     for gate in gates:
         for label in _concerned(run, gate):
@@ -495,8 +497,8 @@ def _concerned(run: Measurement, gate: Gate) -> list[str]:
 
 
 def _opponent(run: Measurement, gate: Gate, label: str) -> Measurement:
-    """Another variant of this run, or a run directory (its variant of the same label, else its
-    only one)."""
+    """Return another variant of this run, or the variant of a run directory (the same label, else
+    its only one)."""
     name = gate.run or ""
     if name in run.models:
         return run.only(name)

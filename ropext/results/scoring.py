@@ -1,6 +1,8 @@
-"""Which tokens of a document are scored: all of them, each given those before it, or those of its
-tail that a mask hides. What measures and reports asks these objects, and nothing else, which of
-the two it is."""
+"""Choose the scored tokens of a document: all of them, each with the tokens before it as context,
+or the tokens of its tail that a mask hides.
+
+Measuring and reporting ask these objects which of the two it is.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +15,8 @@ Span = tuple[int, int] | tuple[int, int, int]  # positions [start, stop), read a
 
 
 class TailLengths(Protocol):
-    """What decides the tokens of a tail: tokens of the trained context, of a tail, and of the
-    longest length."""
+    """The lengths that decide the tokens of a tail: the trained context, the tail and the longest
+    length."""
 
     @property
     def context(self) -> int: ...
@@ -28,22 +30,22 @@ class TailLengths(Protocol):
 
 @dataclass(frozen=True)
 class AllTokens:
-    """Every token is scored, given all before it: one pass over a text serves its lengths."""
+    """Every token is scored, given all before it: one pass over a text serves all its lengths."""
 
     scores_all: ClassVar[bool] = True
     perplexity: ClassVar[str] = "perplexity"  # what exp of a mean loss is called
     passes: ClassVar[int] = 1  # over one window
 
     def tail(self, frame: TailLengths, length: int) -> Span:
-        """Positions of the last N tokens before a length."""
+        """Return the positions of the last N tokens before a length."""
         return max(1, length - frame.tail), length
 
     def inside(self, frame: TailLengths) -> Span:
-        """What is scored inside the trained context."""
+        """Return the scored positions inside the trained context."""
         return 1, min(frame.context, frame.longest)
 
     def far_half(self, frame: TailLengths) -> Span:
-        """What is scored in the second half of the longest length."""
+        """Return the scored positions in the second half of the longest length."""
         return frame.longest // 2, frame.longest
 
     def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
@@ -59,13 +61,13 @@ class AllTokens:
         return f"positions before {context}"
 
     def tokens_key(self, frame: TailLengths) -> object:
-        """What must be equal for two frames to score the same tokens of a document."""
+        """Return a key that is equal for two frames if they score the same tokens of a document."""
         return None
 
 
 @dataclass(frozen=True)
 class MaskedTail:
-    """The tokens of a tail are scored, each masked once; each length is a window of its own, which
+    """The tokens of a tail are scored, each masked once. Each length is a window of its own that
     ends with the document, and all of them score the same tokens."""
 
     scores_all: ClassVar[bool] = False
@@ -75,19 +77,19 @@ class MaskedTail:
 
     @property
     def passes(self) -> int:
-        """Passes over one window."""
+        """The number of passes over one window."""
         return self.mask_stride
 
     def tail(self, frame: TailLengths, length: int) -> Span:
-        """Positions of the tail, read in the window of a length."""
+        """Return the positions of the tail, read in the window of a length."""
         return frame.longest - frame.tail, frame.longest, length
 
     def inside(self, frame: TailLengths) -> Span:
-        """The tail in a window of the trained context."""
+        """Return the tail in a window of the trained context."""
         return self.tail(frame, min(frame.context, frame.longest))
 
     def far_half(self, frame: TailLengths) -> Span:
-        """The tail in the longest window."""
+        """Return the tail in the longest window."""
         return self.tail(frame, frame.longest)
 
     def tail_text(self, tail: int, lengths: Sequence[int]) -> str:
@@ -100,7 +102,7 @@ class MaskedTail:
         return f"the tail in windows of {context}"
 
     def tokens_key(self, frame: TailLengths) -> object:
-        """What must be equal for two frames to score the same tokens of a document."""
+        """Return a key that is equal for two frames if they score the same tokens of a document."""
         return self.mask_stride, frame.tail, frame.longest
 
 

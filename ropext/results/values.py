@@ -36,10 +36,11 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Value:
-    """A measured number. `ci95` is None where the sample is too small for an interval.
+    """A measured number.
 
-    `range` then holds the smallest and largest value that a single document gave. `apart` holds, of
-    a difference of shares, what the first model alone found, and what the second alone found.
+    `ci95` is None if the sample is too small for an interval; `range` then holds the smallest and
+    largest value of a single document. For a difference of shares `apart` holds what only the first
+    model found, and what only the second found.
     """
 
     value: Number
@@ -53,7 +54,7 @@ class Value:
 
     @property
     def sign(self) -> int:
-        """On which side of zero the interval lies: 0 where it holds zero, or there is none."""
+        """The side of zero on which the interval is: 0 if it holds zero, or if there is none."""
         if self.ci95 is None:
             return 0
         low, high = self.ci95
@@ -63,8 +64,8 @@ class Value:
 
     @property
     def gains(self) -> bool | None:
-        """Whether this gain in nats is surely one (True), surely smaller than MARGIN (False), or
-        not known (None)."""
+        """Return whether this gain in nats is surely one (True), surely smaller than MARGIN
+        (False), or not known (None)."""
         if self.ci95 is None or (self.ci95[0] <= 0 and self.ci95[1] >= MARGIN):
             return None
         return self.ci95[0] > 0
@@ -155,20 +156,20 @@ def _few_draws(seed: int, resamples: int, n: int) -> Floats:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Seeded resampling of whole documents; the same seed and documents give the same draws.
+    """A seeded resampling of whole documents; the same seed and documents give the same draws.
 
     The means of resampled documents spread by sqrt((n-1)/n) too little, and their percentiles take
     that spread for the true one, as a normal interval does. So the distances of an interval's ends
-    from the value are widened by both (compare the expanded percentiles of Hesterberg 2015), and
-    the end on the side of the far documents by their skew, for more of these are to be expected
-    than were drawn.
+    from the value are widened by both (compare the expanded percentiles of Hesterberg 2015). The
+    end on the side of the outlying documents moves further by their skew, because the population
+    has more of them than the sample.
     """
 
     seed: int = 0
     resamples: int = RESAMPLES
 
     def fresh_draws(self, n: int) -> Iterator[Floats]:
-        """How often each of n documents was drawn, (block, n) at a time to bound memory."""
+        """Yield how often each of n documents was drawn, (block, n) at a time to bound memory."""
         rng = np.random.default_rng(self.seed)
         block = max(1, min(self.resamples, 4_000_000 // n))
         for start in range(0, self.resamples, block):
@@ -176,7 +177,7 @@ class Bootstrap:
             yield rng.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
 
     def _draws(self, n: int) -> Iterator[Floats]:
-        """The same; of few documents they are kept, for many numbers are taken of them."""
+        """Yield the draws; keep those of few documents, because many numbers use them."""
         if n * self.resamples > 1_000_000:
             yield from self.fresh_draws(n)
         else:
@@ -188,7 +189,8 @@ class Bootstrap:
         counts: npt.ArrayLike,
         transform: Callable[[Floats], Floats] | None = None,
     ) -> Value:
-        """Sum of `sums` over sum of `counts`, e.g. NLL over tokens, through a rising `transform`.
+        """Return the sum of `sums` over the sum of `counts`, e.g. NLL over tokens, through a rising
+        `transform`.
 
         Documents with a count of zero take no part. The interval is widened before the transform.
         """
@@ -217,12 +219,13 @@ class Bootstrap:
         return np.concatenate([(draw @ top) / (draw @ bottom) for draw in self._draws(len(top))])
 
     def mean(self, values: npt.ArrayLike) -> Value:
-        """The mean over documents, each with the same weight."""
+        """Return the mean over documents, each with the same weight."""
         numbers = np.asarray(values, np.float64)
         return self.ratio(numbers, np.ones_like(numbers))
 
     def upper(self, sums: npt.ArrayLike, counts: npt.ArrayLike, risk: float = 0.05) -> float | None:
-        """What the ratio exceeds with this risk at most; None below eight documents."""
+        """Return the bound that the ratio exceeds with at most this risk; None below eight
+        documents."""
         top = np.asarray(sums, np.float64)
         bottom = np.asarray(counts, np.float64)
         if len(top) < FEWEST_DOCUMENTS:
@@ -241,8 +244,8 @@ def _widening(n: int, risk: float = RISK) -> float:
 
 
 def _skew_beyond_chance(numbers: Floats) -> float:
-    """Return the sample's skewness (G1 of Joanes and Gill 1998), less one standard error of it in a
-    normal sample; 0 where it is no larger."""
+    """Return the sample's skewness (G1 of Joanes and Gill 1998) minus one standard error of it in a
+    normal sample; 0 if it is no larger."""
     n = len(numbers)
     centred = numbers - numbers.mean()
     deviation = math.sqrt(float((centred**2).mean()))
@@ -254,17 +257,20 @@ def _skew_beyond_chance(numbers: Floats) -> float:
 
 
 def _reach(skew: float, n: int) -> float:
-    """Return by how much the upper end is moved away: in a skewed population Student's t is off by
-    a share of the skewness over sqrt(n) (Johnson 1978), of which a small sample shows too little.
+    """Return the factor by which the upper end moves away.
+
+    In a skewed population Student's t is off by a share of the skewness over sqrt(n) (Johnson
+    1978). A small sample shows too little of that skewness.
     """
     return 1 + SKEW_REACH * max(0.0, skew) / math.sqrt(n)
 
 
 def wilson(successes: float, n: int, worth: float | None = None) -> Value:
-    """A share of n items with its 95 % score interval (Wilson 1927).
+    """Return a share of n items with its 95 % score interval (Wilson 1927).
 
-    Honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is that of the
-    interval, half its width over 1.96. `worth` is how many independent items these n are worth.
+    It is honest at the ends: 20 of 20 is [0.84, 1.00], not 1.00 +- 0. The standard error is half
+    the interval's width over 1.96. `worth` is the number of independent items that these n are
+    worth.
     """
     if n == 0:
         return Value(math.nan, None, None, 0)
@@ -279,12 +285,12 @@ def wilson(successes: float, n: int, worth: float | None = None) -> Value:
 
 
 def difference_of_shares(more: Value, fewer: Value) -> Value:
-    """Return the difference of two models' shares: what the first alone found less what the second
-    alone found, of the same questions.
+    """Return the difference of two models' shares: found only by the first minus found only by the
+    second, of the same questions.
 
-    The distances of the two Wilson intervals' ends add up (MOVER, Zou and Donner 2008)
-    with the correlation of two parts of one sample. So the interval has a width even if both models
-    gave the same answers: other questions can tell them apart.
+    The distances of the two Wilson intervals' ends add up (MOVER, Zou and Donner 2008) with the
+    correlation of two parts of one sample. So the interval has a width even if both models gave the
+    same answers: other questions can tell them apart.
     """
     if more.ci95 is None or fewer.ci95 is None:
         return Value(math.nan, None, None, 0)
@@ -307,12 +313,11 @@ def _joined(first: float, second: float, correlation: float) -> float:
 
 
 def worth_of(successes: npt.ArrayLike, sizes: npt.ArrayLike) -> float:
-    """How many independent items those of several groups are worth (Rao and Scott 1992): fewer,
-    where groups differ by more than chance, and fewer still, as Student's t has it, where few
-    groups tell by how much.
+    """Return the effective number of independent items in several groups (Rao and Scott 1992).
 
-    Answers unlike most of the others are what tells how alike the items of a group are. Where there
-    are few such answers, or one group, the likeness is assumed.
+    It is smaller if groups differ by more than chance. It is smaller still if there are few groups
+    to estimate that from, as in Student's t. Answers unlike most of the others show how alike the
+    items of a group are. If there are few such answers, or one group, the likeness is assumed.
     """
     right = np.asarray(successes, np.float64)
     count = np.asarray(sizes, np.float64)

@@ -1,4 +1,5 @@
-"""Windows over a text, as pure integers: what is read together, and which part of it is scored."""
+"""Compute windows over a text as pure integers: the tokens that are read together, and those that
+are scored."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,10 +15,8 @@ class Window:
 
 
 def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
-    """Windows every `stride` tokens; each token is scored once, by the first window that holds it.
-
-    Position 0 has nothing before it and is not scored.
-    """
+    """Return windows every `stride` tokens. The first window that holds a token scores it, once.
+    Position 0 has nothing before it and is not scored."""
     if not 0 < stride <= size:
         raise ValueError(f"a stride of {stride} leaves gaps between windows of {size}")
     done = 1
@@ -31,11 +30,11 @@ def strided_windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]
 
 
 def short_windows(num_tokens: int, context: int) -> Iterator[Window]:
-    """The short window: windows of L, stride L/2, the new half scored, so that every token beyond
-    the first window sees between L/2 and L tokens."""
+    """Return the windows of the short window: length L, stride L/2, the new half scored. So every
+    token beyond the first window sees between L/2 and L tokens."""
     return strided_windows(num_tokens, context, max(1, context // 2))
 
 
 def forward_tokens(windows: Iterable[Window]) -> int:
-    """How many tokens are read in windows."""
+    """Return how many tokens are read in windows."""
     return sum(window.end - window.begin for window in windows)
