@@ -1,4 +1,4 @@
-"""What a check says, and what all of them together."""
+"""Define a check, its result, and the verification of a model."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from ropext.verifying.claim import Claim
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     passed: bool | None  # None: there was nothing to compare with
@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """Everything that was checked, and what each loader reads where nothing is wrong."""
+    """The results of all checks, and each engine's reading if nothing is wrong."""
 
     directory: str
     checks: tuple[Check, ...]
@@ -68,7 +68,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Depth:
-    """How deep is looked, and what may be done for it."""
+    """How deep to check, and what the checks may do for it."""
 
     deep: bool = False  # every byte of the weights
     keep: bool = False  # their SHA-256 is written into the record
@@ -81,7 +81,7 @@ HEADERS_ALONE = Depth()
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, and against what."""
+    """The model to check, and the claim to check it against."""
 
     snapshot: Snapshot
     model: Model

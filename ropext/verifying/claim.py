@@ -1,4 +1,4 @@
-"""What a model is checked against: a saved plan, its record, its base, or what its config says."""
+"""Decide what a model is checked against: a saved plan, its record, its base, or its own config."""
 
 import json
 import math
@@ -21,25 +21,25 @@ from ropext.scaling.rope import CONFIG, Site
 
 @dataclass(frozen=True)
 class Claim:
-    """What a directory is checked against."""
+    """The values that a directory is checked against."""
 
     context: int
     target: int
     sites: tuple[Site, ...]
-    base: JsonObject | None  # the config before, where it is known
+    base: JsonObject | None  # the config before, if it is known
     edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
 
     @property
     def promise(self) -> Promise:
-        """What stock is to build of it."""
+        """Return what transformers should build from it."""
         return Promise(self.sites, self.target / self.context)
 
 
 def claim_of(
     snapshot: Snapshot, model: Model, record: provenance.Record | None, against: str | None
 ) -> tuple[Claim, Snapshot | None]:
-    """What should be true: as a saved plan says (a JSON file), as recorded, or as we read the
-    config; and the base, where `against` names one (a directory or hub id)."""
+    """Return the claim of a saved plan (a JSON file), of the record, or of the config as ropext
+    reads it; and the base, if `against` names one (a directory or hub id)."""
     if against is not None and Path(against).is_file() and bundled.find_gguf(against) is None:
         return planned_claim(Path(against)), None
     base = open_model(against) if against is not None else None
@@ -66,7 +66,7 @@ def claim_of(
 
 
 def edited_keys(record: provenance.Record) -> tuple[str, ...]:
-    """The keys of config.json that the recorded extensions wrote."""
+    """Return the keys of config.json that the recorded extensions wrote."""
     keys = list[str]()
     for link in provenance.lineage(record):
         for edit in provenance.edits_of(link):
@@ -76,7 +76,7 @@ def edited_keys(record: provenance.Record) -> tuple[str, ...]:
 
 
 def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
-    """The sites of a plan's JSON."""
+    """Return the sites in a plan's JSON."""
     entries = []
     for site in plan["sites"]:
         wanted = {
@@ -101,7 +101,7 @@ def _saved_sites(plan: JsonObject) -> tuple[Site, ...]:
 
 
 def read_plan(path: Path) -> dict[str, Json]:
-    """Read a plan, and check its config, which may be built as that of a model."""
+    """Read a plan, and check that its config can be built as a model's."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
         check_asked(config, f"{path}, its config")

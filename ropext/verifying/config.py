@@ -1,4 +1,4 @@
-"""Checks of config.json and the other small files, of models of every scheme."""
+"""Check config.json and the other small files of models of every scheme."""
 
 from collections.abc import Iterable
 
@@ -19,8 +19,8 @@ def check_config(
     edited: Iterable[str],
     changed: Iterable[str] | None,
 ) -> Iterable[Check]:
-    """Compare every key beside the edits with the base's; `changed` are those that stock reads
-    otherwise, None where that is not known."""
+    """Compare every key except the edits with the base's. `changed` holds the keys that
+    transformers now reads differently, or None if that is not known."""
     if base is None:
         return
 

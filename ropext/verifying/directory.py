@@ -1,4 +1,4 @@
-"""The checks of a directory with rotary embeddings."""
+"""Check a directory with rotary embeddings."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -26,8 +26,11 @@ def _weights(subject: Subject) -> Iterable[Check]:
 
 
 def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> Iterable[Check]:
-    """Check what each spelling says. What a save by transformers 5 leaves out is wrong where an
-    extension is lost by it to a loader that the table has in its newest version; else a note."""
+    """Check what each spelling states.
+
+    A key that a save by transformers 5 leaves out is an error if an engine of the table, in its
+    newest version, loses the extension by it; else it is a note.
+    """
     problems = families.check_spellings(config)
     extended = recorded or any(site.rope.is_scaled for site in model.scaled_sites)
     readers = _misled(model)
@@ -50,8 +53,8 @@ def check_spellings(config: dict[str, Json], model: Model, recorded: bool) -> It
 
 
 def _misled(model: Model) -> list[str]:
-    """The loaders that read rope_parameters alone otherwise, in the newest version that was
-    measured."""
+    """Return the engines that read rope_parameters alone differently, in the newest measured
+    version."""
     params = model.scaled_sites[0].params
     read = partial(
         loaders.readings,
@@ -74,7 +77,7 @@ def _misled(model: Model) -> list[str]:
 
 
 def check_lengths(subject: Subject) -> Iterable[Check]:
-    """Hold the stated length against the target, and look for other limits."""
+    """Compare the stated length with the target, and look for other limits."""
     stated = subject.model.stated_context
     claim = subject.claim
     target = claim.target

@@ -1,4 +1,4 @@
-"""Hold a running server against what it is to compute."""
+"""Compare a running server with the model that it should serve."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ UNKNOWN = ("another factor", PLAIN)  # neighbours that nothing here computes
 
 @dataclass(frozen=True)
 class AskedServer:
-    """A running server, and what it is held against."""
+    """A running server, and the settings of its check."""
 
     url: str
     beside: PlainServer | None = None  # None: what transformers computes
@@ -40,7 +40,7 @@ class AskedServer:
     say: Say = silent
 
     def check(self, subject: Subject, probe: Probe) -> Check:
-        """Ask it, in the way of a directory or of a file."""
+        """Ask the server, as it serves a directory or a file."""
         if self.beside is not None:
             return self._compare(self.beside, subject)
         try:
@@ -50,11 +50,11 @@ class AskedServer:
         return self._check(_passed(probed), _sentence(probed))
 
     def _check(self, passed: bool | None, sentence: str) -> Check:
-        """What came of it; the sentence says what the server does."""
+        """Return the check's result; the sentence says what the server does."""
         return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare(self, beside: PlainServer, subject: Subject) -> Check:
-        """Hold the server against one of the plain model."""
+        """Compare the server with a server of the plain model."""
         model = subject.model
         claim = subject.claim
         if model.vocab_size is None:
@@ -105,7 +105,7 @@ class AskedServer:
         reference: "server.ReferenceModel",
         near: Sequence[Neighbour],
     ) -> "server.ServerQuestion":
-        """What the server is asked."""
+        """Return the question for the server."""
         from ropext.verifying import server
 
         lengths = server.ReadLengths(subject.claim.context, subject.model.context)
@@ -115,7 +115,7 @@ class AskedServer:
         )
 
     def _reference(self, subject: Subject, directory: Path) -> "server.ReferenceModel":
-        """The model that transformers runs beside the server."""
+        """Return the model that transformers runs for comparison."""
         from ropext.verifying import server
 
         trust = subject.depth.trust_remote_code
@@ -131,7 +131,8 @@ def _served(probed: "server.Probe") -> str:
 
 
 def _sentence(probed: "server.Probe") -> str:
-    """What came of it: how far the answers are from the plan's, and what they exclude."""
+    """Describe the result: how far the answers are from the plan's, and which neighbours they
+    exclude."""
     gaps = [prompt.difference for prompt in probed.prompts]
     said = (
         f"{_served(probed)}; after {len(gaps)} prompts of up to {probed.reached:,} tokens its "
@@ -152,7 +153,7 @@ def _passed(probed: "server.Probe") -> bool | None:
 
 
 def check_plan(path: Path, asked: AskedServer, depth: Depth) -> Verification:
-    """Hold a plan against a server that runs its base with the plan's numbers."""
+    """Compare a plan with a server that runs its base with the plan's numbers."""
     claim = planned_claim(path, "")
     plan = read_plan(path)
     snapshot = open_snapshot(str(plan.get("model")), weights=True)

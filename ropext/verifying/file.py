@@ -1,4 +1,4 @@
-"""The checks of a GGUF file: what ggml computes from its keys, and its tensors."""
+"""Check a GGUF file: the frequencies that ggml computes from its keys, and its tensors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from ropext.verifying.checks import Check, Checker, Subject
 
 
 def check_spectrum(subject: Subject) -> Iterable[Check]:
-    """Hold what ggml's formula gives against the claim."""
+    """Compare the result of ggml's formula with the claim."""
     claim = subject.claim
     near = claim.context
     if subject.record is not None:
@@ -34,7 +34,7 @@ def check_spectrum(subject: Subject) -> Iterable[Check]:
 
 
 def check_tensors(subject: Subject) -> Iterable[Check]:
-    """Compare the tensors with the base's, or with what was recorded of them."""
+    """Compare the tensors with the base's, or with the record."""
     file = as_file(subject.snapshot)
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
@@ -55,7 +55,8 @@ def check_tensors(subject: Subject) -> Iterable[Check]:
 
 
 def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
-    """What identifies the tensors that it should have; nothing where that is not known."""
+    """Return the identities of the tensors that the file should have; nothing if they are not
+    known."""
     if subject.base is not None:  # another kind is refused with the claim
         depth = subject.depth
         return proving.weigh_parts(as_file(subject.base), content=depth.deep, show=depth.show)
@@ -67,7 +68,7 @@ def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
 def _difference(
     weights: Mapping[str, WeightFile], known: Mapping[str, WeightFile], deep: bool
 ) -> Check | None:
-    """The first thing that differs, or is not known."""
+    """Return the first tensor that differs, or that is not known."""
     for name, file in weights.items():
         wish = known.get(name)
         if wish is None or (wish.size, wish.header_sha256) != (file.size, file.header_sha256):

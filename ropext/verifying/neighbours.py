@@ -1,4 +1,4 @@
-"""The readings of a model that a server could have in place of the planned one."""
+"""Compute the readings of a model that a server could use instead of the planned one."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Write the spellings of a config anew."""
+"""Write the spellings of a config again."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from ropext.scaling.rope import Edit
 def repair(
     directory: str | Path, trust: str | None = None
 ) -> tuple[dict[str, Json], tuple[Edit, ...]]:
-    """The config with every spelling written anew: from the record, where there is one, or from
-    what stock transformers 5 reads; `trust` names the right one of two that disagree."""
+    """Return the config with every spelling written again: from the record if there is one, else
+    from what transformers 5 reads. `trust` names the right one of two spellings that disagree."""
     snapshot = open_snapshot(str(directory))
     known = provenance.read_record(snapshot.directory)
     if known is None:

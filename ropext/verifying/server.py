@@ -34,8 +34,8 @@ from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
 # the factor × 1.25 measured 0.27 inside and 0.42 beyond
 # (benchmarks/results/endpoint-tolerance-2026-11-28.md).
 TOLERANCE = 0.25
-ASKED = 8  # prompts of each text, all beginnings of it: the server keeps what it has read
-LONG = 120  # seconds of work here from which on --plain is named
+ASKED = 8  # prompts of each text, all beginnings of it: the server's cache then serves the next one
+LONG = 120  # seconds of work here after which ropext suggests --plain
 
 # Token ids and lengths -> the log-probability of every next token after each of these beginnings.
 Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
@@ -43,7 +43,7 @@ Rows = Callable[[Sequence[int], Sequence[int]], list[list[float]]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One comparison: how long the prompt was, and how far the top log-probabilities differ."""
+    """One comparison: the length of the prompt, and the difference of the top log-probabilities."""
 
     tokens: int
     beyond: bool  # longer than the old context
@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a server answered."""
+    """The answers of a server to all prompts."""
 
     model: str
     limit: int | None  # tokens it takes; None = it does not say
@@ -62,15 +62,15 @@ class Probe:
 
     @property
     def reached(self) -> int:
-        """Tokens of the longest prompt."""
+        """The tokens of the longest prompt."""
         return max(prompt.tokens for prompt in self.prompts)
 
 
 def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float]) -> list[float]:
-    """The wanted log-probability of each of the server's: by id, else by rank.
+    """Pair each wanted log-probability with the server's, by id, else by rank.
 
-    A dict by text holds one entry where two tokens look alike, so a rank may be skipped for each
-    that is missing.
+    A dict by text holds one entry if two tokens look alike, so a rank may be skipped for each
+    missing one.
     """
     if all(type(token) is int and 0 <= token < len(wanted) for token, _ in pairs):
         return [wanted[token] for token, _ in pairs if token is not None]
@@ -87,7 +87,7 @@ def _matched(pairs: Sequence[tuple[int | None, float]], wanted: Sequence[float])
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """What transformers runs, for a server to be held against."""
+    """The model that transformers runs for comparison with a server."""
 
     directory: Path
     config: JsonObject | None = None  # in place of the directory's
@@ -98,7 +98,7 @@ class ReferenceModel:
 
 @dataclass(frozen=True)
 class ReadLengths:
-    """How many tokens a model reads."""
+    """The number of tokens that a model reads."""
 
     context: int  # before its extension
     target: int
@@ -150,7 +150,7 @@ def transformers_rows(reference: ReferenceModel) -> Rows:
 
 @dataclass(frozen=True)
 class OpenedServer:
-    """A running server that takes what a model reads, and tells log-probabilities."""
+    """A running server that accepts token ids and returns log-probabilities."""
 
     server: Server
     model: str  # as the server calls it
@@ -177,7 +177,7 @@ def _opened(url: str, directory: Path, read_lengths: ReadLengths) -> OpenedServe
 
 @dataclass(frozen=True)
 class ServerQuestion:
-    """What is compared: a model and its neighbours, at which lengths, and who listens."""
+    """A comparison: a model and its neighbours, the lengths, and the listener."""
 
     reference: ReferenceModel
     lengths: ReadLengths
@@ -189,19 +189,20 @@ class ServerQuestion:
 
     @property
     def texts(self) -> tuple[int, ...]:
-        """Tokens of each text: inside the old context, and up to the target."""
+        """The tokens of each text: inside the old context, and up to the target."""
         longest = self.lengths.target - 1  # one more is generated
         inside = min(self.lengths.context, longest)
         return tuple(sorted({inside, longest}))
 
     @property
     def computed(self) -> Sequence[Neighbour]:
-        """The neighbours that a config says."""
+        """The neighbours that a config can state."""
         return [each for each in self.neighbours if each.config is not None]
 
     @property
     def work(self) -> int:
-        """Tokens that transformers reads: both texts as planned, the longest by each neighbour."""
+        """The tokens that transformers reads: both texts as planned, and the longest by each
+        neighbour."""
         return sum(self.texts) + len(self.computed) * self.texts[-1]
 
 
@@ -284,7 +285,7 @@ def _announce(question: ServerQuestion, at: Mapping[int, Sequence[int]]) -> None
 
 
 class _Work:
-    """What is read here: it counts its tokens, and tells how long the rest takes."""
+    """A counter of the tokens read on this machine, which estimates the remaining time."""
 
     def __init__(self, question: ServerQuestion) -> None:
         self.question = question
@@ -339,7 +340,7 @@ Answers = dict[tuple[int, int], Pairs]
 
 
 def _answers(opened: "OpenedServer", work: _Work, at: Mapping[int, Sequence[int]]) -> Answers:
-    """Ask for every prompt; some answers may tell nothing, not most."""
+    """Ask for every prompt; some answers may hold no log-probabilities, but not most."""
     total = sum(map(sum, at.values()))
     answers = Answers()
     done = 0
@@ -367,7 +368,8 @@ def follows_length(config: JsonObject) -> bool:
 
 
 def beginnings(length: int, context: int) -> list[int]:
-    """Lengths of the prompts from one text: its second half, or what lies beyond the context."""
+    """Return the lengths of the prompts from one text: in its second half, or beyond the
+    context."""
     first = max(length // 2, 1)
     if length > context:
         first = context + 1

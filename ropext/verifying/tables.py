@@ -1,4 +1,4 @@
-"""The checks of a directory that rotates nothing: its lengths, its rows, its other tensors."""
+"""Check a directory that rotates nothing: its lengths, its rows, its other tensors."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from ropext.verifying.weights import check_weights
 
 @dataclass(frozen=True)
 class TableSubject:
-    """What is checked, and against what."""
+    """The model to check, and the claim to check it against."""
 
     snapshot: Snapshot
     positions: Positions
@@ -30,7 +30,7 @@ class TableSubject:
 
     @property
     def target(self) -> int:
-        """The tokens that it is to read."""
+        """The tokens that the model should read."""
         return self.positions.context if self.record is None else self.record.target
 
     @property
@@ -40,7 +40,7 @@ class TableSubject:
 
     @property
     def before(self) -> Mapping[str, Json] | None:
-        """The config before, where it is known."""
+        """The config before the extension, if it is known."""
         if self.base is not None:
             return self.base.config
         if self.record is not None:
@@ -50,7 +50,7 @@ class TableSubject:
 
 
 def check_tables(subject: TableSubject) -> Iterator[Check]:
-    """Run all checks; what follows from tables that are not as the config says is left out."""
+    """Run all checks; skip those that need tables which differ from the config."""
     positions = subject.positions
     if not positions.carried:
         raise UnsupportedModel(refusal(positions))
@@ -77,7 +77,7 @@ def _check_length(subject: TableSubject) -> Check:
 
 
 def _check_rows(subject: TableSubject) -> Check | None:
-    """Look at the tables; None where its distances have none."""
+    """Check the tables; return None if the distances have none."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     try:
@@ -92,7 +92,7 @@ def _check_rows(subject: TableSubject) -> Check | None:
 
 
 def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
-    """Compare a table's old rows, and all tensors beside it, with those of the base."""
+    """Compare a table's old rows, and all other tensors, with the base's."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     directory = subject.snapshot.directory
@@ -127,8 +127,8 @@ def _check_against(subject: TableSubject, base: Snapshot) -> Iterator[Check]:
 
 
 def _check_other_weights(subject: TableSubject) -> Iterator[Check]:
-    """Compare the weights with what was recorded of them; where the base is there, that was done
-    already, but for recorded digests."""
+    """Compare the weights with the record. If the base is here, that was done already, except for
+    recorded digests."""
     record = subject.record
     hashed = False
     if record is not None:

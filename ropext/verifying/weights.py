@@ -1,4 +1,4 @@
-"""Checks of weight files: which lie there, and whether they are the base's."""
+"""Check weight files: which exist, and whether they are the base's."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ def check_other_sets(snapshot: Snapshot) -> Iterable[Check]:
 def check_weights(
     snapshot: Snapshot, record: Record | None, base: Snapshot | None, depth: Depth
 ) -> Iterator[Check]:
-    """Compare the weights with the base's, or with what was recorded of them."""
+    """Compare the weights with the base's, or with the record."""
     deep = depth.deep
     show = depth.show
     if depth.keep and record is None:
@@ -62,7 +62,7 @@ def check_weights(
     else:
         return
     findings = compare_weights(source, snapshot.directory, deep=deep or depth.keep, show=show)
-    if deep and base is not None and record is not None:  # what was recorded is read all the same
+    if deep and base is not None and record is not None:  # the recorded files are read all the same
         hashed = {name: file for name, file in record.weights.items() if file.sha256}
         findings += tuple(
             finding
