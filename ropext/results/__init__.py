@@ -4,8 +4,8 @@ The functions are pure: numpy arrays and numbers in, values out, without torch, 
 Only a `Store` of readings and a run's folder (`rundir`) touch files.
 """
 
-# Names of models that are read: the base through its short window, it beyond that, the base trained
-# on the same text, and what each stage of a run makes; the closed form that a fit has to beat, and
+# Names of models: the base through its short window, the base beyond it, the base trained on the
+# same text, and the result of each stage of a run; then the closed form that a fit has to beat, and
 # the extended model before its fine-tuning.
 BASE = "base"
 UNTOUCHED = "untouched"

@@ -3,10 +3,10 @@
     [VARIANT:]METRIC[@LENGTH][.value] OP NUMBER
     [VARIANT:]METRIC[@LENGTH][.value] OP [NUMBER] vs RUN
 
-A gate names what must not be. It looks at the worse end of the 95 % interval (the upper one for
-`>`, the lower one for `<`), so a result that is merely too uncertain fails too; `.value` asks for
-the point. `vs RUN` takes the paired difference to another run, or to another variant of this one:
-nats for a perplexity, points for a share; without a number the limit is 0.
+A gate is a failure condition. It looks at the worse end of the 95 % interval: the upper end for
+`>`, the lower end for `<`. So a result that is merely too uncertain fails too; `.value` asks for
+the point. `vs RUN` takes the paired difference to another run, or to another variant of this one.
+It is in nats for a perplexity and in points for a share; without a number the limit is 0.
 """
 
 import math
@@ -44,7 +44,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-UNITS = {"": 1, "k": 1024, "m": 1024**2}  # of a limit
+UNITS = {"": 1, "k": 1024, "m": 1024**2}  # the units of a limit
 _GATE = re.compile(
     r"\s*(?:(?P<variant>[^\s:<>=]+):)?"
     r"(?P<metric>[A-Za-z_][\w-]*(?:\.(?!value\b)[A-Za-z_][\w-]*)?)"
@@ -274,8 +274,8 @@ class Metrics:
         )
 
     def metrics(self, variant: str | None, run: str | None = None) -> tuple[list[str], list[str]]:
-        """Name the metrics at each length and the metrics for all lengths: those of a variant, or
-        those of its differences to another run."""
+        """Name the metrics at each length and the metrics for all lengths, for a variant or for its
+        differences to another run."""
         at = list[str]()
         whole = list[str]()
         if self.options.data is not None:

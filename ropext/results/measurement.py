@@ -51,7 +51,7 @@ class MeasuredModel:
     # Per token, at the ends of lengths: nats from the base's next token, and the same first choice.
     divergence: Reading | None = None
     agreement: Reading | None = None
-    unrounded: str = ""  # of a rounded KV cache: the same model with its cache as it is computed
+    unrounded: str = ""  # label of the same model without rounding, if this one rounds its KV cache
     source: ModelSource = field(default=ModelSource(), repr=False)
     numbers: ModelNumbers | None = field(default=None, repr=False)
 
@@ -313,7 +313,7 @@ class Discordance:
     more: int
     fewer: int
     alike: int
-    p: float  # of the exact sign test
+    p: float  # p-value of the exact sign test
 
 
 def discordances(

@@ -54,8 +54,8 @@ QUESTIONS = "questions"
 
 @dataclass(frozen=True)
 class Judged:
-    """How gates judge a number. `meaning` says what the number means for a model; it may hold
-    {metric}, {task}, {model}, {value}, {size} (the value without its sign), {percent}, {side}
+    """The rules by which gates judge a number. `meaning` explains the number for a model; it may
+    hold {metric}, {task}, {model}, {value}, {size} (the value without its sign), {percent}, {side}
     (better or worse) and {length}."""
 
     meaning: str = "{metric} of {model} is {value:.4g}"

@@ -29,7 +29,7 @@ from ropext.results.values import Value, Values
 _METRIC = re.compile(r"([a-z][a-z0-9_-]*)@([0-9]+)")
 _DATASET_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 NOT_TRAINED = Overlap(0, 0, 0, (), complete=True)
-UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # of a record that does not say
+UNKNOWN = Overlap(0, 0, 0, (), complete=False)  # for a record without this information
 
 
 def figures(directory: str | Path, runs: Sequence[str] = ()) -> list[Figure]:

@@ -35,7 +35,7 @@ class EvaluationFacts:
     not_measurable: Mapping[str, str] = field(default_factory=dict, metadata=IF_ANY)
     ruler: RulerTasks | None = None
     lm_eval: Mapping[str, JsonObject] | None = None  # scores of lm-evaluation-harness
-    endpoint: JsonObject | None = None  # of a running server
+    endpoint: JsonObject | None = None  # if a running server answered
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ropext.files.checkpoint.provenance import TRAINED_ON, Record, with_training
 
 Hashes = npt.NDArray[np.uint64]
 
-# A record keeps at most so many, two megabytes together, those with the lowest hashes.
+# A record keeps at most so many, two megabytes together: the lowest hashes.
 MOST_DOCUMENTS = 2**16
 MOST_PASSAGES = 2**16
 # A document with fewer of its passages in common has a licence or a saying in common.
@@ -158,7 +158,7 @@ class Overlap:
     documents: int
     trained_on: int
     chosen_on: int  # that were not trained on, and chose the method or the step
-    names: tuple[str, ...]  # of the first that were trained on
+    names: tuple[str, ...]  # the first documents that were trained on
     complete: bool  # whether all that was trained on is known
     questions: bool | None = None  # whether the questions are about these documents
 

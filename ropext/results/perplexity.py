@@ -23,7 +23,7 @@ from ropext.results.scoring import ALL_TOKENS, Scoring, Span
 from ropext.results.values import FEWEST_DOCUMENTS, Bootstrap, Floats, Value
 
 TokenNll = npt.NDArray[np.float32]
-# The version of the short window's definition: 2 has a BOS in front of every window, where the
+# The version of the short window's definition: 2 has a BOS in front of every window if the
 # tokenizer puts one before a text.
 SHORT_WINDOW = 2
 MASK_STRIDE = 8  # every so many tokens of a tail are masked in one pass

@@ -1,7 +1,8 @@
-"""Retrieval scores: shares with Wilson intervals by length and by depth, and how far they hold.
+"""Compute retrieval scores: shares with Wilson intervals by length and by depth, and how far they
+hold.
 
-Questions over one haystack are alike: where the model reads it well it answers most of them. So
-the haystack is the sampling unit.
+Questions over one haystack are alike: a model that reads it well answers most of them. So the
+haystack is the sampling unit.
 """
 
 import math
@@ -29,8 +30,8 @@ from ropext.results.values import (
 EFFECTIVE_SHARE = 0.85
 RULERS_SHARE = 0.856  # RULER's: what Llama-2-7B has at 4k (Hsieh et al. 2024, section 4)
 RULERS = "in ropext's words and texts: not comparable with published RULER scores"
-CAN_DO = 0.1  # of the answers right inside the trained context, in a task in words
-# What becomes of a question that a server is asked.
+CAN_DO = 0.1  # least share right inside the trained context, for a task in words
+# The outcomes of a question to a server.
 FOUND = "found"
 MISSED = "missed"
 REFUSED = "refused"
@@ -48,7 +49,7 @@ class ItemScore:
     length: int
     depth: float | None
     index: int
-    answer_nll: float | None  # nats per answer token, teacher-forced; None where none was
+    answer_nll: float | None  # nats per answer token, teacher-forced; None if not measured
     answer_tokens: int
     exact: bool
     prompt_hash: str
@@ -56,18 +57,18 @@ class ItemScore:
     predicted: tuple[int, ...]
     score: float | None = None  # share of the references named; None: exact decides
     said: str | None = None  # the text that was generated
-    text_hash: str = ""  # of a question in words, whoever encodes it
-    outcome: str | None = None  # of a server's answer: one of OUTCOMES
+    text_hash: str = ""  # hash of a question in words, before any tokenizer encodes it
+    outcome: str | None = None  # outcome of a server's answer, from OUTCOMES
 
     @property
     def is_read(self) -> bool:
-        """Whether the answer says how well the text was read: a prompt that was refused or cut,
-        and an answer that never came, say nothing of it."""
+        """Return whether the answer shows how well the model read the text. A refused or cut prompt
+        and a missing answer show nothing about it."""
         return self.outcome in (None, FOUND, MISSED)
 
     @property
     def points(self) -> float:
-        """From 0 to 1."""
+        """Return the points of the answer, from 0 to 1."""
         return float(self.exact) if self.score is None else self.score
 
 
@@ -83,8 +84,8 @@ def grouped(items: Iterable[ItemScore], *names: str) -> dict[Any, list[ItemScore
 def retrieval_values(
     items: Sequence[ItemScore], context: int, bootstrap: Bootstrap
 ) -> dict[str, Value]:
-    """`TASK@C` (share right), `TASK_nll@C` (nats per answer token), `effective_context.TASK`, and
-    `ruler@C`, the mean of RULER's tasks that were asked at every length."""
+    """Return `TASK@C` (share right), `TASK_nll@C` (nats per answer token),
+    `effective_context.TASK`, and `ruler@C`, the mean of RULER's tasks that ran at every length."""
     values = dict[str, Value]()
     for task, answers in grouped(items, "task").items():
         at = grouped(answers, "length")
@@ -104,9 +105,9 @@ def retrieval_values(
 
 
 def ruler_tasks(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """By the metrics `TASK@C` of a model: which of RULER's tasks it was asked at every length at
-    which it was asked any, and which at some alone, which no mean over tasks may hold: lengths
-    would differ by their tasks."""
+    """Split RULER's tasks, by the metrics `TASK@C` of a model: tasks at every length that has any,
+    and tasks at some lengths only. No mean over tasks may hold the latter, because lengths would
+    then differ by their tasks."""
     lengths: dict[str, set[str]] = {}
     for name in names:
         task, _, length = name.partition("@")
@@ -126,7 +127,8 @@ def ruler_tasks(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
-    """`ruler@C` at every length, shortest first; none where fewer than two tasks are compared."""
+    """Return `ruler@C` at every length, shortest first; nothing if fewer than two tasks are
+    compared."""
     tasks, _ = ruler_tasks(values)
     if len(tasks) < 2:
         return {}
@@ -142,8 +144,8 @@ def ruler_means(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def mean_of_tasks(values: Sequence[Value]) -> Value:
-    """The mean over tasks, each with the same weight; the distances of their intervals' ends add up
-    as those of independent numbers do (MOVER, Zou and Donner 2008)."""
+    """Return the mean over tasks, each with the same weight. The squared distances of their
+    intervals' ends add up, as for independent numbers (MOVER, Zou and Donner 2008)."""
     count = len(values)
     number = sum(value.value for value in values) / count
     total = sum(value.n for value in values)
@@ -161,10 +163,12 @@ def mean_of_tasks(values: Sequence[Value]) -> Value:
 
 
 def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> dict[str, str]:
-    """The tasks in words that no model of a run can do inside the trained context, and why.
+    """Return the tasks in words that no model of a run can do inside the trained context, with the
+    reason.
 
-    Beyond it their zeros would say nothing about length. So do zeros at every length where none
-    inside was asked, as where the context holds no item of the task.
+    Beyond that context their zeros would say nothing about length. The same is true of zeros at
+    every length if a run has no question inside it, for example because no item of the task fits
+    into the context.
     """
     reasons = dict[str, str]()
     answers = [grouped(each, "task") for each in items.values()]
@@ -194,7 +198,7 @@ def not_measurable(items: Mapping[str, Sequence[ItemScore]], context: int) -> di
 
 
 def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
-    """The number of each question's haystack."""
+    """Return the number of each question's haystack."""
     numbers = dict[object, int]()
     haystacks = list[int]()
     for place, item in enumerate(items):
@@ -206,8 +210,8 @@ def haystack_numbers(items: Sequence[ItemScore]) -> npt.NDArray[np.intp]:
 
 
 def share_of(items: Sequence[ItemScore]) -> Value:
-    """The share answered, with a Wilson interval over what the questions are worth: too wide,
-    never too narrow, where an answer can be right in part."""
+    """Return the share answered, with a Wilson interval for the effective number of questions. If
+    an answer can be right in part, the interval is too wide, never too narrow."""
     if not items:
         return wilson(0, 0)
     return _share_of_points([item.points for item in items], haystack_numbers(items))
@@ -219,8 +223,8 @@ def _share_of_points(points: Sequence[float], haystacks: npt.NDArray[np.intp]) -
 
 
 def difference_of(gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
-    """The difference of two shares, by the difference of the points of each question; no interval
-    below eight haystacks."""
+    """Return the difference of two shares from the difference of the points of each question;
+    without an interval below eight haystacks, see `mean_of`."""
     haystacks = haystack_numbers(items)
     if len(np.unique(haystacks)) < FEWEST_DOCUMENTS:
         return mean_of(gaps, items, bootstrap)
@@ -230,14 +234,14 @@ def difference_of(gaps: Sequence[float], items: Sequence[ItemScore], bootstrap: 
 
 
 def mean_of(numbers: Sequence[float], items: Sequence[ItemScore], bootstrap: Bootstrap) -> Value:
-    """The mean of a number per question, whole haystacks resampled."""
+    """Return the mean of a number per question, with whole haystacks resampled."""
     haystacks = haystack_numbers(items)
     return bootstrap.ratio(np.bincount(haystacks, numbers), np.bincount(haystacks))
 
 
 def effective_retrieval(at: Mapping[int, Sequence[ItemScore]], context: int) -> Value:
-    """The longest length up to which a task keeps 85 % of its score inside the trained context, by
-    its answers at each length."""
+    """Return the longest length up to which a task keeps 85 % of its score inside the trained
+    context, by its answers at each length."""
     inside = [length for length in at if length <= context] or [min(at)]
     answered = list[ItemScore]()
     for length in inside:
@@ -253,11 +257,12 @@ def _reached(
     least: float | None = None,
     short: float | None = None,
 ) -> Value:
-    """The longest length up to which a share is at least `least`, or 85 % of the short one.
+    """Return the longest length up to which a share is at least `least`, or 85 % of the short
+    score.
 
-    The short score is that inside the context (of the shortest length, where none is), and a length
-    among these that falls short before any has held is passed over. 0 = the task is not done even
-    there. A step of the grid of lengths has no interval.
+    The short score is the score inside the context, or at the shortest length if no length is
+    inside. A length inside that falls short before any length has held does not end the search. 0
+    means that the model fails the task even there. A step of the grid of lengths has no interval.
     """
     lengths = sorted(shares)
     inside = [length for length in lengths if length <= context] or lengths[:1]
@@ -310,8 +315,8 @@ def _place_in_heat_map(place: tuple[str, int, float | None]) -> tuple[str, int, 
 
 
 def sign_test(more: int, fewer: int) -> float:
-    """The exact two-sided probability of so uneven a split, or one more uneven, where both sides
-    are equally likely. Of questions that two models answer differently it is McNemar's test."""
+    """Return the exact two-sided probability of a split at least as uneven, if both sides are
+    equally likely. On questions that two models answer differently this is McNemar's test."""
     n = more + fewer
     tail = sum(math.comb(n, k) for k in range(min(more, fewer) + 1))
     return min(1.0, float(2 * tail / 2**n))

@@ -28,7 +28,7 @@ class Standing:
     """Models by their loss over a span of the same documents, the lowest first."""
 
     documents: int
-    loss: float  # of the lowest, nats per token
+    loss: float  # the lowest model's, in nats per token
     behind: Mapping[str, Value]  # nats per token above the lowest
     # So much is the lowest below each other one at the least; None below eight documents.
     leads: Mapping[str, float | None]
@@ -60,7 +60,7 @@ class Standing:
         return tuple(labels)
 
     def take(self, among: Collection[str], preference: Sequence[str]) -> str:
-        """Take the first in `preference` among those that no other one surely beats. With few
+        """Take the first in `preference` among the models that no other one surely beats. With few
         documents, take the lowest.
 
         The choice needs no certainty; only "surely the lowest" is a claim about all.
@@ -236,7 +236,7 @@ class Ranking:
 def rank(
     measured: Measurement, preference: Sequence[str] = (), beside: Collection[str] = ()
 ) -> Ranking:
-    """Rank all models except the base and those in `beside` by the tail before the longest
+    """Rank all models except the base and the models in `beside` by the tail before the longest
     length."""
     models = dict[str, MeasuredModel]()
     for label, model in measured.models.items():
@@ -374,9 +374,9 @@ class Comparison:
     left_out: Mapping[str, int]
     tail_tokens: int
     lengths: tuple[LengthRow, ...]
-    positions: Mapping[str, Sequence[OctaveDifference]]  # of each label
+    positions: Mapping[str, Sequence[OctaveDifference]]  # by label
     short: Mapping[str, Value]  # difference inside the trained context
-    marks: Mapping[str, str]  # of the models that were trained on these documents
+    marks: Mapping[str, str]  # marks of models trained on these documents
 
 
 def compare_text(parts: Sequence[Measurement]) -> Comparison:

@@ -1,4 +1,5 @@
-"""What an evaluation keeps in its folder (`workdir` owns that): arrays, items and results.
+"""Read and write an evaluation's files in its folder, which `workdir` owns: arrays, items and
+results.
 
     documents.json                         names, token hashes by length
     documents/HASH.npy                     bytes of text per token
@@ -8,9 +9,9 @@
     variants/STORE/items/UNIT.json         retrieval scores
     items.jsonl, results.json, report.md, report.html, plots/*.png
 
-A unit of work is one file under variants/; it is written beside its name and renamed, so a file
-that is there is complete. A store is named by the label of its variant and a digest of all that
-decides its units, so that what is there is never of another model. Nothing here holds a time.
+A unit of work is one file under variants/. It is written under a temporary name and renamed, so an
+existing file is complete. A store's name holds the label of its variant and a digest of everything
+that decides its units, so its files never belong to another model. No file here holds a time.
 """
 
 import json
@@ -297,7 +298,7 @@ def _part(kind: type[Part], data: JsonObject, path: Path) -> Part:
 
 
 def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemScore]]:
-    """Read the answers of each model, without those of some tasks."""
+    """Read the answers of each model, without the answers to some tasks."""
     items = dict[str, list[ItemScore]]()
     if not (path / ITEMS).exists():
         return items
@@ -336,7 +337,7 @@ def _bytes_file(path: Path, document_hash: str) -> Path:
 def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
     """Open the runs, and give each of their models a label that identifies it.
 
-    Runs of one base share its short window, which is shown once. Another base has its own row, and
+    Runs of one base share its short window, and one row shows it. Another base has its own row, and
     its models are compared with it.
     """
     runs = list[Measurement]()

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 RESAMPLES = 2000
 # Below this, a bootstrap interval claims more than it knows: a range is printed instead.
 FEWEST_DOCUMENTS = 8
-RISK = 0.025  # of a two-sided 95 % interval, on one side
+RISK = 0.025  # one side of a two-sided 95 % interval
 Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
 # How much an end is moved away for each unit of skew beyond chance, over sqrt(n): by simulation
 # (benchmarks/coverage.py).
@@ -129,7 +129,7 @@ def _two_digits(least: float) -> str:
     return f"{math.ceil(whole / unit) * unit:,}"
 
 
-Values = dict[str, Value]  # of one model, by the names of its metrics
+Values = dict[str, Value]  # one model's, by the names of its metrics
 
 
 def student(risk: float, degrees: int) -> float:
@@ -177,7 +177,7 @@ class Bootstrap:
             yield rng.multinomial(n, np.full(n, 1 / n), size=size).astype(np.float64)
 
     def _draws(self, n: int) -> Iterator[Floats]:
-        """Yield the draws; keep those of few documents, because many numbers use them."""
+        """Yield the draws; keep the draws of few documents, because many numbers use them."""
         if n * self.resamples > 1_000_000:
             yield from self.fresh_draws(n)
         else:

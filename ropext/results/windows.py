@@ -1,5 +1,5 @@
-"""Compute windows over a text as pure integers: the tokens that are read together, and those that
-are scored."""
+"""Compute windows over a text as pure integers: the tokens that are read together, and the scored
+ones among them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

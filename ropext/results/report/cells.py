@@ -1,4 +1,4 @@
-"""Numbers as cells, and columns of them: what every table of measured values is made from."""
+"""Write numbers as cells, and lay them out in columns: every table of measured values uses them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,8 @@ class Column:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Write a number plainly where it fits, with an exponent where a perplexity exploded."""
+    """Write a number with fixed digits, or with an exponent if it is 10,000 or more (an exploded
+    perplexity)."""
     if math.isnan(value):
         return "?"
     if math.isinf(value):
@@ -41,8 +42,8 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
-    """Write `8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` where that is skewed, and
-    `8.412 (8.1…8.9)` with a range only."""
+    """Write `8.412 ±0.103` with an interval, `8.412 [8.1, 8.9]` with a skewed interval, and `8.412
+    (8.1…8.9)` with a range only."""
     if value is None or value.n == 0:
         return BLANK
     text = number(value.value, digits)
@@ -57,7 +58,7 @@ def shown(value: Value | None, digits: int = 3, sign: bool = False) -> str:
 
 
 def _interval(value: float, ci95: tuple[float, float], digits: int) -> str:
-    """Write ± and half of an interval, or its ends where it is visibly skewed."""
+    """Write ± and half of an interval, or its ends if it is visibly skewed."""
     low, high = ci95
     below = value - low
     above = high - value
@@ -109,7 +110,7 @@ def at_lengths(name: str, lengths: Iterable[int], written: Written) -> list[Colu
 def table_of(
     title: str, note: str, rows: Iterable[tuple[str, Values]], columns: Sequence[Column]
 ) -> Table:
-    """Lay models side by side: a row for each one that has any of the columns' values."""
+    """Return a table with a row for each model that has any of the columns' values."""
     cells = list[tuple[str, ...]]()
     for label, values in rows:
         if any(column.name in values for column in columns):
@@ -124,7 +125,7 @@ def table_of(
 
 
 def _cell(column: Column, value: Value | None) -> str:
-    """Write a value as its column does; the cell keeps the number, where there is one."""
+    """Write a value as its column does; the cell keeps the number if the value has one."""
     text = column.written(value)
     if value is None or value.n == 0:
         return text

@@ -1,4 +1,4 @@
-"""Finished evaluations side by side: what `ropext compare` prints, and its report."""
+"""Compare finished evaluations: the tables that `ropext compare` prints, and its report."""
 
 import itertools
 import os
@@ -41,14 +41,13 @@ RUNS = "runs"  # in the manifest of a comparison: which, and the keys of their n
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Compared(Result):
-    """Models side by side on the same tokens and questions, as paired differences: `ropext
-    compare`. None or empty where fewer than two have a reading or answers.
-    """
+    """Models paired on the same tokens and questions, with their differences: `ropext compare`.
+    `text` is None, or `items` empty, if fewer than two models have a reading or answers."""
 
     parts: Mapping[str, Measurement]  # each model alone
     text: Comparison | None
-    items: Mapping[str, Mapping[str, Value]]  # of answers, against `asked`
-    asked: str  # the first that was asked any question; the base is asked none
+    items: Mapping[str, Mapping[str, Value]]  # differences of answers, against `asked`
+    asked: str  # the first model with answers; the base has none
     split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
 
     @property
@@ -58,7 +57,7 @@ class Compared(Result):
 
     @property
     def tables(self) -> list[Table]:
-        """Lay out what is printed, and stands in the reports."""
+        """Return the tables that the command prints and the reports contain."""
         sections = list[Table]()
         if self.text is not None:
             sections += comparison.comparison_tables(self.text)
@@ -68,7 +67,7 @@ class Compared(Result):
 
     @property
     def tidy(self) -> list[Table]:
-        """Lay out the same for programs: a row for each length and model."""
+        """Return the same for programs: a row for each length and model."""
         sections = list[Table]()
         if self.text is not None:
             sections.append(comparison.tidy_table(self.text))
@@ -87,7 +86,7 @@ class Compared(Result):
         return self.parts.values()
 
     def write(self, folder: Path, runs: Sequence[Measurement]) -> None:
-        """Write report.md, report.html and the pictures; `runs` are those compared."""
+        """Write report.md, report.html and the pictures; `runs` are the compared ones."""
         drawn = Drawn()
         spectra = spectra_of(runs)
         styled = plots.styles(itertools.chain(self.parts, spectra))
@@ -109,7 +108,7 @@ class Compared(Result):
 def compare_runs(
     specs: Sequence[str], output: Path | None = None
 ) -> tuple[list[Measurement], Compared]:
-    """Open finished runs and set them side by side; with `output` the report is written there."""
+    """Open finished runs and compare them. With `output`, write the report there."""
     guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
     opened, parts = rundir.gather(specs)
     compared = compare(parts)
@@ -124,7 +123,8 @@ def compare_runs(
 def _named_from(
     output: Path, specs: Sequence[str], runs: Sequence[Measurement]
 ) -> list[JsonObject]:
-    """Say where the runs lie, seen from a folder, so that all may be moved together."""
+    """Return the path of each run relative to a folder, so that a user can move all of them
+    together."""
     named = list[JsonObject]()
     for spec, run in zip(specs, runs, strict=True):
         path, variant = split_spec(spec)
@@ -137,7 +137,8 @@ def _named_from(
 
 
 def compared_in(folder: Path, manifest: JsonObject) -> Compared:
-    """Compare once more what a folder of `compare` names; its runs must be as they were."""
+    """Repeat the comparison that a folder of `compare` names. Raise InputError if one of its runs
+    has changed."""
     named = manifest.get(RUNS)
     if not named:
         raise InputError(
@@ -159,7 +160,8 @@ def compared_in(folder: Path, manifest: JsonObject) -> Compared:
 
 
 def compare(parts: Mapping[str, Measurement]) -> Compared:
-    """Pair everyone with the first; answers with those of the first that was asked any."""
+    """Pair every model with the first one. Pair its answers with the answers of the first model
+    that has any."""
     readers = [part for part in parts.values() if part.readings]
     text = None
     if len(readers) > 1:

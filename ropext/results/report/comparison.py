@@ -1,4 +1,4 @@
-"""What `ropext compare` found, as tables."""
+"""Lay out the results of `ropext compare` as tables."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ropext.results.values import Value
 
 
 def comparison_tables(compared: Comparison) -> list[Table]:
-    """Lay out tails with their winner, and paired differences to the first run."""
+    """Return the tables of tails with their winner, and of paired differences to the first run."""
     frame = compared.measured.frame
     lengths = [row.length for row in compared.lengths]
     rows = _rows(compared)
@@ -48,7 +48,7 @@ def comparison_tables(compared: Comparison) -> list[Table]:
 
 
 def _rows(compared: Comparison) -> list[tuple[str, Values]]:
-    """Return of each model its tail at each length, `tail@C`, and its differences to the reference:
+    """Return each model's tail at each length, `tail@C`, and its differences to the reference:
     `behind@C`, and `short` inside the trained context."""
     rows = list[tuple[str, Values]]()
     for label in compared.lengths[0].tail:
@@ -64,7 +64,7 @@ def _rows(compared: Comparison) -> list[tuple[str, Values]]:
 
 
 def tidy_table(compared: Comparison) -> Table:
-    """Lay out the same for programs: a row for each length and model."""
+    """Return the same for programs: a row for each length and model."""
     perplexity = compared.measured.frame.scoring.perplexity
     rows = list[tuple[str, ...]]()
     for at in compared.lengths:
@@ -86,7 +86,7 @@ def _rows_at(length: int, table: Table) -> list[tuple[str, ...]]:
 
 
 def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
-    """Lay out the differences of answers by task and length, for each model."""
+    """Return the table of the differences of answers by task and length, for each model."""
     names = _answered(differences)
     columns = list[Column]()
     for name in names:
@@ -96,7 +96,7 @@ def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -
 
 
 def tidy_item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
-    """Lay out the same for programs: a row for each length and model, a column for each task."""
+    """Return the same for programs: a row for each length and model, a column for each task."""
     names = _answered(differences)
     tasks = _tasks(names)
     lengths = list[int]()
@@ -134,8 +134,8 @@ def _signed(value: Value | None) -> str:
 def discordance_table(
     runs: Mapping[str, Mapping[tuple[str, int], Discordance]], reference: str
 ) -> Table:
-    """Lay out how many texts one of two servers reads better, and how likely so uneven a split
-    is."""
+    """Return the table of how many texts one of two servers reads better, with the probability of
+    so uneven a split."""
     rows = list[tuple[str, ...]]()
     for label, places in runs.items():
         for (task, length), split in places.items():

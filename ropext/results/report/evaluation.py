@@ -1,4 +1,4 @@
-"""The report of an evaluation: Markdown, PNG files, one HTML file."""
+"""Write the report of an evaluation: Markdown, PNG files, one HTML file."""
 
 import json
 import math
@@ -86,8 +86,8 @@ def draw(measured: Measurement) -> Drawn:
 
 
 def spectra_of(measured: Iterable[Measurement]) -> dict[str, Sequence[float]]:
-    """Return the frequencies of every model that rotates; a row whose cache is rounded has those
-    of the same model without that, and is left out beside it."""
+    """Return the frequencies of every model that rotates. Leave out a model with a rounded cache if
+    its unrounded model is in the same run: both have the same frequencies."""
     spectra = dict[str, Sequence[float]]()
     for each in measured:
         for label, model in each.models.items():
@@ -106,7 +106,7 @@ def _text_pictures(measured: Measurement, styled: Mapping[str, Style]) -> Drawn:
         name = "tail"
         what = f"of {tables.tail_of(frame)}"
         spans = {float(length): frame.tail_span(length) for length in frame.lengths}
-    if len(spans) > 1:  # one point above another is what the table says better
+    if len(spans) > 1:  # the table shows one point above another better
         caption = f"Loss {what}: lower is better"
         plot = LinePlot(caption, "loss (NLL, nats per token)", frame.context, frame.longest, READS)
         drawn[name] = (caption, plots.lines(plot, losses(measured, spans), styled))

@@ -11,7 +11,7 @@ MEASURE_MORE = "measure more (--max-docs documents, --items questions)"
 
 
 def gate_table(outcomes: Iterable[Outcome]) -> Table:
-    """Lay out every gate with what became of it."""
+    """Return a table of all gates and their outcomes."""
     rows = list[tuple[str, ...]]()
     for outcome in outcomes:
         state = "passed" if outcome.passed else "FAILED"
@@ -23,7 +23,7 @@ def gate_table(outcomes: Iterable[Outcome]) -> Table:
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """Say of each failed gate what it means and what to do."""
+    """Write for each failed gate its meaning and its remedy."""
     return [_failure(outcome) for outcome in outcomes if not outcome.passed]
 
 
@@ -42,7 +42,7 @@ def _failure(outcome: Outcome) -> str:
 
 
 def _meaning(gate: Gate, variant: str, value: float) -> str:
-    """What a number says of a model."""
+    """Write the meaning of a number for a model."""
     if gate.run is not None:
         return f"{metric_text(gate.metric)} of {variant} is {value:+.4g} from that of {gate.run}"
     number = judged(gate.metric)

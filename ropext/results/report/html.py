@@ -1,8 +1,6 @@
-"""A report as Markdown and as one self-contained HTML file: no script, no remote reference, and a
-policy that forbids both.
-
-Everything that came from a model, a corpus or a path is escaped.
-"""
+"""Write a report as Markdown and as one self-contained HTML file. The HTML has no script and no
+remote reference, and a policy that forbids both. Every text that came from a model, a corpus or a
+path is escaped."""
 
 import base64
 import hashlib
@@ -37,7 +35,7 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 
 @dataclass(frozen=True)
 class Page:
-    """All of a report but its pictures."""
+    """A whole report except its pictures."""
 
     title: str
     subtitle: str

@@ -1,4 +1,4 @@
-"""What fits into a memory, in words and one small table."""
+"""Write as text and one small table which lengths fit into a memory."""
 
 from ropext.base.table import columns, folded
 from ropext.planning.memory import LONGEST, CacheRow, MemoryFit
@@ -11,7 +11,7 @@ NOT_COUNTED = (
 
 
 def memory(fit: MemoryFit) -> str:
-    """`ropext plan --memory` as text: the answer first."""
+    """Write `ropext plan --memory` as text: the answer first."""
     lines = [_verdict(fit), _what_is_left(fit)]
     if fit.rows:
         header = ("KV cache", "per token", f"{fit.length:,} tokens", "longest that fits")
@@ -32,7 +32,7 @@ def memory(fit: MemoryFit) -> str:
 
 
 def _verdict(fit: MemoryFit) -> str:
-    """Whether the length fits, and with which cache."""
+    """Say whether the length fits, and with which cache."""
     if fit.unknown:
         return f"the size of the KV cache is not known: {fit.unknown}"
     if fit.room is None:

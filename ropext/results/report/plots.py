@@ -1,7 +1,5 @@
-"""Every picture, as PNG bytes in one style; same data, same bytes.
-
-A method has one colour in all of them. The picture of a scaling (`inspect --plot`) needs no data.
-"""
+"""Draw every picture as PNG bytes in one style; the same data give the same bytes. A method has one
+colour in all of them. The picture of a scaling (`inspect --plot`) needs no data."""
 
 import hashlib
 import io
@@ -36,14 +34,14 @@ if TYPE_CHECKING:
 
     from ropext.files.schemes.inspection import Unrotated
 
-Style = dict[str, Any]  # of a line, as matplotlib takes it
+Style = dict[str, Any]  # a line's style, as matplotlib takes it
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#7B3FA0"]
 GREY = "#6b6b6b"
 INK = "#222222"
 FAINT = "#e9e9e9"
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)))
-# What the others are held against is grey, and dark where it is read beyond its window.
+# The reference is grey, and dark if it is read beyond its window.
 REFERENCE: Style = {"color": GREY, "ls": (0, (5, 2)), "lw": 2.2}
 LONGEST_NAME = 48  # letters of a name in a legend
 # An exploded model would flatten all others: the axis ends this far above the best one's worst.
@@ -51,7 +49,8 @@ HEADROOM_NATS = 1.5
 
 
 def _palette() -> dict[str, int]:
-    """Give each method its place in COLOURS; those that name none take the next, in order."""
+    """Return each method's place in COLOURS; methods that name no colour take the next ones, in
+    order."""
     places = dict[str, int]()
     for method in METHODS.values():
         if method.colour is not None:
@@ -101,8 +100,8 @@ def letters(text: str) -> str:
 
 
 def plain(name: str) -> str:
-    """Write the name of a model or a run in a legend, where a long one would leave no room for the
-    axes and one with a leading _ would be left out."""
+    """Write the name of a model or a run for a legend. Shorten a long name, which would leave no
+    room for the axes. Put a space before a leading _, because matplotlib leaves such names out."""
     shown = name
     if len(name) > LONGEST_NAME:
         shown = f"{name[: LONGEST_NAME // 2]}…{name[-15:]}"
@@ -112,8 +111,9 @@ def plain(name: str) -> str:
 
 
 def png(figure: "Figure") -> bytes:
-    """With ropext's name and its own digest, by which the file is known, and without a date. What
-    matplotlib warns of, a letter that its font lacks, nobody asked for."""
+    """Return a figure as PNG bytes with ropext's name and its own digest, which identifies the
+    file, and without a date. Ignore matplotlib's warnings, such as those about letters that its
+    font lacks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
@@ -125,8 +125,8 @@ def png(figure: "Figure") -> bytes:
 
 
 def _signed(picture: bytes) -> bytes:
-    """A PNG with its digest in a chunk before the last one, which is IEND: length, name, text, and
-    the checksum of name and text."""
+    """Return a PNG with its digest in a chunk before the last one, which is IEND. A chunk is
+    length, name, text, and the checksum of name and text."""
     body = picture[:-12]
     end = picture[-12:]
     sign = guard.PICTURE
@@ -137,7 +137,7 @@ def _signed(picture: bytes) -> bytes:
 
 
 def finished(axis: "Axes") -> bytes:
-    """The picture of one panel, its lines named on the right."""
+    """Return the picture of one panel, its lines named on the right."""
     figure = axis.get_figure(root=True)
     assert figure is not None
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
@@ -145,7 +145,7 @@ def finished(axis: "Axes") -> bytes:
 
 
 def panel(axis: "Axes", title: str, x: str, y: str) -> None:
-    """The look of all axes."""
+    """Set the look that all axes share."""
     axis.set_title(title, loc="left", fontsize=12, color=INK)
     axis.set_xlabel(x, color=INK)
     axis.set_ylabel(y, color=INK)
@@ -155,7 +155,7 @@ def panel(axis: "Axes", title: str, x: str, y: str) -> None:
 
 
 def axes(title: str, y: str, x: str = "position (tokens)", note: str = "") -> "Axes":
-    """A picture of one panel."""
+    """Return the axes of a picture with one panel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 5.4), dpi=110, layout="constrained")
@@ -176,12 +176,12 @@ class Curve:
 
     @property
     def points(self) -> list[float]:
-        """The values without their intervals."""
+        """Return the values without their intervals."""
         return [value.value for value in self.values]
 
     @property
     def bands(self) -> list[tuple[float, float]]:
-        """The interval of each value; its range where it has none."""
+        """Return the interval of each value, or its range if it has no interval."""
         bands = list[tuple[float, float]]()
         for value in self.values:
             bands.append(value.ci95 or value.range or (value.value, value.value))
@@ -190,8 +190,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class LinePlot:
-    """What surrounds lines over tokens: a title, the name of the y axis, the trained context, the
-    longest length, and a note; `has_zero` where differences lie around a zero line."""
+    """The surroundings of lines over tokens: a title, the name of the y axis, the trained context,
+    the longest length, and a note. `has_zero` is true if the lines are differences around zero."""
 
     title: str
     y: str
@@ -224,7 +224,7 @@ def _draw_positions(axis: "Axes", plot: LinePlot, places: Sequence[float]) -> No
     axis.axvspan(low, min(context, longest * 1.05), color=FAINT, lw=0, zorder=0)
     if context < longest:
         axis.axvline(context, color=GREY, lw=0.8, ls=":")
-    if math.log(context / low) > 0.2 * math.log(longest / low):  # else it would lie on the lines
+    if math.log(context / low) > 0.2 * math.log(longest / low):  # else it would cover the lines
         axis.text(
             low * 1.03,
             0.015,
@@ -241,8 +241,8 @@ def _draw_positions(axis: "Axes", plot: LinePlot, places: Sequence[float]) -> No
 def lines(
     plot: LinePlot, curves: Sequence[Curve], styled: Mapping[str, Style] | None = None
 ) -> bytes:
-    """Draw lines with ribbons over positions or lengths. `styled` are the styles where several
-    pictures are to agree."""
+    """Draw lines with ribbons over positions or lengths. `styled` gives the styles if several
+    pictures have to agree."""
     axis = axes(plot.title, plot.y, note=plot.note)
     draw_curves(axis, plot, curves, styled)
     return finished(axis)
@@ -303,7 +303,8 @@ def draw_curves(
 
 
 def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
-    """Keep the lines that work readable beside those that exploded."""
+    """Return the lower and upper end of the y axis. They keep working models readable next to
+    exploded ones."""
     tops = list[float]()
     bottoms = list[float]()
     for curve in curves:
@@ -328,7 +329,8 @@ def _limits(plot: LinePlot, curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def heat_maps(title: str, scale: str, maps: Mapping[str, Sequence[HeatCell]]) -> bytes:
-    """Draw depth by length, one panel per model; `scale` says what a colour is."""
+    """Draw depth by length, one panel per model; `scale` names the quantity that the colours
+    show."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -378,8 +380,8 @@ def spectra(
     styled: Mapping[str, Style] | None = None,
     lengths: Mapping[str, int] = {},
 ) -> bytes:
-    """Wavelength of each pair, one line per model; the base's, if it is there, is grey. A dotted
-    line marks each named length."""
+    """Draw the wavelength of each pair, one line per model; the base's line, if there is one, is
+    grey. A dotted line marks each named length."""
     axis = axes(title, "tokens per rotation", "rotary pair (0 is the fastest)")
     styled = dict(styled or {})
     last = max(len(inv_freq) for inv_freq in models.values()) - 1
@@ -394,13 +396,13 @@ def spectra(
 
 
 def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> None:
-    """One value per pair; with few pairs each is marked."""
+    """Draw one value per pair; mark each if there are few pairs."""
     marker = "o" if len(values) <= 32 else ""
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
 def write(of: "ExtensionPlan | Inspection | Unrotated", path: Path) -> None:
-    """The file that --plot asks for: spectra, or how alike the rows of a position table are."""
+    """Write the file for --plot: spectra, or the similarity of the rows of a position table."""
     if isinstance(of, ExtensionPlan | Inspection):
         named = of.spectra()
         if not named:
@@ -412,7 +414,7 @@ def write(of: "ExtensionPlan | Inspection | Unrotated", path: Path) -> None:
 
 
 def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = "") -> bytes:
-    """The wavelengths of the model as it is and of each named spectrum."""
+    """Draw the wavelengths of the unchanged model and of each named spectrum."""
     models = {UNTOUCHED: rope.spectrum.inv_freq}
     models |= {name: spectrum.inv_freq for name, spectrum in named.items()}
     heading = f"rotary dim {rope.dim}, theta {rope.theta:g}"
@@ -423,7 +425,8 @@ def plot(rope: Rope, named: Mapping[str, Spectrum], target: int, title: str = ""
 
 
 def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
-    """The cosine of every row with every other, their mean taken away; of `most` rows at most."""
+    """Return the cosine of every row with every other, after their mean is subtracted. Use at most
+    `most` rows, evenly spaced."""
     import numpy as np
 
     rows = rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int)]
@@ -434,7 +437,7 @@ def similarity(rows: "np.ndarray", most: int = 512) -> "np.ndarray":
 
 
 def plot_rows(rows: "np.ndarray", title: str = "") -> bytes:
-    """How alike the rows of a position table are, pair by pair and by distance."""
+    """Draw the similarity of the rows of a position table, pair by pair and by distance."""
     import numpy as np
     from matplotlib.figure import Figure
 

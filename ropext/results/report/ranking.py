@@ -1,4 +1,4 @@
-"""A ranking of methods, as `ropext plan --measure` prints it."""
+"""Write a ranking of methods as `ropext plan --measure` prints it."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def ranking_text(
 
 
 def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
-    """Say what the ranking shows, and which methods are not in it."""
+    """Write the verdict of the ranking, and the methods that are not in it."""
     lines = [ranking_verdict(ranking)]
     lines += _against_base(ranking)
     for method, behind in ranking.beside.items():
@@ -47,8 +47,8 @@ def ranking_lines(ranking: Ranking, left_out: Mapping[str, str]) -> list[str]:
 
 
 def ranking_table(ranking: Ranking, mark: str = "", *, starred: bool = True) -> Table:
-    """Lay out a row per method, the lowest tail first, the base's short window at the end; a star
-    is at the one to take."""
+    """Return a table with a row per method, the lowest tail first, the base's short window at the
+    end. A star marks the recommended method."""
     rows = list[tuple[str, Values]]()
     for method, behind in ranking.standing.behind.items():
         name = method
@@ -82,7 +82,7 @@ def _row(ranking: Ranking, method: str, behind: Value | None) -> Values:
 
 
 def ranking_verdict(ranking: Ranking) -> str:
-    """Say which one to take, and how sure that is."""
+    """Say which method to take, and how sure that is."""
     standing = ranking.standing
     best = ranking.best
     others = [method for method in standing.behind if method != best]
@@ -143,7 +143,7 @@ def _allowed_for(ranking: Ranking) -> str:
 
 
 def _against_base(ranking: Ranking) -> list[str]:
-    """Say where truncation beats even the best method."""
+    """Say how much better truncation is if it surely beats even the best method."""
     gain = ranking.gain(ranking.best)
     if gain is None or gain.ci95 is None or gain.ci95[1] >= 0:
         return []

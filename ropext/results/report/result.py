@@ -1,5 +1,5 @@
-"""What public functions return, as people read it: a table in a terminal and in a notebook, its
-rows as dicts, and the losses and answers that it was made from."""
+"""Define the results of public functions: a table in a terminal and in a notebook, its rows as
+dicts, and the losses and answers behind it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ POSITIONS = ("model", "start", "stop", "loss", "gain")
 
 
 class Result(ABC):
-    """What a public function returns, with its tables. Two are equal where they say the same, but
-    for what tells of one call alone."""
+    """The result of a public function, with its tables. Two results are equal if their JSON is
+    equal without the keys that describe one call (`of_the_call`)."""
 
     of_the_call: ClassVar[tuple[str, ...]] = ()  # keys of the JSON that no folder keeps
     lists: ClassVar[tuple[str, ...]] = ()  # of its kind alone, which a refusal names
@@ -34,23 +34,23 @@ class Result(ABC):
     @property
     @abstractmethod
     def tables(self) -> list[Table]:
-        """Lay out what the command prints, the main table first."""
+        """Return the tables that the command prints, the main table first."""
 
     @property
     def tidy(self) -> list[Table]:
-        """Lay out the same for programs."""
+        """Return the same for programs."""
         return self.tables
 
     @abstractmethod
     def to_json(self) -> dict[str, Json]:
-        """Return what the command prints with `--json`, without its gates."""
+        """Return the JSON that the command prints with `--json`, without its gates."""
 
     @abstractmethod
     def _same_documents(self) -> Measurement | None:
-        """Return the models on the documents that all of them read; None where none was read."""
+        """Return the models on the documents that all of them read, or None if they read none."""
 
     def _asked(self) -> Iterable[Measurement]:
-        """Return the measurements whose models were asked questions."""
+        """Return the measurements whose models may have answers."""
         measured = self._same_documents()
         return () if measured is None else (measured,)
 
@@ -87,8 +87,7 @@ class Result(ABC):
         return records(Table("", "", POSITIONS, tuple(rows)))
 
     def answers(self) -> list[dict[str, Json]]:
-        """Return every question that was answered: whom it was asked, its task, length and depth,
-        and the answer."""
+        """Return every answered question: its model, task, length and depth, and the answer."""
         answers = list[dict[str, Json]]()
         for measured in self._asked():
             for label, model in measured.models.items():
@@ -99,14 +98,15 @@ class Result(ABC):
         return answers
 
     def _read(self, what: str) -> Measurement:
-        """Return the models on the documents that all of them read; a result without is refused."""
+        """Return the models on the documents that all of them read. Raise UsageError if there are
+        none."""
         measured = self._same_documents()
         if measured is None or not measured.readings:
             raise self._lacks(what)
         return measured
 
     def _lacks(self, what: str) -> UsageError:
-        """Say what this result has instead."""
+        """Return an error that names the methods that this result has instead."""
         measured = self._same_documents()
         has = list[str]()
         if self.tidy:
@@ -124,7 +124,7 @@ class Result(ABC):
     __hash__ = None  # type: ignore[assignment]
 
     def _lasting(self) -> dict[str, Json]:
-        """Return what stays true of a result when it is opened again."""
+        """Return the part of a result that is the same after it is opened again."""
         content = self.to_json()
         return {key: value for key, value in content.items() if key not in self.of_the_call}
 
@@ -132,7 +132,7 @@ class Result(ABC):
         return f"{self.title}\n\n{as_text(self.tables)}".rstrip()
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         parts = [f"<p>{escape(self.title)}</p>"]
         for table in self.tables:
             parts.append(table_html(table))

@@ -1,4 +1,5 @@
-"""A plan on one screen: what a person asks first. `--details` shows the rest."""
+"""Write a plan on one screen: the answers to a user's first questions. `--details` shows the
+rest."""
 
 import math
 import re
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from ropext.families.loaders import LoaderReading, Serving
     from ropext.files.inspecting import Served
 
-LINES = 24  # of a terminal
-# Programs that serve the base's own weights when they are told other keys.
+LINES = 24  # rows of a terminal
+# Programs that can serve the base's own weights with other keys.
 FROM_THE_BASE = ("vllm", "sglang", "transformers", "llama.cpp")
-SERVING_ROWS = 13  # of commands with their headings, at most; fewer where there is more to say
+SERVING_ROWS = 13  # rows of commands with their headings, at most; fewer if other parts need room
 REMARK_ROWS = 6  # that commands leave to warnings and notes
 DETAILS = "--details shows all methods, the new config keys, each engine's verdict, more commands"
 SERVED_DETAILS = "--details shows the verdict for each engine and version, and why"
@@ -64,7 +65,8 @@ def served_screen(read: "Served", verdict: str = "") -> str:
 
 
 def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
-    """Name the engines that compute the plan, those that do not, and those not measured."""
+    """Return the engines that compute the plan, the engines that do not, and the unmeasured
+    ones."""
     same = list[str]()
     wrong = list[str]()
     unknown = list[str]()
@@ -83,8 +85,8 @@ def _readers(readings: Iterable["LoaderReading"]) -> list[tuple[str, str]]:
 
 
 def _serving(made: ExtensionPlan, room: int) -> list[str]:
-    """Write how to run it, in so many rows: the base itself with other keys where that is known,
-    and the result."""
+    """Write how to run the plan in at most `room` rows: the base itself with other keys if an
+    engine allows that, and the result."""
     parts = list[str]()
     overrides = {line.loader: line for line in made.overrides() if line.command}
     names = [name for name in FROM_THE_BASE if name in overrides and _is_asked(made, name)]
@@ -108,13 +110,13 @@ def _serving(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _is_asked(made: ExtensionPlan, loader: str) -> bool:
-    """Whether a loader is one of --for, or none is named there."""
+    """Return whether --for names a loader, or names none at all."""
     names = made.recipe.for_loaders
     return not names or loader in names or loader in map(loader_of, names)
 
 
 def _first_lines(lines: Sequence["Serving"], room: int) -> str:
-    """Write the commands that there is room for: one with a factor for every pair has none."""
+    """Write the commands that fit. A command with a factor for every pair may not fit."""
     shown = list["Serving"]()
     for line in lines:
         if _height([serving_text([*shown, line])]) <= room:
@@ -123,7 +125,7 @@ def _first_lines(lines: Sequence["Serving"], room: int) -> str:
 
 
 def _remarks(made: ExtensionPlan, room: int) -> list[str]:
-    """Write the warnings, then the notes, as far as there is room; of the others, how many."""
+    """Write the warnings, then the notes, as far as they fit, and the number of the others."""
     shown = list[str]()
     remarks = made.remarks(warnings_first=True)
     for number, remark in enumerate(remarks):
@@ -139,7 +141,7 @@ def _remarks(made: ExtensionPlan, room: int) -> list[str]:
 
 
 def _left_out(remarks: Sequence[str]) -> str:
-    """Say how many remarks have no room, and their names in brackets."""
+    """Say how many remarks do not fit, with their names in brackets."""
     names = list[str]()
     for remark in remarks:
         if name := re.search(r"\[[\w-]+\]", remark):

@@ -1,4 +1,4 @@
-"""What an evaluation measured, as tables and sentences."""
+"""Lay out the results of an evaluation as tables and sentences."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ MOST_RULER_COLUMNS = 3  # more of RULER's tasks share the column of their mean
 @dataclass(frozen=True)
 class MainColumn:
     """A column of the one table that a terminal shows: its head, the name of its value at a length,
-    how that is written, and what a reader is told of it."""
+    the function that writes the value, and an explanation for the reader."""
 
     head: str
     name: Callable[[Measurement, int], str]
     written: Written
     meaning: str = ""  # `{context}` is the trained context
-    by_factor: bool = True  # whether it stands in the table by factor too
+    by_factor: bool = True  # whether the table by factor has it too
 
 
 def _headline_name(run: Measurement, length: int) -> str:
@@ -64,7 +64,8 @@ def _rounding_name(run: Measurement, length: int) -> str:
 
 
 def _short_tax_name(run: Measurement, length: int) -> str:
-    """Name the tax beside one length alone: the trained context, or the shortest."""
+    """Return the name of the tax at one length only: the trained context, or the shortest length if
+    the context was not measured. Return "" at all others."""
     lengths = run.frame.lengths
     inside = lengths[0]
     if run.frame.context in lengths:
@@ -72,7 +73,7 @@ def _short_tax_name(run: Measurement, length: int) -> str:
     return "short_tax" if length == inside else ""
 
 
-# The tasks' columns stand before those that the table by factor leaves out.
+# The tasks' columns come before the columns that the table by factor leaves out.
 MAIN_COLUMNS = (
     MainColumn("perplexity", _headline_name, point),
     MainColumn(
@@ -125,12 +126,12 @@ def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[
 
 
 def tail_of(frame: Frame) -> str:
-    """Say which tokens the tail before each length of a frame has."""
+    """Describe the tokens in the tail before each length of a frame."""
     return frame.scoring.tail_text(frame.tail, frame.lengths)
 
 
 def headline(run: Measurement) -> Table:
-    """Lay out the number that the protocol is about."""
+    """Return the table of the protocol's main number."""
     titles = {
         "tail": f"Tail {run.frame.scoring.perplexity}: {tail_of(run.frame)}",
         "yarn": "Perplexity, protocol yarn (mean over documents of one truncated window)",
@@ -147,7 +148,7 @@ def headline(run: Measurement) -> Table:
 
 
 def text_tables(run: Measurement) -> list[Table]:
-    """Lay out everything about text, the headline first."""
+    """Return all tables about text, the headline first."""
     lengths = run.frame.lengths
     rows = _rows(run)
     gain = table_of(
@@ -204,7 +205,8 @@ def _four_digits(value: Value | None) -> str:
 
 
 def summary(run: Measurement) -> Table:
-    """Lay out what an extension costs inside the trained context, and how far it reaches."""
+    """Return the table of an extension's costs inside the trained context and of its effective
+    context."""
     return table_of(
         "Inside and outside the trained context",
         "short tax: loss increase inside the trained context, in nats per token; effective "
@@ -226,7 +228,8 @@ def _reach(value: Value | None) -> str:
 
 
 def main_tables(run: Measurement) -> list[Table]:
-    """Lay out what a terminal shows: one table. The rest is in `evaluation_tables`."""
+    """Return the tables for a terminal: one, and the scores of lm-evaluation-harness if there are
+    any. `evaluation_tables` has the rest."""
     main = by_factor(run)
     if not main.rows:
         main = _by_length(run)
@@ -234,13 +237,13 @@ def main_tables(run: Measurement) -> list[Table]:
 
 
 def tidy_tables(run: Measurement) -> list[Table]:
-    """Lay out the same for programs: always a row for each length and model."""
+    """Return the same for programs: always a row for each length and model."""
     return with_rows([_by_length(run), harness_table(run)])
 
 
 def every_number(run: Measurement) -> list[Table]:
-    """Lay out all that was measured for programs: a row for each number of each model, by the names
-    that gates have, and for each score of lm-evaluation-harness."""
+    """Return all measured numbers for programs. A row holds one number of one model, by the name
+    that gates use, or one score of lm-evaluation-harness."""
     rows = list[tuple[str, ...]]()
     for label, model in run.models.items():
         name = marked(label, model.mark())
@@ -266,7 +269,8 @@ def _number_of(value: Value) -> str:
 
 
 def by_factor(run: Measurement) -> Table:
-    """Lay out methods by factors, each at its own target, where several factors were read."""
+    """Return a table of methods by factors, each at its own target. It is empty if `_targets` finds
+    no two factors to show."""
     rows = dict[str, dict[str, Value]]()
     columns = list[Column]()
     for factor, target in _targets(run).items():
@@ -289,8 +293,8 @@ def by_factor(run: Measurement) -> Table:
 
 
 def _targets(run: Measurement) -> dict[float, int]:
-    """Return the target of each factor; empty where one model, or one factor, was read, or one of
-    them at other lengths than its target."""
+    """Return the target of each factor. Return nothing if all extended models have one factor and
+    target, or if a target is not among the measured lengths."""
     extended = list[tuple[float, int]]()
     for model in run.models.values():
         source = model.source
@@ -304,7 +308,7 @@ def _targets(run: Measurement) -> dict[float, int]:
 
 
 def _by_length(run: Measurement) -> Table:
-    """Lay out a row for each length and model; columns that hold nothing are left out."""
+    """Return a table with a row for each length and model; leave out empty columns."""
     rows = list[tuple[str, ...]]()
     header = list[str]()
     for length in run.frame.lengths:
@@ -383,7 +387,7 @@ def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
 
 
 def evaluation_tables(run: Measurement) -> list[Table]:
-    """Lay out everything that an evaluation measured."""
+    """Return all tables of an evaluation."""
     every = text_tables(run) + retrieval_tables(run)
     every.append(harness_table(run))
     return with_rows(every)
@@ -408,7 +412,7 @@ def _octaves(model: MeasuredModel) -> Sequence[OctaveLoss]:
 
 
 def retrieval_tables(run: Measurement) -> list[Table]:
-    """Lay out per task the share of questions answered, by length; and the mean of RULER's."""
+    """Return per task the share of questions answered, by length; and the mean of RULER's tasks."""
     tables = [_task_table(run, task) for task in run.tasks]
     ruler = run.facts.ruler
     if ruler is None:
@@ -429,10 +433,10 @@ def retrieval_tables(run: Measurement) -> list[Table]:
 
 
 def score_text(tasks: Iterable[str]) -> str:
-    """Say what a score of these tasks is."""
+    """Describe the score of these tasks."""
     names = list(tasks)
     share_named = "mean share of the asked items that the answer names"
-    if FOUND in names:  # a server was asked, in words
+    if FOUND in names:  # a server's answers, in words
         return share_named
     in_words = [task for task in names if task == RULER or find_task(task).in_words]
     if not in_words:
@@ -468,7 +472,7 @@ def _task_table(run: Measurement, task: str) -> Table:
 
 
 def harness_table(run: Measurement) -> Table:
-    """Lay out what lm-evaluation-harness gave, as it gave it."""
+    """Return the scores of lm-evaluation-harness under its own names."""
     rows = list[tuple[str, ...]]()
     for label, task, name, score in _harness_scores(run):
         rows.append((label, task, name, number(score, 4)))
@@ -477,7 +481,7 @@ def harness_table(run: Measurement) -> Table:
 
 
 def _harness_scores(run: Measurement) -> Iterator[tuple[str, str, str, float]]:
-    """The scores of lm-evaluation-harness, each with its model, task and name."""
+    """Yield the scores of lm-evaluation-harness, each with its model, task and name."""
     for label, tasks in (run.facts.lm_eval or {}).items():
         for task, scores in tasks.items():
             for name, score in scores.items():
@@ -486,7 +490,7 @@ def _harness_scores(run: Measurement) -> Iterator[tuple[str, str, str, float]]:
 
 
 def verdict_lines(run: Measurement, label: str = "") -> list[str]:
-    """Say what the numbers show of one model, or of each that was made to read further."""
+    """Return the verdicts about one model, or about each extended model."""
     labels = [label]
     if not label:
         labels = run.labels(EXTENDED) or list(run.models)

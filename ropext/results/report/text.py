@@ -1,4 +1,4 @@
-"""Plans and inspections as plain text for a terminal."""
+"""Write plans and inspections as plain text for a terminal."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that leaves one to four digits."""
+    """Write a number of bytes in the unit that leaves one to four digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -38,7 +38,8 @@ def size(count: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a length or a theta: six digits, and from a million on all before the point."""
+    """Write a length or a theta with six digits; from a million on, with all digits before the
+    point."""
     if math.isinf(value):
         return "inf"
     if value < 1e6:
@@ -47,8 +48,8 @@ def number(value: float) -> str:
 
 
 def scaling_line(site: RopeSite, extended: str = "") -> str:
-    """Write what the config's rope dict says now, in one line; of a theta, what it was `extended`
-    by."""
+    """Write the config's current rope dict in one line; for a changed theta, the method that
+    changed it (`extended`)."""
     kind = site.params.get("rope_type", "default")
     if kind == "default":
         if extended and site.scaled:
@@ -161,7 +162,8 @@ def fact_lines(facts: Iterable[tuple[str, str]], indent: str = "") -> str:
 
 
 def pair_table(site: RopeSite, target: int) -> str:
-    """Every pair: wavelength, turns inside the context, and what the target asks of it."""
+    """Write a row for every pair: wavelength, turns inside the context, and how far the target
+    exceeds its largest angle of training."""
     spectrum = site.rope.spectrum
     ratios = phase_ratio(site.rope, spectrum, target)
     rows = []
@@ -175,7 +177,7 @@ def pair_table(site: RopeSite, target: int) -> str:
 
 
 def _beyond(site: RopeSite, target: int) -> str:
-    """How many pairs the target takes where training never was."""
+    """Say how many pairs reach angles at the target that training never showed."""
     ratios = phase_ratio(site.rope, site.rope.spectrum, target)
     count = sum(ratio > 1.001 for ratio in ratios)
     line = f"{count} of {len(ratios)} pairs reach angles that training never showed"
@@ -185,7 +187,7 @@ def _beyond(site: RopeSite, target: int) -> str:
 
 
 def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
-    """`ropext inspect` as text; with `pairs`, a row for each pair."""
+    """Write `ropext inspect` as text; with `pairs`, a row for each pair."""
     if not isinstance(seen, Inspection):
         return _unrotated(seen)
     model = seen.model
@@ -209,7 +211,7 @@ def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
 
 
 def _unrotated(seen: "Unrotated") -> str:
-    """`ropext inspect` of a model without a rotary embedding, as text."""
+    """Write `ropext inspect` of a model without a rotary embedding as text."""
     scheme = seen.positions
     kind = scheme.model_type
     if scheme.text_type != kind:
@@ -237,8 +239,8 @@ def _unrotated(seen: "Unrotated") -> str:
 
 
 def loader_lines(readings: Iterable["LoaderReading"]) -> str:
-    """What each loader makes of the written config, in one line for those of whom the same is true;
-    those that misread it first."""
+    """Write each loader's verdict about the written config. Loaders with the same verdict share a
+    line; misreading loaders come first."""
     groups: dict[tuple[str, str], list[str]] = {}
     for reading in readings:
         group = (reading.verdict, _loader_note(reading))
@@ -251,7 +253,7 @@ def loader_lines(readings: Iterable["LoaderReading"]) -> str:
 
 
 def _loader_note(reading: "LoaderReading") -> str:
-    """Write what stands behind a loader's name: its flag, or why it reads otherwise."""
+    """Write the note after a loader's name: its flag, or the reason why it reads otherwise."""
     if reading.verdict == "not measured":
         return ""
     if reading.flag:
@@ -267,7 +269,7 @@ READ = 'what each engine computes ("same": what the plan states)'
 
 
 def value(item: Any) -> str:
-    """A config value short enough for one line of a diff."""
+    """Write a config value short enough for one line of a diff."""
     if isinstance(item, dict):
         return "{" + ", ".join(f"{named(key)}: {value(v)}" for key, v in item.items()) + "}"
     if isinstance(item, list) and len(item) > 4:
@@ -282,7 +284,7 @@ def value(item: Any) -> str:
 
 
 def edit_lines(edits: Iterable[Edit]) -> str:
-    """The config diff."""
+    """Write the config diff."""
     lines = []
     for edit in edits:
         key = ".".join(map(named, edit.path))
@@ -297,7 +299,8 @@ WITHOUT_COPY = "or without a copy: serve the original weights with these setting
 
 
 def headlines(made: ExtensionPlan) -> list[str]:
-    """Write from where to where and by what; why `extend` refuses it, where it does."""
+    """Write the old and new context, the method and the factor; first the reason if `extend`
+    refuses the plan."""
     head = f"{made.name}: {made.context:,} -> {made.target:,} tokens by {made.method} at "
     head += f"{made.factor:g}×"
     if made.recipe.from_original:
@@ -308,7 +311,7 @@ def headlines(made: ExtensionPlan) -> list[str]:
 
 
 def plan(made: ExtensionPlan) -> str:
-    """`ropext plan --details` as text."""
+    """Write `ropext plan --details` as text."""
     parts = headlines(made)
     facts = made.facts()
     methods = made.compared()
@@ -345,7 +348,7 @@ def plan(made: ExtensionPlan) -> str:
 
 
 def extend_command(made: ExtensionPlan) -> str:
-    """The command line that writes this plan."""
+    """Return the command line that writes this plan."""
     words = ["ropext", "extend", made.name]
     if not made.recipe.length_only:
         words += ["--method", made.method]
@@ -371,7 +374,7 @@ def extend_command(made: ExtensionPlan) -> str:
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
-    """The command for each loader, or the sentence why there is none."""
+    """Write the command for each loader, or the sentence that says why there is none."""
     out = list[str]()
     indent = " " * 15
     for line in lines:
@@ -419,15 +422,15 @@ def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> st
 
 
 def stand_in(lines: Iterable["Serving"]) -> str:
-    """Say what MODEL stands for, where commands name the base so: it has no place here."""
+    """Explain the placeholder MODEL if commands use it for a base without a path here."""
     if any("MODEL" in line.command for line in lines):
         return " (MODEL = their path)"
     return ""
 
 
 def how_to_serve(output: Path) -> str:
-    """Write how to serve a finished output in the program that most use; "" where it does not
-    rotate."""
+    """Write how to serve a finished output in the program that most users have; "" if the model
+    does not rotate."""
     read = serving(str(output))
     if read is None:
         return ""
@@ -447,7 +450,7 @@ def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
     return f"to serve it ({others})\n{serving_text(usual)}"
 
 
-NAMED_FILES = 16  # of an output, by name; a large model has hundreds of weight files
+NAMED_FILES = 16  # files of an output named in full; a large model has hundreds of weight files
 
 
 def _files(names: Sequence[str]) -> str:
@@ -464,7 +467,7 @@ def kv_cache(count: int, target: int) -> str:
 
 
 def _verification(proof: JsonObject | None, out: str) -> str:
-    """Write what was verified; a forward pass that did not agree has a sentence by itself."""
+    """Write the verified facts; a forward pass that did not agree has its own sentence."""
     if not proof:
         return f"not verified (--no-verify); to do it later: ropext verify {out}"
     if "ggml" in proof:
@@ -503,8 +506,8 @@ def served_headline(read: Served) -> str:
 
 
 def served(read: Served, verdict: str = "") -> str:
-    """Write `ropext plan --details` of an extended model: the verdict of its gate, and what each
-    engine computes."""
+    """Write `ropext plan --details` of an extended model: the verdict of its gate, and each
+    engine's reading of the config."""
     head = served_headline(read)
     readers = loader_lines(read.readings)
     lines = serving_text(read.serving)
@@ -513,14 +516,15 @@ def served(read: Served, verdict: str = "") -> str:
 
 
 def verification(verdict: str, checks: Iterable[tuple[bool | None, str, str]]) -> str:
-    """`ropext verify` as text: the verdict, and what was found; who reads it says `plan DIR`."""
+    """Write `ropext verify` as text: the verdict and the findings. `ropext plan DIR` names the
+    engines that read the model."""
     states = {True: "ok", False: "WRONG", None: "NOT KNOWN"}
     rows = [(states[passed], what, sentence) for passed, what, sentence in checks]
     return f"{verdict}\n\n{columns(['', 'what', 'found'], rows)}"
 
 
 def costs(counts: Any) -> str:
-    """`ropext eval --dry-run` as text."""
+    """Write `ropext eval --dry-run` as text."""
     read = "each document in one pass"
     if counts.chunk:
         read = f"in chunks of {counts.chunk} tokens with a KV cache"
