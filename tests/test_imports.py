@@ -17,7 +17,7 @@ slow = json.loads(sys.argv[2])
 
 def apart():
     # The proof's own process takes seconds; made here, it leaves none of its files to be counted.
-    from ropext import stock
+    from ropext.families import stock
     def child(*job):
         before = {*sys.modules}
         from proving import here
