@@ -36,7 +36,7 @@ __all__ = [
 
 
 def find(name: str, flag: str = "--method") -> Method:
-    """Return the method of that name; the refusal of an unknown one names its neighbours."""
+    """Return the method of that name; the refusal of an unknown name lists similar names."""
     if name in METHODS:
         return METHODS[name]
     if is_function(name) and flag == "--method":
@@ -55,13 +55,15 @@ def find(name: str, flag: str = "--method") -> Method:
 
 
 def is_function(name: str) -> bool:
-    """Whether a name is module:function; C:\\scale and scale.py:f are paths."""
+    r"""Tell whether a name is module:function; C:\scale and scale.py:f are paths."""
     return bool(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", name)) and ".py:" not in name
 
 
 def source_of(method: str) -> str | None:
-    """Return the source of a method that is a user's function; None of any other, and where
-    Python does not know it."""
+    """Return the source of a method that is a user's function.
+
+    Return None for any other method, and if Python does not know the source.
+    """
     if not is_function(method):
         return None
     from ropext.scaling import custom  # late: few name a function of their own
@@ -70,7 +72,7 @@ def source_of(method: str) -> str | None:
 
 
 def beside(method: str | None) -> tuple[str, ...]:
-    """Return the names of all methods, and of the user's own where `method` is one."""
+    """Return the names of all methods, and the name of the user's own method if `method` is one."""
     names = tuple(METHODS)
     if method and is_function(method):
         return (*names, method)
@@ -78,7 +80,7 @@ def beside(method: str | None) -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Refuse a method that no list has."""
+    """Raise if no list has a method of this name."""
     if name not in tables.METHODS and name != self_extend.NAME:
         find(name)
 
@@ -87,8 +89,8 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
     """Compute the spectrum after scaling: pair factors and attention factors multiply.
 
     The second set of a longrope stays: its inputs are within the original context, which does not
-    grow. DeepSeek's softmax factor follows the whole factor from the original context, as its own
-    yarn would have it.
+    grow. DeepSeek's softmax factor follows the whole factor from the original context, as in its
+    own yarn.
     """
     now = rope.spectrum
     short = now.short_inv_freq
@@ -114,14 +116,14 @@ def compose(rope: Rope, scaling: Scaling, target: int) -> Spectrum:
 
 
 def native(rope: Rope, scaling: Scaling) -> forms.Params | None:
-    """Return the method's own stock dict, which speaks of plain frequencies only."""
+    """Return the method's own stock dict, which only a plain embedding can use; else None."""
     if rope.is_scaled or rope.stands or rope.softmax_factor != 1:
         return None
     return scaling.native
 
 
 def scale(rope: Rope, method: str, target: int, knobs: object, attention: float | None) -> Scaling:
-    """Run a method; an attention factor that was asked for takes the place of the method's own."""
+    """Run a method; an attention factor that the user gives replaces the method's own."""
     scaling = find(method).scale(rope, target, knobs)
     if attention is None:
         return scaling
@@ -129,7 +131,7 @@ def scale(rope: Rope, method: str, target: int, knobs: object, attention: float 
 
 
 def well_known(rope: Rope, target: int) -> dict[str, Scaling]:
-    """Scale a rope by PI, NTK-aware and YaRN, to show other methods beside them."""
+    """Scale a rope by PI, NTK-aware and YaRN, to compare other methods with them."""
     scalings = dict[str, Scaling]()
     for method in ("pi", "ntk", "yarn"):
         try:

@@ -58,13 +58,13 @@ def _scale(rope: Rope, target: int, low: float, high: float, flags: tuple[str, s
 
 
 def by_parts(rope: Rope, target: int, knobs: ByPartsKnobs) -> Scaling:
-    """f' = (1-gamma) f/s + gamma f, gamma linear in turns (eq. 17-20), without a temperature."""
+    """Scale by f' = (1-gamma) f/s + gamma f, gamma linear in turns (eq. 17-20), no temperature."""
     flags = ("--beta-slow", "--beta-fast")
     return _scale(rope, target, knobs.beta_slow, knobs.beta_fast, flags)
 
 
 def llama3(rope: Rope, target: int, knobs: Llama3Knobs) -> Scaling:
-    """The same blend with the bounds that Llama 3.1 was released with (1 and 4 turns)."""
+    """Apply the same blend with Llama 3.1's released bounds as defaults (1 and 4 turns)."""
     flags = ("--low-freq-factor", "--high-freq-factor")
     return _scale(rope, target, knobs.low_freq_factor, knobs.high_freq_factor, flags)
 

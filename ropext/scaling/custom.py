@@ -1,5 +1,8 @@
-"""A method that its user brings as `--method module:function`, or from Python as the function: of a
-Rope and the factor, it returns the wanted inverse frequencies and the attention factor."""
+"""A method that its user brings as `--method module:function`, or from Python as a function.
+
+The function gets a Rope and the factor. It returns the wanted inverse frequencies and the attention
+factor.
+"""
 
 import importlib
 import inspect
@@ -21,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def source_of(name: str) -> str | None:
-    """Return the source of a user's function; None where Python does not know it."""
+    """Return the source of a user's function; None if Python does not know it."""
     function = _called(name, lambda: _function(name))
     inner = innermost(function)
     try:
@@ -44,7 +47,7 @@ def method(name: str) -> Method:
         return _called(name, lambda: _numbers(name, result))
 
     def scale(rope: Rope, target: int, knobs: object) -> Scaling:
-        """Divide the current frequencies so that those of the function remain."""
+        """Divide the current frequencies so that the result equals the function's frequencies."""
         wanted, attention = returned(rope, target)
         now = rope.spectrum.inv_freq
         if not _fits(now, wanted) or not 0 < attention < math.inf:
@@ -67,7 +70,7 @@ def method(name: str) -> Method:
 
 
 def _fits(now: tuple[float, ...], wanted: tuple[float, ...]) -> bool:
-    """Whether there is a finite frequency for each pair, and 0 for each that stands still."""
+    """Tell whether each pair has a finite frequency, and each pair that does not turn has 0."""
     if len(now) != len(wanted):
         return False
     for old, new in zip(now, wanted, strict=True):
@@ -87,7 +90,7 @@ def _function(name: str) -> Function:
         code: Function = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # one that the user's own module wants
+            raise  # the user's own module imports it
         raise UsageError(
             f"--method {name}: there is no module {error.name}; looked in this folder ({here}) and "
             "among the installed ones: go to the folder of its file, or install it"
@@ -98,7 +101,7 @@ def _function(name: str) -> Function:
 
 
 def _remove_last(folder: str) -> None:
-    """Take a folder's last entry out of the import path: an earlier one is the user's own."""
+    """Remove a folder's last entry from the import path: an earlier entry is the user's own."""
     for at in reversed(range(len(sys.path))):
         if sys.path[at] == folder:
             del sys.path[at]
@@ -117,7 +120,7 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
 
 
 def _called(name: str, code: Callable[[], Result]) -> Result:
-    """Run the user's code; what it raises becomes a sentence with its place."""
+    """Run the user's code; turn each exception into a UsageError that names the place."""
     try:
         return code()
     except UsageError:

@@ -1,8 +1,8 @@
 """The stock rope types: the spectrum and attention factor of a rope dict, and the dict of a wish.
 
-A *form* is a `rope_type` with its keys in transformers-5 names. `read` transcribes transformers'
-arithmetic in float64 instead of its float32; `candidates` are the dicts whose reading equals the
-wanted spectrum. An export is exact or it raises.
+A *form* is a `rope_type` with its keys in transformers-5 names. `read` repeats transformers'
+arithmetic in float64 instead of its float32. `candidates` yields the dicts that `read` turns back
+into the wanted spectrum. An export is exact or it raises.
 """
 
 import math
@@ -26,7 +26,7 @@ REQUIRED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-# Stock raises theta to a power in float32, which ends at 3.4e38; families reads none from 1e30 on.
+# Stock raises theta to a power in float32, whose limit is 3.4e38; families refuses 1e30 and above.
 LARGEST_THETA = 1e30
 # Relative difference that counts as equal between two float64 routes to the same number.
 EXACT = 1e-9
@@ -35,17 +35,18 @@ BETA_SLOW = 1.0
 
 
 def mscale(factor: float, m: float = 1.0) -> float:
-    """YaRN's sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier m on the logarithm."""
+    """Return YaRN's sqrt(1/t) = 0.1 ln(s) + 1 (eq. 22), with DeepSeek's multiplier m on the
+    logarithm."""
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
 def longrope_attention(factor: float, original: int) -> float:
-    """LongRoPE's sqrt(1 + ln(s)/ln(L)), as its released code and stock longrope have it."""
+    """Return LongRoPE's sqrt(1 + ln(s)/ln(L)), as in its released code and in stock longrope."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def default_attention(params: Mapping[str, Any]) -> float:
-    """Return what stock transformers multiplies into cos and sin when the dict names no factor."""
+    """Return the factor that stock multiplies into cos and sin if the dict names none."""
     match params.get("rope_type", "default"):
         case "yarn":
             factor = params["factor"]
@@ -62,10 +63,10 @@ def default_attention(params: Mapping[str, Any]) -> float:
 def yarn_bounds(
     dim: int, theta: float, context: int, beta_fast: float, beta_slow: float, truncate: bool
 ) -> tuple[float, float]:
-    """Return the pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2
-    ln b).
+    """Return the pair indices at which the ramp begins and ends: dim(r) = d ln(L/(2 pi r)) / (2 ln
+    b).
 
-    Clamped to [0, dim-1] as the published code does (dim, not dim/2).
+    They are clamped to [0, dim-1] as in the published code (dim, not dim/2).
     """
 
     low = dim * math.log(context / (beta_fast * 2 * math.pi)) / (2 * math.log(theta))
@@ -77,10 +78,10 @@ def yarn_bounds(
 
 
 def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
-    """Return 0 for a pair that keeps its frequency (below `low`), 1 for one that is interpolated
-    fully (above `high`).
+    """Return 0 for a pair that keeps its frequency (below `low`) and 1 for a fully interpolated
+    pair (above `high`).
 
-    Where the clamp leaves high < low, the published formula still holds and this follows it.
+    If the clamp leaves high < low, the published formula still holds, and this function follows it.
     """
     if low == high:
         high += 0.001  # the published code's guard against a division by zero
@@ -90,9 +91,11 @@ def linear_ramp(pairs: int, low: float, high: float) -> tuple[float, ...]:
 def llama3_pair_factors(
     inv_freq: Iterable[float], context: int, factor: float, low: float, high: float
 ) -> tuple[float, ...]:
-    """The YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r = L/lambda; also Llama 3's form.
+    """Return the factors of the YaRN paper's NTK-by-parts (eq. 17-20), linear in turns r =
+    L/lambda.
 
-    gamma = clamp((r - low)/(high - low), 0, 1) keeps, 1 - gamma interpolates.
+    Llama 3's form is the same. gamma = clamp((r - low)/(high - low), 0, 1) keeps, 1 - gamma
+    interpolates.
     """
     factors = []
     for f in inv_freq:
@@ -166,10 +169,10 @@ def _yarn(params: Mapping[str, Any], dim: int, context: int, nested: bool) -> tu
 def read_pair_factors(
     params: Mapping[str, Any], dim: int, context: int, *, nested: bool = False
 ) -> tuple[float, ...]:
-    """Return what a rope dict divides the plain frequencies theta^(-2i/dim) by; infinite: the
-    pair stands still.
+    """Return the factors by which a rope dict divides the plain frequencies theta^(-2i/dim).
 
-    Of a longrope with two sets this is the one for inputs beyond the original length.
+    An infinite factor means that the pair does not turn. For a longrope with two sets, return the
+    set for inputs beyond the original length.
     """
     kind = params.get("rope_type", "default")
     if kind not in NAMES:
@@ -203,7 +206,7 @@ def read_pair_factors(
             )
         case "longrope":
             return _numbers(params, "long_factor", dim)
-        # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest stand.
+        # The first int(p * d // 2) pairs turn, at frequencies counted over all d; the rest do not.
         case "proportional":
             turning = int(_number(params, "partial_rotary_factor", 1.0) * dim // 2)
             turning = min(turning, pairs)
@@ -213,8 +216,10 @@ def read_pair_factors(
 
 
 def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float, ...]:
-    """Return the second set of a longrope, for inputs within the original length; () = the same
-    set."""
+    """Return the second set of a longrope, for inputs within the original length.
+
+    Return () if both sets are the same.
+    """
     short = _numbers(params, "short_factor", dim)
     if short == _numbers(params, "long_factor", dim):
         return ()
@@ -222,7 +227,7 @@ def read_short_pair_factors(params: Mapping[str, Any], dim: int) -> tuple[float,
 
 
 def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
-    """Return what a rope dict multiplies into cos and sin."""
+    """Return the factor that a rope dict multiplies into cos and sin."""
     kind = params.get("rope_type", "default")
     if kind not in ("yarn", "longrope"):
         return 1.0  # stock ignores the key in every other form
@@ -236,16 +241,18 @@ def read_attention_factor(params: Mapping[str, Any], context: int) -> float:
 
 
 def softmax_factor(params: Mapping[str, Any]) -> float:
-    """DeepSeek's softmax multiplier: mscale(factor, mscale_all_dim)^2 in every scaled form."""
+    """Return DeepSeek's softmax multiplier, mscale(factor, mscale_all_dim)^2 in every scaled
+    form."""
     if not params.get("mscale_all_dim") or params.get("rope_type", "default") == "default":
         return 1.0
     return mscale(_number(params, "factor", 1.0), _number(params, "mscale_all_dim")) ** 2
 
 
 def steepness(params: Mapping[str, Any]) -> float:
-    """How much more than usual stock's float32 loses in a ramp whose ends lie close together.
+    """Return how much more than usual stock's float32 loses in a ramp whose ends are close
+    together.
 
-    (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). 1 where that
+    (x - low)/(high - low) magnifies the rounding of x by about high/(high - low). Return 1 if that
     stays within the usual bounds: the ends are whole numbers, or far apart.
     """
     kind = params.get("rope_type", "default")
@@ -260,7 +267,7 @@ def steepness(params: Mapping[str, Any]) -> float:
         slow = _number(params, "beta_slow", BETA_SLOW)
         if fast <= slow:
             return 1.0
-        # Of the indices dim(r), proportional to ln(L/(2 pi r)): dim and theta cancel.
+        # The indices dim(r) are proportional to ln(L/(2 pi r)): dim and theta cancel.
         turns = _number(params, "original_max_position_embeddings") / (2 * math.pi * slow)
         return max(1.0, math.log(turns) / math.log(fast / slow))
     return 1.0
@@ -274,8 +281,8 @@ def divided(inv_freq: Iterable[float], factors: Iterable[float]) -> tuple[float,
 def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
     """Compute the spectrum that stock transformers computes from a rope dict, in float64.
 
-    `rope` gives what no dict changes (dim, nesting, whether the softmax reads mscale); `context` is
-    max_position_embeddings.
+    `rope` gives the facts that no dict changes (dim, nesting, whether the softmax reads mscale).
+    `context` is max_position_embeddings.
     """
     plain = plain_inv_freq(rope.dim, _number(params, "rope_theta"))
     factors = read_pair_factors(params, rope.dim, context, nested=rope.nested)
@@ -294,8 +301,11 @@ def read(params: Mapping[str, Any], rope: Rope, context: int) -> Spectrum:
 
 
 def agree(a: Any, b: Any) -> bool:
-    """Tell whether two values are equal up to float64 rounding: 4 and 4.0, a number that was
-    printed shorter, and sequences of such."""
+    """Tell whether two values are equal up to float64 rounding.
+
+    4 equals 4.0, a number equals its shorter print, and sequences are equal if all their values
+    are.
+    """
     if a == b:
         return True
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -310,9 +320,9 @@ def same(a: Spectrum, b: Spectrum) -> bool:
 
 
 def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
-    """Return the theta whose plain spectrum has these pair factors, if there is one.
+    """Return the theta whose plain spectrum has these pair factors; None if there is none.
 
-    theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, tells theta':
+    theta' moves pair i by (theta'/theta)^(2i/d), and the last pair, 2i = d - 2, determines it:
     theta' = theta * p_last^(d/(d-2)).
     """
     if not 0 < factors[-1] < math.inf:
@@ -330,7 +340,7 @@ def _theta_shift(rope: Rope, factors: tuple[float, ...]) -> float | None:
 
 
 def _lengths(rope: Rope, target: int) -> Params:
-    """Return the two keys that tell the factor and the original length."""
+    """Return the two keys for the factor and the original length."""
     return {
         "factor": target / rope.original_context,
         "original_max_position_embeddings": rope.original_context,
@@ -344,9 +354,9 @@ def _mscale_pair(rope: Rope) -> Params:
 
 
 def with_attention(params: Params, attention_factor: float) -> Params:
-    """Write the attention factor under every name that a reader of this form looks at.
+    """Add the attention factor under every name that a reader of this form looks at.
 
-    vLLM reads only short_mscale/long_mscale of a longrope; older ones and SGLang read only
+    vLLM reads only short_mscale/long_mscale of a longrope. Older versions and SGLang read only
     attn_factor of a yarn, which multiplies the default instead of replacing it.
     """
     default = default_attention(params)
@@ -362,12 +372,12 @@ def with_attention(params: Params, attention_factor: float) -> Params:
     return params | {"attention_factor": attention_factor, "attn_factor": ratio}
 
 
-# What divides the plain frequency of each pair.
+# The divisor of each pair's plain frequency.
 Factors = tuple[float, ...]
 
 
 def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Another theta, nothing else."""
+    """Build the form that changes theta alone."""
     theta = _theta_shift(rope, factors)
     if theta is None:
         return None
@@ -375,7 +385,7 @@ def theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> P
 
 
 def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Every pair divided by one number, over another theta where that fits."""
+    """Build the form that divides every pair by one number, over another theta if that fits."""
     factor = factors[0]
     whole = target / rope.original_context
     if agree(factor, whole):
@@ -387,7 +397,7 @@ def linear_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> 
 
 
 def _share(turning: int, dim: int) -> float:
-    """The partial factor that stock's int(p * d // 2) takes back to this many pairs."""
+    """Return the partial factor that stock's int(p * d // 2) turns back into this many pairs."""
     share = 2 * turning / dim
     if int(share * dim // 2) != turning:
         return math.nextafter(share, 2.0)
@@ -395,16 +405,16 @@ def _share(turning: int, dim: int) -> float:
 
 
 def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """The form of the models whose last pairs stand still.
+    """Build the form of the models whose last pairs do not turn.
 
-    Offered to no other: its partial_rotary_factor means something else there.
+    No other model gets it: its partial_rotary_factor means something else there.
     """
     turning = [p for p in factors if p < math.inf]
     if not turning or len(turning) == len(factors):
         return None
     theta = rope.theta
     if len(turning) > 1:
-        # (theta'/theta)^(2i/d) at the last pair that turns; d counts those that stand, too.
+        # (theta'/theta)^(2i/d) at the last pair that turns; d counts the other pairs, too.
         theta *= (turning[-1] / turning[0]) ** (rope.dim / (2 * (len(turning) - 1)))
     out = {
         "rope_type": "proportional",
@@ -416,7 +426,7 @@ def proportional_form(rope: Rope, factors: Factors, wanted: Spectrum, target: in
 
 
 def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """A yarn whose ramp begins beyond the last pair: theta with a temperature.
+    """Build a yarn whose ramp begins beyond the last pair: theta with a temperature.
 
     The ramp starts at index d/2 + 1/2 (floored to d/2) and ends at d - 1, so that every pair keeps
     its frequency: beta(k) = L / (2 pi theta^(2k/d)).
@@ -436,7 +446,8 @@ def yarn_theta_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int)
 
 
 def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -> Params | None:
-    """Any pair factors and any attention factor, with short = long unless two sets are wanted."""
+    """Build a longrope for any pair and attention factors; short = long unless two sets are
+    wanted."""
     if rope.original_context < 2:  # stock divides by its logarithm
         return None
     short = list(factors)
@@ -454,7 +465,7 @@ def longrope_form(rope: Rope, factors: Factors, wanted: Spectrum, target: int) -
 
 
 def divisors(plain: Sequence[float], wanted: Sequence[float]) -> Factors:
-    """Return what divides each plain frequency; infinite if the pair is to stand still."""
+    """Return the divisor of each plain frequency; infinite if the pair must not turn."""
     factors = []
     for frequency, slower in zip(plain, wanted, strict=True):
         factors.append(frequency / slower if slower else math.inf)
@@ -468,8 +479,11 @@ GENERAL = (theta_form, linear_form, proportional_form, yarn_theta_form, longrope
 def candidates(
     rope: Rope, wanted: Spectrum, target: int, native: Params | None = None
 ) -> Iterator[Params]:
-    """Yield every stock dict that reads back as exactly the wanted spectrum: the method's own, then
-    one of each form that may say the same, best form first."""
+    """Yield every stock dict that reads back as exactly the wanted spectrum.
+
+    The method's own dict comes first, then one dict of each form that can express the same, best
+    form first.
+    """
     factors = divisors(plain_inv_freq(rope.dim, rope.theta), wanted.inv_freq)
     if native is not None:
         if native["rope_type"] != "default":

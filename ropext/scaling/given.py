@@ -1,7 +1,7 @@
 """Functions that Python hands over as methods, and the names by which they are found.
 
-A name means one function: where it means another one already, it ends in a digest of what the
-function does, which is the same in every process.
+A name means one function. If its name already means another one, the function's name ends in a
+digest of its behaviour, which is the same in every process.
 """
 
 import re
@@ -14,14 +14,16 @@ from typing import Any
 
 from ropext.scaling.rope import Rope
 
-# What a function of a Rope and a factor is, before it has returned anything.
+# A function of a Rope and a factor, before its result is checked.
 Function = Callable[[Rope, float], Any]
 _GIVEN = dict[str, Function]()
 
 
 def name_of(function: Function) -> str:
-    """Return the name of a function that Python hands over, which is kept where its module has
-    another one, or none, by that name."""
+    """Return the name of a function that Python hands over.
+
+    Keep the function under that name if its module has no attribute, or another one, by that name.
+    """
     inner = innermost(function)
     module = re.sub(r"[^\w.]", "_", str(getattr(inner, "__module__", "") or "__main__"))
     attribute = re.sub(r"\W", "_", getattr(inner, "__name__", type(inner).__name__)).strip("_")
@@ -29,7 +31,7 @@ def name_of(function: Function) -> str:
     digest = _digest(function)
     other = function_called(name)
     is_taken = other is not None and other is not function and _digest(other) != digest
-    # Of functions without a name of their own there may be several, in whatever order.
+    # Several functions may have no name of their own, and they may come in any order.
     if is_taken or attribute == "lambda" or inner is not function:
         name += f"_{digest}"
     if function_called(name) is not function:
@@ -38,8 +40,11 @@ def name_of(function: Function) -> str:
 
 
 def function_called(name: str) -> Function | None:
-    """Return what a name means by now, without an import: what its module has, else what was
-    handed over."""
+    """Return the function that a name means now: the attribute of its module, else the function
+    that was handed over, else None.
+
+    Nothing is imported.
+    """
     module, _, attribute = name.partition(":")
     current: Function | None = getattr(sys.modules.get(module), attribute, None)
     if current is not None:
@@ -59,8 +64,11 @@ def _digest(function: Function) -> str:
 
 
 def _text(value: object, around: tuple[int, ...]) -> str:
-    """Write what decides what a function does: its code, and the values that are bound to it.
-    `around` are the ids of the values that this one stands in, which may hold themselves."""
+    """Write the facts that decide a function's behaviour: its code, and the values that are bound
+    to it.
+
+    `around` are the ids of the values that contain this one; a value may contain itself.
+    """
     if id(value) in around:
         return "itself"
     parts = _parts(value)
@@ -71,7 +79,7 @@ def _text(value: object, around: tuple[int, ...]) -> str:
 
 
 def _parts(value: object) -> list[object] | None:
-    """Return what a value consists of; None where its repr says all."""
+    """Return the values that make up a value; None if its repr describes it fully."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, MethodType):
@@ -92,7 +100,7 @@ def _parts(value: object) -> list[object] | None:
 
 
 def _enclosed(function: FunctionType) -> list[object]:
-    """Return the values of the names that a function has from the functions around it."""
+    """Return the values that a function takes from the functions around it."""
     values = list[object]()
     for cell in function.__closure__ or ():
         try:

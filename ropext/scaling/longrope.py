@@ -1,5 +1,7 @@
-"""LongRoPE's carrier: one factor per pair (Ding et al. 2024, arXiv 2402.13753), from a file in each
-of the forms in which they are handed round."""
+"""LongRoPE's carrier: one factor per pair (Ding et al. 2024, arXiv 2402.13753).
+
+The factors come from a file in any of the formats in which people share them.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from ropext.scaling.rope import Rope
 
 @dataclass(frozen=True)
 class LongropeKnobs:
-    """The factors; searched, fitted or taken from somebody's release."""
+    """The factors: searched, fitted, or taken from a release."""
 
     pair_factors: tuple[float, ...] | None = field(
         default=None,
@@ -32,7 +34,7 @@ class LongropeKnobs:
 
 
 def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
-    """Refuse factors that are not one positive number per pair."""
+    """Raise unless the factors are one positive number per pair."""
     pairs = rope.dim // 2
     if len(factors) != pairs:
         raise UsageError(
@@ -40,14 +42,17 @@ def _check_factors(rope: Rope, factors: tuple[float, ...], which: str) -> None:
             f"pairs (dim {rope.dim}); 'ropext inspect' lists them"
         )
     for i, value in enumerate(factors):
-        if not value > 0:  # infinity: this pair stands still
+        if not value > 0:  # infinity: this pair does not turn
             raise UsageError(
                 f"--pair-factors: {which}number {i} is {value:g}; each must be above 0, or inf"
             )
 
 
 def longrope(rope: Rope, target: int, knobs: LongropeKnobs) -> Scaling:
-    """f'_i = f_i / lambda_i; the attention factor is 1 unless the file or a flag says one."""
+    """Scale by f'_i = f_i / lambda_i.
+
+    The attention factor is 1; the caller applies the factor of a file or a flag.
+    """
     if knobs.pair_factors is None:
         raise UsageError(
             "--method longrope needs --pair-factors FILE, one number per pair; `ropext plan` shows "
@@ -88,16 +93,17 @@ METHOD = Method(
 )
 
 
-# The long set, the short set where the file has one that differs, the attention factor it says.
+# The long set, the short set if the file has a different one, the attention factor if it has one.
 PairFactors = tuple[tuple[float, ...], tuple[float, ...] | None, float | None]
 
 
 def parse_pair_factors(text: str, name: str) -> PairFactors:
-    """Read the numbers of each pair, and the attention factor where the file says one.
+    """Read the numbers of each pair, and the attention factor if the file has one.
 
-    Read are: a JSON list; a JSON object with `pair_factors` or `long_factor` and `short_factor`
-    (also inside `rope_scaling` or `rope_parameters`); CSV, one row or one column, or the released
-    LongRoPE files, which repeat the row for every layer.
+    The text may be a JSON list, or a JSON object with `pair_factors`, `long_factor` or
+    `rescale_factors`, and `short_factor` (also inside `rope_scaling` or `rope_parameters`). It may
+    also be CSV: one row, one column, or the released LongRoPE files, which repeat the row for every
+    layer.
     """
     stripped = text.strip()
     if stripped[:1] in ("[", "{"):
@@ -159,8 +165,10 @@ def _json_factors(text: str, name: str) -> PairFactors:
 
 
 def _attention(data: Mapping[str, object], name: str) -> float | None:
-    """Return the attention factor of a longrope dict: as it says, or as stock computes it from its
-    lengths."""
+    """Return the attention factor of a longrope dict, or None if the dict determines none.
+
+    A stated factor wins; otherwise it is computed from the lengths, as stock does.
+    """
     if data.get("attention_factor") is not None:
         return _numbers([data["attention_factor"]], name)[0]
     stated_original = data.get("original_max_position_embeddings")

@@ -1,4 +1,4 @@
-"""What a scaling method is: a pure function, its knobs, and how a stock config carries it."""
+"""A scaling method: a pure function, its knobs, and the stock form in which a config carries it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,10 +10,10 @@ from ropext.scaling.rope import Rope
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a method asks for, relative to the embedding that it was given.
+    """The result of a method, relative to the embedding that the method was given.
 
-    `native` is the stock dict that says the same of an embedding that is not scaled yet; where the
-    embedding is scaled already, the pair factors multiply and another form carries the product.
+    `native` is the stock dict that expresses the same for an embedding that is not scaled yet. If
+    the embedding is scaled already, the pair factors multiply and another form carries the product.
     """
 
     pair_factors: tuple[float, ...]
@@ -24,22 +24,22 @@ class Scaling:
 
 @dataclass(frozen=True)
 class NoKnobs:
-    """A method that factor and target determine completely."""
+    """The knobs of a method that factor and target determine completely: none."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of the list of methods; everything a user sees about it comes from here."""
+    """One entry of the list of methods; everything a user sees about the method comes from here."""
 
     name: str
     summary: str  # one line, for `ropext methods`
     paper: str
-    carried: str  # one line: which stock form says it
+    carried: str  # one line: the stock form that carries it
     scale: Callable[[Rope, int, Any], Scaling]  # (embedding, target, knobs)
     knobs: type = NoKnobs
-    needs: str = ""  # the option without which it says nothing
-    competes: bool = True  # `plan --measure` and `--method auto` read it beside the others
-    fits: tuple[str, ...] = ("longrope",)  # what moves in a fit (--within) that may begin at it
+    needs: str = ""  # the option that it requires
+    competes: bool = True  # whether `plan --measure` and `--method auto` compare it with the others
+    fits: tuple[str, ...] = ("longrope",)  # the kinds of fit (--within) that may begin at it
     colour: int | None = None  # its place in the palette of pictures [the next that is free]
 
     def knob_names(self) -> tuple[str, ...]:

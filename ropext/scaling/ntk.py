@@ -9,7 +9,7 @@ from ropext.scaling.rope import Rope
 
 
 def _by_theta(rope: Rope, theta_ratio: float) -> Scaling:
-    """theta' = theta * ratio divides pair i by ratio^(2i/d)."""
+    """Multiply theta by the ratio, which divides the frequency of pair i by ratio^(2i/d)."""
     factors = tuple(theta_ratio ** (2 * i / rope.dim) for i in range(rope.dim // 2))
     native = {"rope_type": "default", "rope_theta": rope.theta * theta_ratio}
     return Scaling(factors, native=native)
@@ -24,16 +24,17 @@ def _needs_two_pairs(rope: Rope, method: str) -> None:
 
 
 def ntk(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
-    """theta' = theta * s^(d/(d-2)): the last pair is divided by s (YaRN, eq. 16)."""
+    """Scale by theta' = theta * s^(d/(d-2)): the last pair is divided by s (YaRN, eq. 16)."""
     _needs_two_pairs(rope, "ntk")
     s = target / rope.context
     return _by_theta(rope, s ** (rope.dim / (rope.dim - 2)))
 
 
 def dynamic(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
-    """Dynamic NTK as it stands at the target: theta' = theta * (s*l/L - (s-1))^(d/(d-2)), l = s*L.
+    """Freeze dynamic NTK at the target: theta' = theta * (s*l/L - (s-1))^(d/(d-2)), l = s*L.
 
-    Frozen, because the stock form keeps state between calls and every loader reads it differently.
+    It is frozen because the stock form keeps state between calls and every loader reads it
+    differently.
     """
     _needs_two_pairs(rope, "dynamic")
     s = target / rope.context
@@ -42,7 +43,7 @@ def dynamic(rope: Rope, target: int, knobs: NoKnobs) -> Scaling:
 
 @dataclass(frozen=True)
 class AbfKnobs:
-    """ABF is its theta."""
+    """The knob of ABF: the new theta itself."""
 
     theta: float | None = field(
         default=None, metadata={"help": "the new rotary base, e.g. 1e6 (required by abf)"}
@@ -50,7 +51,8 @@ class AbfKnobs:
 
 
 def abf(rope: Rope, target: int, knobs: AbfKnobs) -> Scaling:
-    """Adjusted base frequency (Xiong et al. 2023, section 4.1): theta' is given."""
+    """Set the theta that the user gives: adjusted base frequency (Xiong et al. 2023, section
+    4.1)."""
     _needs_two_pairs(rope, "abf")
     if knobs.theta is None:
         raise UsageError("--method abf needs --theta, the new rotary base (e.g. --theta 1e6)")

@@ -34,11 +34,11 @@ class Spectrum:
 
     @property
     def wavelengths(self) -> tuple[float, ...]:
-        """Tokens per full turn of each pair; infinite where a pair does not turn."""
+        """Tokens per full turn of each pair; infinite for a pair that does not turn."""
         return tuple(2 * math.pi / f if f else math.inf for f in self.inv_freq)
 
     def digest(self) -> str:
-        """SHA-256 over the float64 values, so that two plans can be compared by one line."""
+        """Return the SHA-256 of the float64 values, by which two plans can be compared."""
         values = list(self.inv_freq)
         values += [self.attention_factor, self.softmax_factor]
         if self.short_inv_freq is not None:
@@ -48,7 +48,7 @@ class Spectrum:
 
 
 def plain_inv_freq(dim: int, theta: float) -> tuple[float, ...]:
-    """theta^(-2i/dim) for each pair."""
+    """Return theta^(-2i/dim) for each pair."""
     return tuple(theta ** (-2 * i / dim) for i in range(dim // 2))
 
 
@@ -56,10 +56,11 @@ def plain_inv_freq(dim: int, theta: float) -> tuple[float, ...]:
 class Rope:
     """One rotary embedding as the model was trained with it.
 
-    `context` is the number of tokens the model reads now; `original_context` the number before any
-    scaling that its config already declares. `pair_factors` is what that scaling divides the
-    plain frequencies by (empty = nothing; infinite = this pair stands still, scaled or not).
-    `short_pair_factors` is the second set of a longrope, for inputs within `original_context`.
+    `context` is the number of tokens that the model reads now. `original_context` is that number
+    before any scaling that its config already declares. That scaling divides the plain frequencies
+    by `pair_factors`: empty means by nothing, and infinite means that the pair never turns, scaled
+    or not. `short_pair_factors` is the second set of a longrope, for inputs within
+    `original_context`.
     """
 
     dim: int
@@ -74,7 +75,7 @@ class Rope:
     mscale_all_dim: float = 0.0
     softmax_mscale: bool = False
     softmax_factor: float = 1.0
-    # The dict of this embedding sits inside a per-layer-type dict, where stock ignores `truncate`.
+    # The dict of this embedding is inside a per-layer-type dict; stock ignores `truncate` there.
     nested: bool = False
 
     def __post_init__(self) -> None:
@@ -101,12 +102,12 @@ class Rope:
 
     @property
     def stands(self) -> bool:
-        """Whether some pairs do not turn (proportional RoPE), as no other stock form can say."""
+        """Whether some pairs do not turn: only the stock form `proportional` can express that."""
         return math.inf in self.pair_factors
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The spectrum that the model reads with today."""
+        """The spectrum of the model today."""
         plain = plain_inv_freq(self.dim, self.theta)
         factors = self.pair_factors or (1.0,) * len(plain)
         short = self.short_pair_factors
@@ -119,7 +120,7 @@ class Rope:
         )
 
     def original(self) -> "Rope":
-        """The same embedding before the scaling that its config declares."""
+        """Return the same embedding before the scaling that its config declares."""
         standing = tuple(p if p == math.inf else 1.0 for p in self.pair_factors)
         return replace(
             self,
@@ -133,10 +134,13 @@ class Rope:
 
 @dataclass(frozen=True)
 class Site:
-    """One rotary embedding at its place in a config: the spectrum that stock transformers is to
-    build there, and the rope dict that says so. Plans, records and proofs all speak of these."""
+    """One rotary embedding at its place in a config: the spectrum that stock transformers must
+    build there, and the rope dict that declares it.
 
-    label: str  # "" where there is one, else its key inside the nested rope dict
+    Plans, records and proofs all refer to sites.
+    """
+
+    label: str  # "" if there is only one, else its key inside the nested rope dict
     wanted: Spectrum
     params: Params
     scaled: bool = True  # whether an extension scales it (full attention) or leaves it alone
@@ -144,19 +148,21 @@ class Site:
 
 @dataclass(frozen=True)
 class RopeSite(Site):
-    """A site whose embedding was read from a config: the one that is extended. As long as nothing
-    is planned, its spectrum is the wanted one."""
+    """A site with the embedding that was read from a config, which an extension scales.
+
+    Until something is planned, the wanted spectrum equals the embedding's.
+    """
 
     rope: Rope = field(kw_only=True)
-    layers: int | None = field(default=None, kw_only=True)  # how many use it, where that is known
+    layers: int | None = field(default=None, kw_only=True)  # how many use it, if known
 
     def of(self, rope: Rope) -> "RopeSite":
-        """The same place with another embedding, as it stands."""
+        """Return the same place with another embedding, whose own spectrum is the wanted one."""
         return replace(self, rope=rope, wanted=rope.spectrum)
 
 
 class Absent:
-    """Stands where a key is missing, which null does not."""
+    """The value of a key that is missing, in contrast to null."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -168,11 +174,11 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class Edit:
-    """One value of a file, before and after: of a config, a tokenizer, the metadata of a GGUF."""
+    """One value before and after, in a config, a tokenizer or the metadata of a GGUF."""
 
-    key: str  # dotted where it lies inside of others
-    before: Any = ABSENT  # ABSENT where the key is new
-    after: Any = ABSENT  # ABSENT where the key is removed
+    key: str  # dotted if it is nested
+    before: Any = ABSENT  # ABSENT if the key is new
+    after: Any = ABSENT  # ABSENT if the key is removed
     file: str = CONFIG
 
     @property
@@ -181,8 +187,10 @@ class Edit:
         return tuple(self.key.split("."))
 
     def to_json(self) -> dict[str, Any]:
-        """The edit without its file; `before` is left out where the key is new, and `after` where
-        it is removed."""
+        """Return the edit as a dict, with the name of its file left out.
+
+        `before` is left out if the key is new, and `after` if the key is removed.
+        """
         out: dict[str, Any] = {"key": self.key}
         if self.before is not ABSENT:
             out["before"] = self.before
@@ -192,19 +200,20 @@ class Edit:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> "Edit":
-        """The edit that a plan or a record lists."""
+        """Build the edit that a plan or a record lists."""
         before = entry.get("before", ABSENT)
         after = entry.get("after", ABSENT)
         return cls(str(entry["key"]), before, after, entry.get("file", CONFIG))
 
 
 def turns(spectrum: Spectrum, context: int) -> tuple[float, ...]:
-    """How many full turns each pair makes inside `context` tokens (YaRN, eq. 17: r = L/lambda)."""
+    """Count the full turns of each pair inside `context` tokens (YaRN, eq. 17: r = L/lambda)."""
     return tuple(context * f / (2 * math.pi) for f in spectrum.inv_freq)
 
 
 def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
-    """Phase needed at `target` over phase seen in training; above 1 the pair extrapolates.
+    """Return each pair's phase needed at `target` over its phase seen in training; above 1 the pair
+    extrapolates.
 
     min(2*pi, (T-1)*f') / min(2*pi, (L-1)*f): a pair that has made a full turn has seen every phase.
     """
@@ -218,14 +227,14 @@ def phase_ratio(rope: Rope, wanted: Spectrum, target: int) -> tuple[float, ...]:
 
 
 def compression(trained: Spectrum, wanted: Spectrum) -> tuple[float, ...]:
-    """By how much each pair is slowed down against what the model was trained with."""
+    """Return the factor by which each pair is slower than in training."""
     pairs = zip(trained.inv_freq, wanted.inv_freq, strict=True)
     return tuple(now / new if new else (1.0 if not now else math.inf) for now, new in pairs)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The two numbers that explain a method: what it extrapolates, and what it compresses."""
+    """The numbers that explain a method: how far it extrapolates, and how much it compresses."""
 
     pairs_extrapolated: int
     worst_extrapolation: float
@@ -258,32 +267,32 @@ NOT_TEXT = re.compile(r"vision|visual|image|audio|qformer")
 
 @dataclass(frozen=True)
 class Positions:
-    """The position scheme of a model that rotates nothing, as its config describes it."""
+    """The position scheme of a model without rotary embeddings, as its config describes it."""
 
     model_type: str
     text_type: str
-    path: tuple[str, ...]  # where the text part stands inside the config
+    path: tuple[str, ...]  # the keys that lead to the text part of the config
     kind: str  # of SCHEMES
     context: int  # tokens it reads, or tells apart, now; 0 = its config names no length
     key: str = ""  # the key that an extension raises, as the config spells it; none = no extension
     tensors: tuple[str, ...] = ()  # how the names of its tables end
     offset: int = 0  # the row that position 0 reads
-    beyond: int = 0  # rows less what the length key says
+    beyond: int = 0  # number of rows minus the value of the length key
     causal: bool = False  # whether the family predicts the next token
     buckets: int = 0  # into which relative distances fall
 
     @property
     def carried(self) -> bool:
-        """Whether a stock checkpoint can say of its scheme that it was extended."""
+        """Whether a stock checkpoint can express that its scheme was extended."""
         return bool(self.key) and self.kind != "alibi"
 
     @property
     def rows(self) -> int:
-        """Rows of a table that holds this context."""
+        """The number of rows of a table that holds this context."""
         return self.offset + self.context
 
     def is_table(self, name: str) -> bool:
-        """Whether a tensor of this name is one of its tables."""
+        """Tell whether a tensor of this name is one of the position tables."""
         ends = "|".join(map(re.escape, self.tensors))
         other = self.path and NOT_TEXT.search(name)
         return bool(ends and re.search(rf"(^|\.)({ends})$", name)) and not other

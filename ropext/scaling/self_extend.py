@@ -15,7 +15,7 @@ SUMMARY = "near keys keep their distances, far ones share positions"
 EXCEPTION = (
     "attention inside the trained context is unchanged, so its short tax is 0 by construction"
 )
-SPARE = 1.5  # of the smallest group: what measured best
+SPARE = 1.5  # times the smallest group: measured best
 UNCARRIED = (
     "no checkpoint can store self-extend. Use the model in memory: ropext serve MODEL "
     "--method self-extend --factor N; ropext.patch(model, method='self-extend', factor=N) does it "
@@ -27,12 +27,12 @@ Positions = TypeVar("Positions", int, "Tensor")
 
 @dataclass(frozen=True)
 class Fold:
-    """How queries beyond the context see keys: nearer than `window` as trained, others grouped."""
+    """How queries beyond the context see keys: as trained if nearer than `window`, else grouped."""
 
     context: int
     window: int
-    group: int  # 0: every far key stands at the window (ReRoPE)
-    spectra: tuple[tuple[float, ...], ...]  # of the layers that see all text, radians a token
+    group: int  # 0: every far key has the window's position (ReRoPE)
+    spectra: tuple[tuple[float, ...], ...]  # layers that see all text, in radians a token
     literal: bool = False  # the paper's rule: queries inside the context see groups too
 
     @property
@@ -42,24 +42,26 @@ class Fold:
 
     @property
     def knobs(self) -> dict[str, int]:
-        """What a plan and the results say of it."""
+        """The settings that a plan and the results list."""
         rule = {"literal": True} if self.literal else {}
         return {"window": self.window, "group": self.group} | rule
 
     def key_positions(self, positions: Positions) -> Positions:
-        """k // G, of a number or a tensor of them."""
+        """Return k // G for a number or a tensor of them."""
         return positions // self.group if self.group else positions - positions
 
     def query_positions(self, positions: Positions) -> Positions:
-        """p // G + W - W // G: a key at the window's edge stays where it was."""
+        """Return p // G + W - W // G: a key at the window's edge keeps its distance."""
         window = self.window - self.key_positions(self.window)
         return self.key_positions(positions) + window
 
 
 @dataclass(frozen=True)
 class FoldOptions:
-    """How near is near, how many positions far keys share, and for which queries; None: what the
-    target needs."""
+    """The window, the positions that far keys share, and the queries to which this applies.
+
+    None means that the target decides.
+    """
 
     window: int | None = None
     group: int | None = None
@@ -67,7 +69,7 @@ class FoldOptions:
 
     @property
     def name(self) -> str:
-        """The method with what was asked for: `self-extend-literal-w512-g8`."""
+        """The method with its given options: `self-extend-literal-w512-g8`."""
         parts = [NAME]
         if self.literal:
             parts.append("literal")
@@ -81,9 +83,12 @@ class FoldOptions:
 def fold(
     context: int, target: int, options: FoldOptions, spectra: tuple[tuple[float, ...], ...]
 ) -> Fold:
-    """Choose window and group: by default half of the context, and half as much again as the
-    smallest group that keeps every grouped distance within it, target // G + W - W // G <= context
-    (benchmarks/self_extend.py)."""
+    """Choose window and group.
+
+    The default window is half of the context. The default group is half as much again as the
+    smallest group that keeps every grouped distance within the context: target // G + W - W // G <=
+    context (benchmarks/self_extend.py).
+    """
     window = options.window
     group = options.group
     window = context // 2 if window is None else window

@@ -1,7 +1,8 @@
-"""The methods for Rope's sisters: how a learned table grows, how far distances are told apart.
+"""The methods for models without rotary embeddings: how a learned table grows, and how far
+distances stay distinct.
 
-A method makes rows of rows. It sees those that positions read; rows in front of the first stay.
-Relative positions have no rows: there the new key does it all.
+A method makes new rows from old rows. It sees only the rows that positions read; the rows in front
+of the first position stay. Relative positions have no rows: the new key does everything.
 """
 
 import math
@@ -16,29 +17,29 @@ if TYPE_CHECKING:
 
     Rows = np.ndarray[Any, np.dtype[np.float64]]
 
-NEAR = 1e-9  # a border between distances that is a whole number, but for rounding
+NEAR = 1e-9  # tolerance for a border between distances that is a whole number except for rounding
 
 
 @dataclass(frozen=True)
 class PositionMethod:
-    """One entry of the list; what a user sees of it comes from here."""
+    """One entry of the list of methods; everything a user sees about the method comes from here."""
 
     name: str
     summary: str
     paper: str
-    short_tax: str  # what it does to inputs within the old length, in words
+    short_tax: str  # its effect on inputs within the old length, in words
     grow: Callable[["Rows", int], "Rows"] = lambda rows, _: rows  # (old ones, how many are wanted)
     kept: Callable[[int, int], dict[int, int]] = lambda *_: {}  # (old, new count): new -> old row
     kinds: tuple[str, ...] = ("learned", "mixed")
-    # (heads, factor): what multiplies the slopes of ALiBi's heads, the steepest first
+    # (heads, factor): the multipliers of the slopes of ALiBi's heads, the steepest first
     slopes: Callable[[int, float], list[float]] | None = None
 
 
 def grow_linear(rows: "Rows", target: int) -> "Rows":
-    """r'_j = (1 - f) r_i + f r_(i+1) with j n/T = i + f (Zhu et al. 2024, section 3.1).
+    """Return r'_j = (1 - f) r_i + f r_(i+1) with j n/T = i + f (Zhu et al. 2024, section 3.1).
 
-    Beyond the last old row, which position T/n (n - 1) reads, the line of the last two goes on, as
-    Long-CLIP continues it (Zhang et al. 2024): rows that were held would all be alike.
+    Beyond the last old row, which position T/n (n - 1) reads, continue the line of the last two, as
+    Long-CLIP does (Zhang et al. 2024): repeated copies of the last row would all be alike.
     """
     import numpy as np
 
@@ -55,7 +56,7 @@ def grow_linear(rows: "Rows", target: int) -> "Rows":
 
 
 def kept_by_linear(count: int, target: int) -> dict[int, int]:
-    """Return the old rows that stay: row i stands at i T/n wherever that is a whole number."""
+    """Return the old rows that stay: row i moves to i T/n if that is a whole number."""
     kept = dict[int, int]()
     for old in range(count):
         if old * target % count == 0:
@@ -64,15 +65,18 @@ def kept_by_linear(count: int, target: int) -> dict[int, int]:
 
 
 def grow_copy(rows: "Rows", target: int) -> "Rows":
-    """r'_j = r_(j mod n): the table again and again (Beltagy et al. 2020, section 5)."""
+    """Return r'_j = r_(j mod n): the table repeated (Beltagy et al. 2020, section 5)."""
     import numpy as np
 
     return rows[np.arange(target) % len(rows)]
 
 
 def ntk_slopes(heads: int, factor: float) -> list[float]:
-    """s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty, the farthest reach grows by
-    s (NTK-ALiBi, github.com/keezen/ntk_alibi, which counts the heads as they stand)."""
+    """Return s^(-(h-1)/(H-1)) for head h of H: near tokens keep their penalty, the farthest reach
+    grows by s.
+
+    This is NTK-ALiBi (github.com/keezen/ntk_alibi, which counts the heads in their given order).
+    """
     return [factor ** (-head / max(heads - 1, 1)) for head in range(heads)]
 
 
@@ -130,13 +134,13 @@ METHODS = {method.name: method for method in LISTED}
 
 
 def methods_for(positions: Positions) -> dict[str, PositionMethod]:
-    """Return the methods of such a model, the default first."""
+    """Return the methods for models with such positions, the default first."""
     return {name: method for name, method in METHODS.items() if positions.kind in method.kinds}
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What becomes of every table of a checkpoint, or of the slopes of a model in memory."""
+    """The change of every table of a checkpoint, or of the slopes of a model in memory."""
 
     positions: Positions
     target: int
@@ -150,7 +154,7 @@ class Growth:
 
     @property
     def old_rows(self) -> dict[int, int]:
-        """The place of each old row that stays; the first one where there are several."""
+        """The place of each old row that stays; the first place if there are several."""
         places = dict[int, int]()
         for new, old in self.kept.items():
             places.setdefault(old, new)
@@ -158,11 +162,11 @@ class Growth:
 
     @property
     def extended(self) -> Positions:
-        """The scheme as the new config has it."""
+        """The scheme with the new length."""
         return replace(self.positions, context=self.target)
 
     def undone(self) -> "Growth | None":
-        """Return the way back to the old rows; None where not all of them were kept."""
+        """Return the growth back to the old rows; None if not all of them were kept."""
         count = self.positions.context
         old_rows = self.old_rows
         if len(old_rows) < count:
@@ -172,7 +176,7 @@ class Growth:
 
 
 def growth(positions: Positions, method: str, target: int) -> Growth:
-    """Apply a method to the tables of such a model."""
+    """Apply a method to the tables of a model with such positions."""
     entry = METHODS[method]
     kept = entry.kept(positions.context, target)
     return Growth(positions, target, entry.grow, kept, entry.slopes)
@@ -182,7 +186,7 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
     """Return the first distance of each bucket; beyond the last one all distances are alike.
 
     T5: b(d) = e + floor(log(d/e) / log(D/e) (n - e)) from e = n/2 on, at most n - 1 (Raffel et al.
-    2020, section 2.1; n is half of the buckets where both sides are seen). DeBERTa: b(d) = e +
+    2020, section 2.1; n is half of the buckets if both sides are seen). DeBERTa: b(d) = e +
     ceil(log(d/e) / log((D-1)/e) (e - 1)) beyond e, at most n (He et al. 2021, arXiv 2111.09543).
     """
     far = positions.context
@@ -207,7 +211,7 @@ def starts(positions: Positions, *, causal: bool = False) -> Sequence[int]:
 
 
 def alike(positions: Positions) -> str:
-    """Say from which distance on all tokens look equally far."""
+    """Return in words the distance from which on all tokens look equally far."""
     if positions.kind != "buckets":
         return f"{starts(positions)[-1]:,}"
     both = starts(positions)[-1]

@@ -30,9 +30,11 @@ class YarnKnobs:
 
 
 def _bounds_now(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
-    """Return the ramp's ends as pair indices, on an embedding that is scaled already: there the
-    closed form does not hold, and an end is the index at which the *current* wavelengths make the
-    wanted number of turns."""
+    """Return the ramp's ends as pair indices for an embedding that is scaled already.
+
+    The closed form does not hold there. An end is the index at which the *current* wavelengths make
+    the wanted number of turns.
+    """
     points = list[tuple[int, float]]()
     for i, count in enumerate(turns(rope.spectrum, rope.context)):
         if count:
@@ -48,10 +50,11 @@ def _bounds_now(rope: Rope, knobs: YarnKnobs) -> tuple[float, float]:
 
 
 def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> float:
-    """Find where falling values cross `wanted`: linear between two pairs, as the closed form is.
+    """Find the index at which falling values cross `wanted`: linear between two pairs, like the
+    closed form.
 
-    Beyond the first and the last pair the outer piece goes on; where it does not fall (or there is
-    one pair only), plain RoPE's `step` per pair.
+    Beyond the first and the last pair, extend the outer piece. If that piece does not fall, or if
+    there is only one pair, use plain RoPE's `step` per pair.
     """
     for (i, a), (j, b) in pairwise(points):
         if a >= wanted >= b and a > b:
@@ -66,10 +69,10 @@ def _index_at(points: list[tuple[int, float]], wanted: float, step: float) -> fl
 
 
 def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
-    """f' = f/s * ramp + f * (1 - ramp), the ramp linear in the pair index.
+    """Scale by f' = f/s * ramp + f * (1 - ramp), with a ramp that is linear in the pair index.
 
-    The paper's eq. 18 is linear in turns instead (that is --method by-parts); this is what its
-    code, transformers, vLLM and llama.cpp compute.
+    The paper's eq. 18 is linear in turns instead (that is --method by-parts). The paper's code,
+    transformers, vLLM and llama.cpp compute the formula above.
     """
     if not 0 < knobs.beta_slow < knobs.beta_fast < math.inf:
         raise UsageError(
@@ -99,7 +102,7 @@ def yarn(rope: Rope, target: int, knobs: YarnKnobs) -> Scaling:
         native |= {"beta_fast": float(knobs.beta_fast), "beta_slow": float(knobs.beta_slow)}
     if not knobs.truncate:
         native["truncate"] = False
-    # 0.1 ln(s) + 1 (eq. 22); of DeepSeek's pair the ratio that its configs ask for.
+    # 0.1 ln(s) + 1 (eq. 22); for DeepSeek's pair the ratio that its configs require.
     attention = mscale(s)
     if rope.mscale and rope.mscale_all_dim:
         attention = mscale(s, rope.mscale) / mscale(s, rope.mscale_all_dim)
