@@ -8,13 +8,13 @@ import pytest
 # raise one. All counts but the first are per 1,000 sentences.
 CEILINGS = {
     "pages": {
-        "words a sentence": 14.8,
-        "above 35 words": 9.5,
-        "where for if": 3.7,
+        "words a sentence": 14.3,
+        "above 35 words": 3.6,
+        "where for if": 1.6,
         "one/that/those + clause": 2.3,
-        "said, told, asked": 2.8,
-        "stands, lies, goes on": 5.0,
-        "what as a noun": 11.3,
+        "said, told, asked": 1.2,
+        "stands, lies, goes on": 1.0,
+        "what as a noun": 4.0,
         "of at the beginning": 1.0,
     },
     "README": {
@@ -28,14 +28,14 @@ CEILINGS = {
         "of at the beginning": 2.0,
     },
     "docstrings and comments": {
-        "words a sentence": 13.6,
-        "above 35 words": 5.9,
-        "where for if": 108.9,
-        "one/that/those + clause": 42.7,
-        "said, told, asked": 40.9,
-        "stands, lies, goes on": 71.2,
-        "what as a noun": 123.3,
-        "of at the beginning": 33.4,
+        "words a sentence": 13.2,
+        "above 35 words": 2.0,
+        "where for if": 33.6,
+        "one/that/those + clause": 10.2,
+        "said, told, asked": 15.0,
+        "stands, lies, goes on": 22.2,
+        "what as a noun": 35.5,
+        "of at the beginning": 12.4,
     },
     "messages and help": {
         "words a sentence": 12.7,
