@@ -1,7 +1,7 @@
 """Models that do not rotate: learned tables, buckets, slopes, relative tables.
 
-How a config is read is here at once. Their plan, their weights and what is said of one are loaded
-where a model has such a scheme: no rotary model needs them.
+Importing this package loads only the reader of their configs. Their plans, weights and warnings are
+loaded if a model has such a scheme: no rotary model needs them.
 """
 
 from ropext.files.schemes.reading import read_positions, refusal

@@ -1,5 +1,6 @@
-"""Write a weight file anew with more rows in its position table, every other tensor's bytes as they
-were, and read the rows back.
+"""Rewrite a weight file with more rows in its position table, and read the rows back.
+
+The bytes of every other tensor stay as they were.
 """
 
 import hashlib
@@ -24,14 +25,14 @@ from ropext.files.checkpoint.writing import Copying
 from ropext.scaling.rope import Positions
 from ropext.scaling.tables import Growth
 
-# Buffers of a fixed length that old versions saved and stock makes anew: position numbers, and the
-# causal masks of GPT-2 and GPT-Neo.
+# Buffers of a fixed length that old versions saved and that stock computes again: position
+# numbers, and the causal masks of GPT-2 and GPT-Neo.
 STALE = re.compile(r"(^|\.)(position_ids|token_type_ids|attn\.(attention\.)?(masked_)?bias)$")
 
 
 @dataclass(frozen=True)
 class PositionTable:
-    """One table where it lies."""
+    """One position table and its place in the weight files."""
 
     file: str
     name: str
@@ -40,12 +41,12 @@ class PositionTable:
 
 
 def _is_stale(name: str, tensor: Tensor) -> bool:
-    """A bias of one dimension is a parameter, whatever its name."""
+    """Tell whether a tensor is a stale buffer; a bias of one dimension is a parameter."""
     return bool(STALE.search(name)) and (name.endswith("ids") or len(tensor.shape) != 1)
 
 
 def find_tables(snapshot: Snapshot, positions: Positions) -> tuple[PositionTable, ...]:
-    """The tables of a checkpoint, from the headers; refused where they are not as the config says.
+    """Return the tables of a checkpoint from its headers; raise if they do not match the config.
 
     Tables of one length under several names (an encoder's and a decoder's, a tied copy) all grow.
     Relative positions have none.
@@ -99,7 +100,7 @@ def _other_length(
 def rewrite(
     source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = unseen
 ) -> tuple[str, ...]:
-    """Write a weight file with its tables grown; gives the stale buffers that it leaves out."""
+    """Write a weight file with its tables grown; return the stale buffers that it leaves out."""
     header = read_header(source)
     names = set(names)
     stale = tuple(name for name, tensor in header.tensors.items() if _is_stale(name, tensor))
@@ -140,7 +141,7 @@ def rewrite(
 
 
 def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
-    """The bytes of the new table; rows that stay are copied as bytes."""
+    """Return the bytes of the new table; rows that stay are copied as bytes."""
     import numpy as np
 
     count = growth.positions.rows
@@ -158,7 +159,7 @@ def grown(data: bytes, dtype: str, growth: Growth) -> bytes:
 
 
 def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> bytes:
-    """The index of the shards after the rewriting: names that are gone, and `grown` more bytes."""
+    """Return the index of the shards without the stale names and with `grown` more bytes."""
     names = set(stale)
     weights = {name: file for name, file in index["weight_map"].items() if name not in names}
     metadata = dict(index.get("metadata") or {})
@@ -170,7 +171,10 @@ def without_stale(index: dict[str, Any], stale: Iterable[str], grown: int) -> by
 def grow_files(
     snapshot: Snapshot, directory: Path, growth: Growth, tables: Iterable[PositionTable], show: Show
 ) -> tuple[str, ...]:
-    """Write the files that hold a table, and the index where there is one; what was left out."""
+    """Write the files that hold a table, and the index if there is one.
+
+    Return the stale buffers that were left out.
+    """
     by_file: dict[str, list[str]] = {}
     for table in tables:
         by_file.setdefault(table.file, []).append(table.name)
@@ -199,9 +203,12 @@ def compare_tables(
     *,
     trained: bool = False,
 ) -> dict[str, Any]:
-    """Hold the written files against the base's: every other tensor in every byte, the rows of a
-    table, made again from the base's, in every bit. Where the new rows were `trained`, only those
-    in front of the first and those that stay. ProofFailed names what is not so."""
+    """Compare the written files with the base's; raise ProofFailed at the first difference.
+
+    Every other tensor must agree in every byte. The table is computed again from the base's and
+    must agree in every bit. If the new rows were `trained`, only the rows in front of the first
+    position and the rows that stay must agree.
+    """
     longer = {table.name for table in tables}
     others = 0
     for file in sorted({table.file for table in tables}):

@@ -1,4 +1,4 @@
-"""What can be said of a model that does not rotate from its small files and weight headers."""
+"""Inspect a model that does not rotate, from its small files and weight headers."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unrotated:
-    """What a model without a rotary embedding has, from its small files and weight headers."""
+    """The facts about a model without a rotary embedding, from small files and weight headers."""
 
     name: str
     positions: Positions
@@ -27,11 +27,11 @@ class Unrotated:
 
     @property
     def advice(self) -> str:
-        """What extends it, or why nothing does."""
+        """The reason why nothing extends it; empty if something does."""
         return "" if self.positions.carried else refusal(self.positions)
 
     def rows(self) -> "np.ndarray[Any, Any]":
-        """The rows of its first table that positions read."""
+        """Return the rows of its first table that positions read."""
         from ropext.files.checkpoint.values import decoded, read_tensor  # late: this loads numpy
 
         if not self.tables:
@@ -49,7 +49,7 @@ class Unrotated:
 def inspect_scheme(
     snapshot: Snapshot, positions: Positions, name: str, limits: JsonObject
 ) -> Unrotated:
-    """Find the tables of such a model, where its weights are here."""
+    """Find the tables of a model that does not rotate, if its weights are present."""
     stored = tuple[PositionTable, ...]()
     if positions.tensors and snapshot.weight_files:
         stored = find_tables(snapshot, positions)

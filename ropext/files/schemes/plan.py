@@ -22,7 +22,7 @@ from ropext.scaling.tables import Growth, growth
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TablePlan(ExtensionPlan):
-    """The plan for such a model: the new config, the rows, and what a user must know."""
+    """The plan for a model that rotates nothing: the new config, the rows and the warnings."""
 
     positions: Positions
 
@@ -74,8 +74,10 @@ class TablePlan(ExtensionPlan):
 def make_table_plan(
     config: Mapping[str, Any], recipe: Extend, name: str = "MODEL", *, in_memory: bool = False
 ) -> TablePlan:
-    """The plan for a config that rotates nothing; one that no config carries is refused, but for a
-    model `in_memory` where that has a method."""
+    """Build the plan for a config that rotates nothing.
+
+    Raise if no config can carry the extension, except for ALiBi in a model `in_memory`.
+    """
     positions = read_positions(dict(config))
     assert positions is not None  # the caller has asked whether it rotates
     if not (positions.carried or (in_memory and positions.kind == "alibi")):
@@ -126,7 +128,10 @@ def _check_options(recipe: Extend, positions: Positions) -> Positions:
 
 
 def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> dict[str, Any]:
-    """The config whose length keys say the target; a second key that held the old length too."""
+    """Return the config with the target in its length key.
+
+    A second key that held the old length gets the target, too.
+    """
     out = copy.deepcopy(dict(config))
     part = out
     over = None
@@ -136,13 +141,13 @@ def lengthened(config: Mapping[str, Any], positions: Positions, target: int) -> 
     for key in (positions.key, "n_ctx"):
         if key and (key == positions.key or part.get(key) == stated):
             part[key] = target + stated - positions.context
-    if isinstance(over, dict):  # of old CLIPs, with class defaults for what it does not name
+    if isinstance(over, dict):  # in old CLIPs, with class defaults for absent keys
         over[positions.key] = part[positions.key]
     return out
 
 
 def growth_of(snapshot: Snapshot, record: Record) -> Growth:
-    """What the recorded extension made of a checkpoint's position tables."""
+    """Return the growth that the recorded extension applied to a checkpoint's position tables."""
     before = read_positions(record.base["config"])
     if before is None or record.method not in tables.methods_for(before):
         raise InputError(f"{snapshot.name}: ropext.json holds no position table; see ropext verify")

@@ -1,7 +1,7 @@
-"""The position schemes other than rotation: where each family keeps its rows, and which key says
-how far it tells relative distances apart.
+"""The position schemes other than rotation: the rows of each family, and the key for its distances.
 
-Taken from stock transformers: what grows when the length key grows, and which row a position reads.
+Taken from stock transformers: the tensors that grow with the length key, and the row that a
+position reads.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from ropext.scaling.rope import SCHEMES, Positions
 
 @dataclass(frozen=True)
 class TableRows:
-    """One row: how a family keeps its learned table."""
+    """One entry: how a family keeps its learned table."""
 
     tensors: tuple[str, ...] = ("position_embeddings.weight",)  # how their names end
     key: str = "max_position_embeddings"
-    context: int = 512  # what an absent key means
-    offset: int = 0  # rows in front of the one that position 0 reads
-    beyond: int = 0  # rows less what the key says
+    context: int = 512  # the value if the key is absent
+    offset: int = 0  # rows in front of position 0's row
+    beyond: int = 0  # number of rows minus the value of the key
     pad: int | None = None  # positions start behind pad_token_id, whose default this is
     # A key, and the value at which the family has a learned table at all.
     gate: tuple[str, object] = ("position_embedding_type", "absolute")
@@ -46,7 +46,7 @@ TABLES: dict[str, TableRows] = {
         "megatron-bert mobilebert rembert roc_bert splinter squeezebert",
         BERT,
     ),
-    # They store sinusoids too, where they have those: rows like others.
+    # If they have sinusoids, they store them, too: rows like others.
     **_rows("distilbert flaubert xlm", BERT),
     "big_bird": replace(BERT, context=4096),
     "git": replace(BERT, context=1024),
@@ -96,7 +96,7 @@ TABLES: dict[str, TableRows] = {
 # nystromformer states 510 tokens, and 512 rows with the two in front.
 TABLES["nystromformer"] = replace(TABLES["nystromformer"], context=510)
 
-# Types whose positions are not of tokens alone, or that stock sizes by more than a length key.
+# Types with positions of more than tokens, or with tables that stock sizes by further keys.
 OTHERS = {
     "bark": "holds three models with tables of their own",
     "blip_2_qformer": "reads queries of images, which have no length to extend",
@@ -125,13 +125,14 @@ OTHERS = {
 
 @dataclass(frozen=True)
 class Distances:
-    """One row: the key up to which a family tells distances apart, which sizes no tensor."""
+    """One entry: the key up to which a family tells distances apart, which sizes no tensor."""
 
     keys: tuple[str, ...] = ("relative_attention_max_distance",)  # the first above 0 counts
-    context: int = 128  # what absent keys mean
-    buckets: tuple[str, int] = ("relative_attention_num_buckets", 32)  # with what absence means
+    context: int = 128  # the value if the keys are absent
+    buckets: tuple[str, int] = ("relative_attention_num_buckets", 32)  # the key and its default
     gate: tuple[tuple[str, bool], ...] = ()  # keys and the values that the class needs for it
-    only: str = "that is above half its buckets"  # where the keys do that, in words
+    # the condition under which the keys do that, in words
+    only: str = "that is above half its buckets"
 
 
 DISTANCES: dict[str, Distances] = {
@@ -146,7 +147,7 @@ DISTANCES: dict[str, Distances] = {
         only="position_buckets is above 0, relative_attention true and position_biased_input false"
         " (otherwise the key sizes a tensor, or a table of absolute positions is added)",
     ),
-    # ALiBi's keys say what was trained; stock MPT reads no input beyond its own.
+    # ALiBi's keys state the trained length; stock MPT reads no input beyond its key.
     "bloom": Distances(("seq_length",), 0, ("", 0)),
     "falcon": Distances(("max_position_embeddings",), 2048, ("", 0)),
     "mpt": Distances(("max_seq_len",), 2048, ("", 0)),
@@ -157,7 +158,10 @@ DISTANCES: dict[str, Distances] = {
 
 
 def read_positions(config: dict[str, Any]) -> Positions | None:
-    """The scheme of a model that rotates nothing; None where it rotates, or has no positions."""
+    """Return the scheme of a model that rotates nothing.
+
+    Return None if the model rotates, or has no positions.
+    """
     model_type, text_type, path, scheme = locate(config)
     part = text_part(config, path)
     if text_type == "falcon" and part.get("alibi") is True:
@@ -197,7 +201,7 @@ def read_positions(config: dict[str, Any]) -> Positions | None:
 
 
 def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
-    """A scheme with the key that says how far it tells tokens apart, where it has one."""
+    """Return the scheme with the key up to which it tells tokens apart, if it has such a key."""
     buckets = text.integer(row.buckets[0], low=-1, high=LONGEST_LIST) or row.buckets[1]
     stated = {key: text.integer(key, low=-1) or 0 for key in row.keys}
     key = next((key for key, length in stated.items() if length > 0), row.keys[-1])
@@ -210,7 +214,7 @@ def _distances(positions: Positions, text: Dict, row: Distances) -> Positions:
 
 
 def refusal(scheme: Positions) -> str:
-    """Why a scheme is not extended, and what can be done."""
+    """Return the reason why a scheme is not extended, and a way out if there is one."""
     if scheme.text_type in DISTANCES and scheme.kind != "alibi":
         row = DISTANCES[scheme.text_type]
         return f"{scheme.text_type!r} is extended by its {' or '.join(row.keys)} where {row.only}"

@@ -1,5 +1,6 @@
-"""What a user must know before relying on a plan for tables, buckets or slopes; the rows are as in
-planning/warnings.py.
+"""The facts that a user must know before relying on a plan for tables, buckets or slopes.
+
+The list has the same format as in planning/warnings.py.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from ropext.scaling.tables import METHODS, alike
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """What is planned for a model that rotates nothing."""
+    """The planned extension of a model that rotates nothing."""
 
     positions: Positions
     target: int
@@ -84,5 +85,5 @@ TABLES: tuple[Callable[[PlannedTable], str], ...] = (
 
 
 def table_warnings(plan: PlannedTable) -> tuple[str, ...]:
-    """The warnings of a plan for tables, buckets or slopes."""
+    """Return the warnings of a plan for tables, buckets or slopes."""
     return tuple(sentences_of(TABLES, plan))

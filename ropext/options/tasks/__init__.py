@@ -32,7 +32,7 @@ TASKS: tuple[Task, ...] = (
     shots.TASK,
 )
 RULER = "ruler"  # all thirteen of Hsieh et al. 2024, and the name of their mean
-# What may stand before the @ of a retrieval metric.
+# The possible parts before the @ of a retrieval metric.
 TASK_NAMES = frozenset([RULER, *(task.name for task in TASKS)])
 THIRTEEN = tuple(task.name for task in TASKS if task.ruler)
 
@@ -50,7 +50,7 @@ def find_task(name: str) -> Task:
 
 
 def wording_of(name: str) -> Worded:
-    """Return how a task is asked of a server, which takes words and no token ids."""
+    """Return the wording of a task for a server, which takes words and no token ids."""
     task = find_task(name)
     if isinstance(task.maker, Worded):
         return task.maker
@@ -62,7 +62,7 @@ def wording_of(name: str) -> Worded:
 
 
 def all_named(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the tasks that `--tasks` names, each once; `ruler` stands for its thirteen."""
+    """Return the tasks that `--tasks` names, each once; `ruler` means its thirteen."""
     expanded = list[str]()
     for name in names:
         if name == RULER:

@@ -1,7 +1,7 @@
-"""Tasks asked in words: a prompt of text that fits a budget of tokens, and what an answer is worth.
+"""Tasks asked in words: a prompt of text that fits a budget of tokens, and the score of an answer.
 
 A prompt is encoded as a whole, as its reader would encode it, and is never cut: it holds as many
-sentences, words or passages as the budget takes. The budget holds the room for the answer too.
+sentences, words or passages as the budget allows. The budget includes the room for the answer.
 """
 
 import functools
@@ -40,13 +40,13 @@ class Asked:
     question: str
     opening: str
     references: tuple[str, ...]
-    depth: float | None = None  # None: what is asked for lies in several places
+    depth: float | None = None  # None: the answer is in several places
     answer: str = ""  # as it would be written; the references with commas, if empty
     part: bool = False  # one reference is enough
 
     @property
     def written(self) -> str:
-        """The answer, as it stands behind the opening."""
+        """The answer, as it follows the opening."""
         if self.answer:
             return self.answer
         if self.part:
@@ -65,8 +65,10 @@ class Asked:
 
 
 def match(answer: str, references: Sequence[str], part: bool) -> float:
-    """Score an answer by RULER's string match: return the share of the references in it, or, if a
-    part is enough, whether it holds any. Case does not count."""
+    """Return RULER's string match of an answer: the share of the references in it.
+
+    If a part is enough, return 1 if the answer contains any reference, else 0. Case does not count.
+    """
     text = answer.lower()
     hits = sum(reference.lower() in text for reference in references)
     if part:
@@ -76,7 +78,8 @@ def match(answer: str, references: Sequence[str], part: bool) -> float:
 
 @dataclass(frozen=True)
 class Order:
-    """What a task builds questions from: so many units of context, and a question at each depth."""
+    """The input of a task's wording: a number of units of context, and a depth for each
+    question."""
 
     units: int
     depths: Sequence[float]
@@ -87,7 +90,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Worded:
-    """Builds the items of a task that is asked in words."""
+    """The maker of the items of a task in words."""
 
     name: str
     make: Callable[[Order], Sequence[Asked]]
@@ -146,11 +149,11 @@ class Worded:
         return draw(units, wanted.index)
 
     def _answer_room(self, encoder: Asker, question: Asked) -> int:
-        """Return the task's room, or the answer's size where a tokenizer needs more for it."""
+        """Return the task's room, or the answer's size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
     def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens]:
-        """Encode prompt and answer together, and cut them where they part."""
+        """Encode prompt and answer together, and cut them at the place at which they part."""
         prompt = _prompt(encoder, question)
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
@@ -164,7 +167,7 @@ class Worded:
         return whole[:cut], whole[cut:]
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
-        """Find the largest number of units that fits; what they need grows almost evenly."""
+        """Find the largest number of units that fits; their size grows almost evenly."""
         low = self.least
         high = self.most + 1
         at_low = needed(low)
@@ -190,7 +193,7 @@ class Worded:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskWithWording(Task):
-    """A task in token ids that a server, which takes words, can be asked as well."""
+    """A task in token ids with a wording for a server, which takes words."""
 
     wording: Worded
 
@@ -198,7 +201,7 @@ class TaskWithWording(Task):
 def worded_task(
     maker: Worded, summary: str, details: str, *, per_haystack: int = 1, ruler: bool = True
 ) -> Task:
-    """Return the entry in the list of tasks for a task that is asked in words."""
+    """Return the entry in the list of tasks for a task in words."""
     return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
 
 

@@ -29,7 +29,7 @@ CUE = 4  # tokens of the span that the prompt repeats: enough to tell it from an
 
 @dataclass(frozen=True)
 class RepeatedSpan:
-    """What is to be repeated: tokens of `source`; the prompt repeats the first `cue` of them."""
+    """A span to be repeated: tokens of `source`; the prompt repeats the first `cue` of them."""
 
     source: Haystack
     size: int = SPAN

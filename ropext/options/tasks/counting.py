@@ -1,7 +1,8 @@
 """RULER's aggregation: common and frequent words (Hsieh et al. 2024, section 3.3).
 
-The common ten of a numbered list, of which each stands ten times as often as any other; and the
-three most frequent coded words, whose numbers follow a zeta distribution.
+One task asks for the ten common words of a numbered list; each occurs ten times as often as any
+other. The second asks for the three most frequent coded words, whose numbers follow a zeta
+distribution.
 """
 
 import functools
@@ -15,8 +16,8 @@ from ropext.options.tasks.item import NOUNS
 
 TEN = 10
 LONG = 4096
-OFTEN = 30  # times that each of the ten stands; 6 below a length of 4096
-SELDOM = 3  # times that any other stands; 1 below a length of 4096
+OFTEN = 30  # occurrences of each of the ten; 6 below a length of 4096
+SELDOM = 3  # occurrences of any other; 1 below a length of 4096
 CODED = 6  # letters
 ALPHA = 2.0
 ZETA = math.pi**2 / 6

@@ -1,9 +1,10 @@
-"""What a retrieval item is, what surrounds its needles, and the steps that every task shares.
+"""The items of retrieval tasks, the text around their needles, and the steps that every task
+shares.
 
-An item is a prompt, the answer that should follow it (both token ids), and where it came from.
-Its length (prompt and answer together) is exact by construction: filler is cut to what the fixed
-parts leave, never the other way round, and an item that does not fit is an error. Randomness comes
-from `derived_rng` alone, so an item is the same whichever others are built before it.
+An item is a prompt, the answer that should follow it (both token ids), and its origin. Its length
+(prompt and answer together) is exact by construction: filler is cut to the space that the fixed
+parts leave, never the other way round. An item that does not fit is an error. Randomness comes from
+`derived_rng` alone, so an item is the same whichever others are built before it.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ Drawn = TypeVar("Drawn")
 
 
 class Encoder(Protocol):
-    """Any tokenizer, reduced to what a task needs: text to ids, no special tokens added."""
+    """Any tokenizer, reduced to the needs of a task: text to ids, no special tokens added."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -34,7 +35,7 @@ class Asker(Encoder, Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def render(self, content: str, opening: str) -> str:
-        """A prompt whose answer begins with `opening`: plain, or through a chat template."""
+        """Return a prompt whose answer begins with `opening`: plain, or through a chat template."""
         ...
 
 
@@ -48,7 +49,7 @@ class Item:
 
     task: str
     length: int
-    depth: float | None  # None: what is asked for lies in several places
+    depth: float | None  # None: the answer is in several places
     index: int
     seed: int
     prompt: Tokens
@@ -64,8 +65,11 @@ class Item:
 
     @property
     def most_read(self) -> int:
-        """How many tokens are read for this item at most. Where an answer is generated, the
-        question is read first with the right answer, and then with the generated one."""
+        """The largest number of tokens that are read for this item.
+
+        If an answer is generated, the question is read first with the right answer, and then with
+        the generated one.
+        """
         once = len(self.prompt) + len(self.answer)
         if not self.room:
             return once
@@ -76,7 +80,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Request:
-    """Which items to build: of a length, one for each depth; another index or seed, other items."""
+    """The items to build: one for each depth at a length; another index or seed gives other
+    items."""
 
     length: int
     depths: tuple[float, ...]
@@ -95,8 +100,8 @@ class Task:
     """Questions over one haystack at most, in a task asked in words; 0: each index asks at all
     depths."""
     ruler: bool = False  # one of RULER's thirteen
-    one_haystack: bool = False  # all depths of one index are asked for in the same haystack
-    details: str = ""  # for docs/reference/tasks.md: after whom, or what lies around
+    one_haystack: bool = False  # all depths of one index share one haystack
+    details: str = ""  # for docs/reference/tasks.md: the source, or the surroundings
 
     @property
     def in_words(self) -> bool:
@@ -154,7 +159,7 @@ class Template:
         return tuple(encoder.encode(self.statement.format(key=key, name=name)))
 
     def question(self, encoder: Encoder, key: str, name: str = "") -> tuple[Tokens, Tokens]:
-        """Encode question and answer together, and cut them where they part.
+        """Encode question and answer together, and cut them at the place at which they part.
 
         Encoded apart, the answer could get ids that no text gives (a digit run or a space merges
         differently at its start).
@@ -180,7 +185,7 @@ def derived_rng(*origin: object) -> random.Random:
 
 
 def occurs(needle: Sequence[int], hay: Sequence[int]) -> bool:
-    """Whether `needle` stands in `hay` as a run of tokens."""
+    """Tell whether `hay` contains `needle` as a run of tokens."""
     wanted = list(needle)
     size = len(wanted)
     for start in range(len(hay) - size + 1):
@@ -211,14 +216,15 @@ class TooShort(UsageError):
 
 
 def room_for_filler(task: str, length: int, fixed: int) -> int:
-    """Return how many filler tokens a length leaves beside the `fixed` ones."""
+    """Return the number of filler tokens that a length leaves after the `fixed` ones; raise if too
+    short."""
     if length < fixed:
         raise TooShort(task, length, fixed)
     return length - fixed
 
 
 def check_amount(tokens: int, remedy: str) -> None:
-    """Refuse items that together would not fit into memory, before the first is built."""
+    """Raise if the items together would not fit into memory, before the first is built."""
     if tokens > MOST_TOKENS:
         raise UsageError(
             f"the retrieval items asked for have {tokens} tokens together, and at most "
@@ -232,7 +238,7 @@ ATTEMPTS = 200
 def until_unambiguous(
     task: str, draw: Callable[[], Drawn], clear: Callable[[Drawn], bool]
 ) -> Drawn:
-    """Draw again while the haystack happens to hold what is asked for."""
+    """Draw again while the haystack happens to contain the answer; raise after ATTEMPTS draws."""
     for _ in range(ATTEMPTS):
         drawn = draw()
         if clear(drawn):

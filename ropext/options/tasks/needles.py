@@ -27,7 +27,7 @@ PAIRED = 20_000  # keys of two words at most, of which there are 181 * 180
 
 @dataclass(frozen=True)
 class Needles:
-    """One of the eight; `value` is what is asked for, by a name of two words or by a UUID."""
+    """One of the eight tasks; questions ask for the `value` of a key: two words, or a UUID."""
 
     around: str = "book"  # or noise, or needles
     value: str = "number"  # or UUID
@@ -55,7 +55,7 @@ class Needles:
 
     @property
     def _in_one_question(self) -> bool:
-        """Whether one question asks for all values, which then lie at places of no depth."""
+        """Whether one question asks for all values, which then have no depth."""
         return self.values * self.asked > 1
 
     def _about_one(self, text: str, key: str, values: list[str], depth: float) -> Asked:
@@ -136,7 +136,7 @@ def _task(name: str, summary: str, details: str, needles: Needles, per_haystack:
     return worded_task(maker, summary, details, per_haystack=per_haystack)
 
 
-# Where a haystack holds several keys, as many are asked for, one by one.
+# If a haystack holds several keys, it has as many questions, one for each.
 AMONG_UUIDS = Needles("needles", "UUID", by_uuid=True, keys=10)
 TASKS = (
     _task(

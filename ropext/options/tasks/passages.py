@@ -1,9 +1,10 @@
 """Questions over passages: RULER's two question-answering tasks, and several over one set.
 
-`qa_1` asks for what one passage tells, `qa_2` for what two tell together, each with passages of its
-own around (Hsieh et al. 2024, section 3.4, where they come from SQuAD and HotpotQA); `passages`
-asks several questions over the same ones. Without a file of the user's the passages are about
-people and houses that do not exist, so that no model knows an answer by heart.
+One passage answers a question of `qa_1`, and two together answer one of `qa_2`. Each question has
+passages of its own around (Hsieh et al. 2024, section 3.4, which takes them from SQuAD and
+HotpotQA). `passages` asks several questions over the same passages. Unless the user gives a file,
+the passages are about people and houses that do not exist, so that no model knows an answer by
+heart.
 """
 
 import random
@@ -28,7 +29,7 @@ TRADES = tuple(_TRADES.split())
 
 @dataclass(frozen=True)
 class KnownAnswer:
-    """A question, what answers it, and the passages that it needs."""
+    """A question, its answers, and the passages that it needs."""
 
     question: str
     answers: tuple[str, ...]
@@ -56,7 +57,7 @@ class OverPassages:
         needed = list[str]()
         places = list[float]()
         for known, depth in zip(questions, order.depths, strict=True):
-            # The first passage of a question stands at its depth, the others anywhere.
+            # The first passage of a question is at its depth, the others anywhere.
             needed += known.passages
             places.append(depth)
             places += (rng.random() for _ in known.passages[1:])
@@ -75,8 +76,10 @@ class OverPassages:
         ]
 
     def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
-        """Draw from the user's questions, one for each passage: a passage planted for two
-        questions would stand at two depths."""
+        """Draw from the user's questions, one for each passage.
+
+        A passage planted for two questions would have two depths.
+        """
         fitting = [known for known in self.known if known.hops == self.hops]
         by_passages = dict[tuple[str, ...], KnownAnswer]()
         for known in rng.sample(fitting, len(fitting)):
@@ -90,7 +93,7 @@ class OverPassages:
             for known in self.known:
                 texts |= dict.fromkeys(known.passages)
             return rng.sample([text for text in texts if text not in needed], count)
-        # A second passage about a person or a house that is asked about would contradict the first.
+        # A second passage about a person or a house in a question would contradict the first.
         subjects = {_subject(text) for text in needed}
         others = list[str]()
         while len(others) < count:
@@ -173,7 +176,7 @@ def over(task: Task, known: tuple[KnownAnswer, ...]) -> Task:
         texts.update(question.passages)
     groups = {question.passages for question in known if question.hops == hops}
     largest = sorted(map(len, groups))[-questions:]
-    most = len(texts) - sum(largest)  # passages that are left around those of the questions
+    most = len(texts) - sum(largest)  # minimum of passages around the questions' own
     if len(groups) < questions or most < 1:
         kind = "passages" if hops == 1 else "pairs"
         raise UsageError(

@@ -22,8 +22,8 @@ def make(order: Order) -> list[Asked]:
     seconds = [noun for noun in NOUNS if noun not in labels]
     shuffled = rng.sample(seconds, len(seconds))
     asked_seconds = shuffled[:count]
-    shown_seconds = shuffled[count:]  # no example holds a pair that is asked about
-    # Every label is shown as often as any other, to within one.
+    shown_seconds = shuffled[count:]  # no example holds a pair of a question
+    # Every label occurs as often as any other, to within one.
     shown_firsts = [firsts[k % LABELS] for k in range(order.units)]
     rng.shuffle(shown_firsts)
     text = ""

@@ -1,6 +1,7 @@
 """RULER's variable tracking: a chain of assignments in noise (Hsieh et al. 2024, section 3.2).
 
-One chain of four hops, behind a short one with its answer; all five variables are to be named.
+There is one chain of four hops, behind a short one with its answer. The answer must name all five
+variables.
 """
 
 import itertools
@@ -17,7 +18,7 @@ EXAMPLE = 2  # lines of noise
 
 
 def make(order: Order) -> list[Asked]:
-    """Ask about one chain; it lies in five places, so the question has no depth."""
+    """Ask about one chain; it is in five places, so the question has no depth."""
     example = _chain(EXAMPLE, order.rng)
     return [_chain(order.units, order.rng).after(example)]
 
