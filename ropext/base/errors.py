@@ -71,7 +71,7 @@ class NoServer(InputError):
 
 
 class UnsupportedModel(RopextError):
-    """A recognised model that ropext cannot extend; the sentence says what is missing."""
+    """A recognised model that ropext cannot extend; the sentence names the missing part."""
 
 
 class NotExpressible(RopextError):
@@ -122,4 +122,4 @@ class Interrupted(Stopped):
 class NothingKept(Interrupted):
     """An interrupt before anything was finished, or without a directory to keep it in."""
 
-    exit_code = 130  # of a plain KeyboardInterrupt too
+    exit_code = 130  # the code of a plain KeyboardInterrupt, too

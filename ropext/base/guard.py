@@ -34,7 +34,7 @@ Identity = tuple[int, int]
 # A flag and its value: a path, several, or None.
 Named = Mapping[str, Any]
 Written = Callable[[Path], Collection[str] | None]
-State = str | int | None  # of a file, as a record lists it
+State = str | int | None  # a file's state, as a record lists it
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 RECORD = "ropext.json"

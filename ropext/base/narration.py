@@ -21,7 +21,7 @@ Show = Callable[[int, int, str], None]
 Clock = Callable[[], float]
 
 _TOKEN = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)[A-Za-z0-9]{16,}")  # not a folder hf_checkpoints
-_USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # of a path, one of the slashes is gone
+_USERINFO = re.compile(r"(\w{2,}:/{1,2})[^/@\s]+@")  # a path has lost one of the slashes
 # The last word of an option: --hf-token, and not --batch-tokens or --tokenizer.
 _SECRET_OPTION = re.compile(r"--?([\w-]*[-_])?(token|secret|password|api[-_]?key)", re.IGNORECASE)
 HIDDEN = "***"

@@ -36,9 +36,9 @@ from ropext.base.narration import Say, silent
 
 MANIFEST = "run.json"
 USED = guard.USED
-STORES = "variants/"  # of an evaluation: the arrays of each model
+STORES = "variants/"  # an evaluation's arrays of each model
 UNITS = (STORES, "readings/", "steps/")
-STEPS = "stages"  # of a run: the folders of its steps
+STEPS = "stages"  # a run's folder for its steps
 BESIDE = ("fit", "finetune", "run")  # commands whose folder is OUT.run
 PASSING = ("fit", "finetune")  # commands whose folder is of no use once OUT is there
 ABSENT = object()
@@ -68,7 +68,7 @@ OURS = re.compile(
     )
 )
 RESULTS = "writes_results"  # in a manifest: a run has begun to write them
-LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # of a manifest as it is read
+LEFT_OUT = (guard.MARK, guard.FILES, RESULTS)  # keys that reading a manifest leaves out
 SCHEMA = "schema"  # in what decides: a number that goes up when the same values give something else
 
 Flat = dict[str, Any]
@@ -81,7 +81,7 @@ class Workdir:
     output: Path  # as the user named it
     command: str  # eval, fit, finetune or run
     decides: Mapping[str, Any]  # with other values it is another run
-    about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest too; decides nothing
+    about: Mapping[str, Any] = field(default_factory=dict)  # in the manifest, too; decides nothing
 
     # Whether no other process takes the folder meanwhile.
     takes_lock: ClassVar[bool] = True

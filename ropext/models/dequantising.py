@@ -26,16 +26,19 @@ from ropext.files.inspecting import open_model
 if TYPE_CHECKING:
     from ropext.files.gguf import GgufFile
 
-BYTES = 4  # of a weight: what the file says, to the last digit
+BYTES = 4  # for each weight: float32 keeps every digit of the file's values
 
 
 @contextmanager
 def directory_of(
     model: str, say: Say = silent, check: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """The name of a model as it is; of a GGUF file that of a directory which lasts as long as
-    this. `check` is given that directory before its weights are made, which takes long: it refuses
-    what config, tokenizer and record show."""
+    """Yield a model's name unchanged; for a GGUF file, yield a temporary directory of dequantised
+    weights.
+
+    The directory lasts as long as the context. `check` gets it before the weights, which take long
+    to make: it can refuse the config, the tokenizer or the record.
+    """
     if bundled.find_gguf(model) is None:
         yield model
         return
@@ -85,7 +88,8 @@ def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
 
 
 def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> None:
-    """Write the config with the file's own rotary embeddings, and what ropext recorded."""
+    """Write the config with the file's own rotary embeddings, and the file's ropext record if it
+    has one."""
     (place / "config.json").write_bytes(dump(with_rope(config, model.config)))
     if (stored := model.kept_record) is not None:
         (place / "ropext.json").write_bytes(dump(stored))
@@ -97,7 +101,7 @@ def _write_record(model: "GgufFile", place: Path, config: dict[str, Any]) -> Non
 
 
 def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
-    """Save what transformers makes of the file; its config."""
+    """Save the model and the tokenizer that transformers reads from the file; return the config."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +123,8 @@ def _load(model: "GgufFile", place: Path) -> dict[str, Any]:
 
 
 def _small_parts(model: "GgufFile", place: Path) -> dict[str, Any]:
-    """Save what transformers makes of the file but for its weights; its config."""
+    """Save the config and the tokenizer that transformers reads from the file; return the
+    config."""
     from transformers import AutoConfig
 
     path = model.head.path
@@ -146,7 +151,7 @@ def _config_in(place: Path) -> dict[str, Any]:
 
 @contextmanager
 def _refusing(model: "GgufFile") -> Iterator[None]:
-    """Say of a file which transformers cannot read why, and what can be measured in its place."""
+    """Raise InputError with the reason and a remedy if transformers cannot read the file."""
     try:
         yield
     except ImportError as error:
@@ -160,7 +165,7 @@ def _refusing(model: "GgufFile") -> Iterator[None]:
 
 
 def with_rope(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The config with the rotary embeddings and the length of another one."""
+    """Return the config with the rotary embeddings and the length of another one."""
     params = {site.label: dict(site.params) for site in families.read(other).scaled_sites}
     length = other["max_position_embeddings"]
     return families.write(config, families.read(config), params, length)

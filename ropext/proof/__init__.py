@@ -1,8 +1,8 @@
-"""The proof: build the written directory with stock transformers and compare it with the plan.
+"""Build the written directory with upstream transformers and compare it with the plan.
 
-A fresh process that cannot import ropext (child.py) says what stock computes; comparing.py holds
-that against the plan, in plain numbers, so that neither imports torch or transformers. forward.py
-is its small model, server.py asks a running server.
+A fresh process that cannot import ropext (child.py) computes the numbers, and forward.py runs a
+small model in it. The comparison (comparing.py) takes plain numbers, so that this process imports
+neither torch nor transformers for it.
 """
 
 import os
@@ -38,50 +38,54 @@ if TYPE_CHECKING:
 __all__ = ["Promise", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
-LEAST_SECONDS = 600.0  # for any; a small model takes some
+LEAST_SECONDS = 600.0  # for each directory, even if its model is small
 TASK = stock.ChildTask("the verification", "; --no-verify skips it")
-EXPERTS_A_SECOND = 20  # built at least, of all layers together, three times over
+# transformers builds at least so many, in all layers together, three times over
+EXPERTS_A_SECOND = 20
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward pass of a small model needs beside the sites."""
+    """The inputs of a small model's forward pass, in addition to the sites."""
 
     context: int
     target: int
-    base: JsonObject | None  # the config before; None where it is not at hand
+    base: JsonObject | None  # the config before; None if it is not at hand
 
     @cached_property
     def read(self) -> Model | None:
-        """The base as its config is read."""
+        """Return the base as ropext reads its config; None if the config is not at hand."""
         return None if self.base is None else families.as_read(dict(self.base))
 
 
 def promised(model: Model, *, stock: bool = False) -> Promise:
-    """What a config promises, as it is read; with `stock`, as stock is known to read it. The bound
-    of all sites is that of the one that is scaled most."""
+    """Return a config's promise as ropext reads it; with `stock`, as transformers is known to read
+    it.
+
+    The site with the largest ratio of context to original context sets the bound of all sites.
+    """
     sites = model.stock_sites if stock else model.sites
     return Promise(sites, max(site.rope.context / site.rope.original_context for site in sites))
 
 
 def recorded(record: Record) -> Promise:
-    """What ropext.json promises."""
+    """Return the promise of a ropext.json."""
     return Promise(record.sites, record.target / record.context)
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A directory that stock is to build, and what is asked about it."""
+    """A directory for transformers to build, and the questions about it."""
 
     directory: Path
     text_path: Sequence[str] = ()  # to the part of the config that holds the rope dict
-    base: JsonObject | None = None  # the config before; that of `forward`, where it has one
+    base: JsonObject | None = None  # the config before; `forward` overrides it if it has one
     forward: tuple[Forward, Promise] | None = None
-    last: int = 0  # a model that rotates nothing is asked to read so many tokens ...
-    listen: bool = False  # ... and what its attention is told of their distances
+    last: int = 0  # tokens that a model without rotation has to read ...
+    listen: bool = False  # ... and whether to note which distances its attention receives
 
     def to_child(self) -> "DirectoryJob":
-        """The request, as the child reads it."""
+        """Return the request as JSON for the child process."""
         job: DirectoryJob = {
             "directory": os.path.abspath(self.directory),
             "text_path": list(self.text_path),
@@ -94,7 +98,7 @@ class BuildRequest:
         if self.forward is not None:
             asked, promise = self.forward
             sites: list[WantedNumbers] = []
-            for site in promise.sites:  # the child's small models take these, not the base's
+            for site in promise.sites:  # the child's small models use these, not the base's
                 wanted = site.wanted
                 sites.append(
                     {
@@ -123,9 +127,9 @@ def build(
     trust_remote_code: bool = False,
     timeout: float | None = None,
 ) -> "list[Built]":
-    """Build each directory with stock transformers, in one process for all of them.
+    """Build each directory with upstream transformers, in one process for all of them.
 
-    An answer whose build failed holds `error`.
+    Return one answer for each directory. An answer holds `error` if the build failed.
     """
     directories = [request.directory for request in requests]
     limits = [_limits(request.directory, request.last) for request in requests]
@@ -141,9 +145,12 @@ def build(
 
 
 def _limits(directory: Path, last: int) -> tuple[float, int]:
-    """Return how many seconds a proof may take, and how many bytes of addresses. Files are mapped,
-    once for each reading; a model with a table of `last` positions may keep a mask of their square
-    in each layer. The sizes in a config are bounded as all that is built."""
+    """Return the seconds and the bytes of address space that one proof may use.
+
+    Files are mapped, once for each reading. A model with a table of `last` positions may keep a
+    mask of their square in each layer. A config's sizes raise the seconds up to TIMEOUT. They raise
+    the memory for the built model up to the larger of LEAST_ROOM and 80 % of the free memory.
+    """
     layers = 1
     experts = 1
     if (directory / CONFIG).is_file():
@@ -161,8 +168,11 @@ def _limits(directory: Path, last: int) -> tuple[float, int]:
 
 
 def require_buildable(config: JsonObject) -> None:
-    """Raise unless stock builds a model of a config, without weights, within the limits of a
-    proof: before one that a stranger may have written is built without them."""
+    """Raise ProofFailed unless transformers builds a model of a config, without weights, within a
+    proof's limits.
+
+    Call it before a config that a stranger may have written is built without limits.
+    """
     with tempfile.TemporaryDirectory(prefix="ropext-plan-") as folder:
         (Path(folder) / "config.json").write_bytes(dump(dict(config)))
         (built,) = build([BuildRequest(Path(folder))], tensors=False)
@@ -177,8 +187,11 @@ def prove(
     text_path: Sequence[str] = (),
     trust_remote_code: bool = False,
 ) -> Proof:
-    """Prove one directory: every module as the plan says, every tensor in its place, and one
-    forward pass of a small model of its config."""
+    """Verify one directory: every module, every tensor, and one forward pass of a small model.
+
+    Modules are compared with the promise, tensors with the model that transformers builds. Without
+    `forward` no small model runs. Raise ProofFailed if anything differs.
+    """
     asked = None
     if forward is not None:
         asked = (forward, promise)
@@ -203,14 +216,18 @@ def prove_table(
     base: JsonObject | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Json]:
-    """Prove a directory that rotates nothing: every tensor in its place with its shape, and its
-    first layers, with their weights, read an input up to the last position; relative distances are
-    told apart where stock's formula has them with this key. With the config of its `base`,
-    `changed` lists the keys that stock reads otherwise, or `base` says why it cannot build it."""
+    """Verify a directory that rotates nothing; return the entries for its record.
+
+    Every tensor must have its place and its shape. The first layer, or the whole model if its class
+    needs that, reads an input up to the last position with its own weights. If no tensor holds the
+    positions, the model must tell relative distances apart as transformers' formula does with this
+    key. With the config of its `base`, `changed` lists the keys that transformers reads
+    differently; `base` holds the reason if transformers cannot build it.
+    """
     listen = not positions.tensors
     target = positions.context
     if listen:
-        target += 2  # so that the last distance has one behind it
+        target += 2  # so that one more distance follows the last
     request = BuildRequest(directory, positions.path, base, last=target, listen=listen)
     (built,) = build([request], trust_remote_code=trust_remote_code)
     check_built(built)
@@ -247,8 +264,12 @@ def prove_plan(
     *,
     trust_remote_code: bool = False,
 ) -> dict[str, Json]:
-    """Prove a directory that was written by a plan for the model of a config, as the record keeps
-    it: what stock reads otherwise than the base's, too, is what an extension changes alone."""
+    """Verify a directory written by a plan for the model of a config; return the entries for its
+    record.
+
+    Raise ProofFailed also if transformers reads a key differently from the base's and no extension
+    changes that key.
+    """
     growth = plan.growth
     if growth is not None:
         return prove_table(directory, growth.extended, trust_remote_code=trust_remote_code)

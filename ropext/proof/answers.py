@@ -1,6 +1,6 @@
-"""What the proof asks its child process, and what the child answers, as JSON.
+"""Define the JSON types of the proof's questions to its child process, and of the answers.
 
-The child runs without ropext: its files name these types for the type checker alone.
+The child runs without ropext: its files import these types for the type checker alone.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from ropext.base.jsontext import Json, JsonObject
 
 
 class WantedNumbers(TypedDict):
-    """The planned numbers of a site, which the child's small models take in place of the base's."""
+    """The planned numbers of a site, which the child's small models use in place of the base's."""
 
     label: str
     inv_freq: Sequence[float]
@@ -20,7 +20,7 @@ class WantedNumbers(TypedDict):
 
 
 class SmallPass(TypedDict):
-    """The forward pass that is wanted of a small model."""
+    """The forward pass that a small model has to run."""
 
     sites: list[WantedNumbers]
     context: int
@@ -28,20 +28,20 @@ class SmallPass(TypedDict):
 
 
 class DirectoryJob(TypedDict):
-    """One directory to build, and what is asked about it."""
+    """One directory to build, and the questions about it."""
 
     directory: str
     text_path: list[str]
-    last: int  # tokens that a model is to read that rotates nothing; 0: it rotates
-    listen: bool  # note which distances its attention is told
+    last: int  # tokens that a model without rotation has to read; 0: it rotates
+    listen: bool  # note which distances its attention receives
     base: JsonObject | None  # the config before
     base_context: int
     forward: SmallPass | None
-    describe: NotRequired[bool]  # what stock.py asks of a type, in place of all else
+    describe: NotRequired[bool]  # describe the model type, and do nothing else
 
 
 class ChildJob(TypedDict):
-    """All that one child process is to do."""
+    """The whole job of one child process."""
 
     directories: list[DirectoryJob]
     tensors: bool
@@ -50,7 +50,7 @@ class ChildJob(TypedDict):
 
 
 class BuiltRotary(TypedDict):
-    """What one rotary embedding of a built model computes."""
+    """The numbers that one rotary embedding of a built model computes."""
 
     module: str
     label: str
@@ -61,30 +61,31 @@ class BuiltRotary(TypedDict):
 
 
 class BuiltAttention(TypedDict):
-    """What one attention module multiplies into the softmax, over its plain scale."""
+    """The factor that one attention module multiplies into the softmax, relative to its plain
+    scale."""
 
     module: str
     softmax_factor: float
 
 
 class BuiltNumbers(TypedDict):
-    """What the modules of a model compute."""
+    """The numbers that the modules of a model compute."""
 
     rotary: list[BuiltRotary]
     attention: list[BuiltAttention]
 
 
 class BuiltBase(TypedDict, total=False):
-    """What stock builds from the base's config."""
+    """The model that transformers builds from the base's config."""
 
     error: str | None
-    changed: list[str] | None  # dotted keys that stock reads otherwise; None: not known
+    changed: list[str] | None  # dotted keys that transformers reads differently; None: not known
     rotary: list[BuiltRotary]
     attention: list[BuiltAttention]
 
 
 class ComparedTensors(TypedDict):
-    """How the stored tensors fit the model that stock builds."""
+    """How the stored tensors fit the model that transformers builds."""
 
     compared: int
     not_compared: int
@@ -96,16 +97,16 @@ class ComparedTensors(TypedDict):
 
 
 class PassAnswer(TypedDict, total=False):
-    """What the forward pass of a small model showed."""
+    """The results of the forward pass of a small model."""
 
-    reason: str | None  # why it was not run
-    failed: str | None  # how the written config's failed where the base's did not
-    layers: int  # of the small model ...
+    reason: str | None  # why it did not run
+    failed: str | None  # how the written config's pass failed if the base's did not
+    layers: int  # layers of the small model ...
     of: int  # ... and of the whole one
     last: int  # largest position
-    difference: float | None  # from the base's outputs with the planned numbers
+    difference: float | None  # from the outputs of the base with the planned numbers
     note: str | None  # why nothing was compared
-    moved: float  # difference from the base's outputs as it is
+    moved: float  # difference from the outputs of the unchanged base
     cost: JsonObject
 
 
@@ -114,12 +115,12 @@ class ReadAnswer(TypedDict, total=False):
 
     failed: str | None
     said: str
-    told: dict[str, list[int]]  # distances at which each module is told something new
+    told: dict[str, list[int]]  # distances at which each module receives a new value
     read: int  # tokens
 
 
 class Built(TypedDict, total=False):
-    """What the child says of one directory; `error` alone where stock cannot build it."""
+    """The child's answer about one directory; `error` alone if transformers cannot build it."""
 
     directory: str
     transformers: str
@@ -136,14 +137,14 @@ class Built(TypedDict, total=False):
 
 
 class Turning(TypedDict):
-    """What a small model showed of its layers."""
+    """The facts that a small model showed about its layers."""
 
-    unseen: str  # why there is none
-    rotates: list[bool | None]  # whether each layer turns what it reads; None: it has no attention
+    unseen: str  # why there is no small model
+    rotates: list[bool | None]  # whether each layer rotates its input; None: it has no attention
     cancelled: bool  # a norm takes the temperature back
 
 
 class TypeDescription(BuiltNumbers):
-    """What stock shows of the types of a config."""
+    """The facts that transformers shows about the types of a config."""
 
     types: dict[str, Json]

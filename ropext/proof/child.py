@@ -1,9 +1,10 @@
-"""The other side of the proof: what stock transformers builds from a directory, without weights.
+"""Build models with upstream transformers from directories, without weights: the proof's child
+process.
 
-Run as a script, by path, in a fresh process: it imports nothing of ropext and refuses to let
-anything else do so. It reads a job from stdin and writes one JSON line per directory to the file
-named in its only argument, so that a crash keeps what was finished. Types of ropext's are named for
-the type checker alone.
+Run it as a script, by path, in a fresh process. It imports nothing of ropext and prevents any other
+module from importing it. It reads a job from stdin and writes one JSON line per directory to the
+file that its only argument names, so that a crash keeps the finished lines. It names ropext's types
+for the type checker alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ LARGE = 1 << 21  # values of a tensor; as float32 they take 8 MB
 
 
 class Blocked:
-    """An import finder that stands first and knows no ropext."""
+    """An import finder in front of all others that refuses to import ropext."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -74,7 +75,7 @@ def block_ropext() -> None:
 
 
 def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
-    """The config that holds the text model's rope dict; `path` leads to it, where known."""
+    """Return the config that holds the text model's rope dict; `path` leads to it, if known."""
     if not path:
         return config.get_text_config()
     for key in path:
@@ -85,7 +86,10 @@ def text_config(config: PreTrainedConfig, path: list[str]) -> PreTrainedConfig:
 def model_class(
     config: PreTrainedConfig, directory: str, trust_remote_code: bool
 ) -> type[PreTrainedModel]:
-    """The architecture that the config names, or the first auto class that knows its type."""
+    """Return the architecture that the config names, or the first auto class that knows its type.
+
+    Raise ValueError if there is neither.
+    """
     import transformers
 
     names = getattr(config, "architectures", None) or []
@@ -113,7 +117,8 @@ def model_class(
 
 
 def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """The model with real buffers, its inverse frequencies among them, and no parameters."""
+    """Return the model with real buffers, which include its inverse frequencies, and no
+    parameters."""
     import torch
     from accelerate import init_empty_weights
     from torch.overrides import TorchFunctionMode
@@ -121,8 +126,8 @@ def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrained
     makers: tuple[Callable[..., object], ...] = (torch.empty, torch.zeros, torch.rand, torch.randn)
 
     class OnMeta(TorchFunctionMode):
-        """Make a large tensor on the meta device at once: init_empty_weights moves it there only
-        after it was allocated, and the experts of one layer of Kimi K2 take 45 GB."""
+        """A mode that makes a large tensor on the meta device at once. init_empty_weights moves it
+        there only after it was allocated, and the experts of one layer of Kimi K2 take 45 GB."""
 
         def __torch_function__(
             self,
@@ -145,10 +150,10 @@ def skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrained
 
 
 def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules:
-    """Modules of the text model, with their paths."""
+    """Return the modules of the text model, with their paths."""
     paths = [(n, m) for n, m in model.named_modules() if not NOT_TEXT.search(n.lower())]
     typed = [(n, m) for n, m in paths if isinstance(getattr(m, "config", None), type(text))]
-    # Where every part has a config class of its own (Blt), or none keeps its config, take all.
+    # If every part has a config class of its own (Blt), or none keeps its config, take all.
     if not any(b.endswith("inv_freq") for _, m in typed for b in m._buffers):
         return paths
     keep = {id(m) for _, m in typed}
@@ -156,19 +161,21 @@ def text_modules(model: PreTrainedModel, text: PreTrainedConfig) -> NamedModules
 
 
 def pinned_attention(module: nn.Module, label: str, last: int) -> float | None:
-    """Run stock's own forward at positions 0 and `last`, which settles what depends on the length.
+    """Run transformers' own forward at positions 0 and `last`, which settles everything that
+    depends on the length.
 
-    Returns what it multiplies into cos, seen at position 0 where the cosine is 1: PhiMoE takes it
-    from other keys than the module's attribute. None where the forward wants other arguments.
+    Return the factor that it multiplies into cos, read at position 0, at which the cosine is 1:
+    PhiMoE takes it from other keys than the module's attribute. Return None if the forward wants
+    other arguments.
     """
     import torch
 
     x = torch.zeros(1, 2, 1)
-    for shape in ((1, 2), (3, 1, 2)):  # plain, and one row per M-RoPE axis
+    for shape in ((1, 2), (3, 1, 2)):  # plain, and one row for each M-RoPE axis
         positions = torch.tensor([0, last]).expand(shape)
         try:
             out = module(x, positions, label) if label else module(x, positions)
-        except Exception:  # any refusal means only that this signature is another's
+        except Exception:  # any refusal only means that the forward has another signature
             continue
         cos = out[0] if isinstance(out, tuple | list) else out
         return float(cos[..., 0, :].abs().max())
@@ -176,13 +183,14 @@ def pinned_attention(module: nn.Module, label: str, last: int) -> float | None:
 
 
 def turns(module: nn.Module) -> bool:
-    """Whether a module with inverse frequencies rotates (Voxtral's embedding of times adds)."""
+    """Return whether a module with inverse frequencies rotates (Voxtral's embedding of times
+    adds)."""
     return hasattr(module, "config") or "Rotary" in type(module).__name__
 
 
 def rotary(modules: NamedModules, length: int | None = None) -> list[BuiltRotary]:
-    """Every rotary embedding's inverse frequencies and attention factor at `length`, or at the
-    config's full length."""
+    """Return every rotary embedding's inverse frequencies and attention factor at `length` [the
+    config's full length]."""
     embeddings: list[BuiltRotary] = []
     for name, module in modules:
         for buffer in [b for b in module._buffers if b.endswith("inv_freq")]:
@@ -212,7 +220,7 @@ def rotary(modules: NamedModules, length: int | None = None) -> list[BuiltRotary
 
 
 def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None]]:
-    """Per attention module: what multiplies q·k, and 1/sqrt(head dim)."""
+    """Return for each attention module the factor of q·k, and 1/sqrt(head dim) if it is known."""
     scales = {}
     for name, module in modules:
         if "Attention" not in type(module).__name__:
@@ -225,7 +233,7 @@ def softmax_scales(modules: NamedModules) -> dict[str, tuple[float, float | None
 
 
 def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
-    """Turn every rope dict of a text config to the default type, other keys kept."""
+    """Set every rope dict of a text config to the default type; keep its other keys."""
     for value in list(vars(config).values()):
         if hasattr(value, "to_diff_dict") and id(value) not in seen:
             seen.add(id(value))
@@ -240,10 +248,10 @@ def make_plain(config: PreTrainedConfig, seen: set[int]) -> None:
 def attention(
     modules: NamedModules, cls: type[PreTrainedModel], config: PreTrainedConfig, path: list[str]
 ) -> list[BuiltAttention]:
-    """Every attention module's softmax factor: its scale over the one it has with plain RoPE.
+    """Return every attention module's softmax factor: its scale over its scale with plain RoPE.
 
-    The plain scale is 1/sqrt(head dim) in most families; where it is not, the model is built a
-    second time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
+    The plain scale is 1/sqrt(head dim) in most families. If it is not, the model is built a second
+    time with plain RoPE (Gemma's query_pre_attn_scalar, Granite's attention_multiplier).
     """
     scales = softmax_scales(modules)
     plain = {name: unit for name, (_, unit) in scales.items() if unit}
@@ -266,7 +274,7 @@ def numbers(
     path: list[str],
     length: int | None = None,
 ) -> BuiltNumbers:
-    """What the rotary and attention modules of a model compute."""
+    """Return the numbers that the rotary and attention modules of a model compute."""
     modules = text_modules(model, text_config(model.config, path))
     return {
         "rotary": rotary(modules, length),
@@ -275,7 +283,7 @@ def numbers(
 
 
 def changes(one: Json, other: Json, path: str = "") -> list[str]:
-    """The dotted paths at which two JSON objects differ."""
+    """Return the dotted paths at which two JSON objects differ."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return [] if type(one) is type(other) and one == other else [path]
     keys = {**one, **other}
@@ -287,15 +295,19 @@ def changes(one: Json, other: Json, path: str = "") -> list[str]:
 
 
 def as_in_memory(value: dict[str, Json]) -> Json:
-    """Infinity as a number, which transformers spells as an object in JSON."""
+    """Return infinity as a number if this object is transformers' JSON spelling of it; else the
+    object."""
     return math.inf if value == {"__float__": "Infinity"} else value
 
 
 def read_base(
     entry: DirectoryJob, cls: type[PreTrainedModel], config: PreTrainedConfig
 ) -> tuple[BuiltBase, PreTrainedConfig | None, PreTrainedModel | None]:
-    """What stock builds from the base's config, that config and its model; both are None where it
-    cannot be built."""
+    """Build the base's config with transformers; return the answer, that config and its model.
+
+    Config and model are None if it cannot be built. If the job only reads tokens (`last`), the
+    model is None too.
+    """
     if entry["base"] is None:
         return {"error": "its config is not at hand"}, None, None
     out: BuiltBase = {"error": None, "changed": None}
@@ -316,8 +328,11 @@ def read_base(
 
 
 def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config as this machine can build it: no attention of its own, no quantiser's loader,
-    which would want its own packages or a GPU and changes nothing about positions."""
+    """Return the config as this machine can build it.
+
+    Drop its attention implementation and its quantiser's loader, which would need packages or a GPU
+    and change nothing about positions.
+    """
     config._attn_implementation = None
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
@@ -325,7 +340,7 @@ def plain_weights(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def beside(name: str) -> ModuleType:
-    """The module in the file of that name beside this one."""
+    """Load and return the module `name` from the file in this folder."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -339,8 +354,10 @@ def forward(
     entry: DirectoryJob,
     rotating: Sequence[BuiltRotary],
 ) -> PassAnswer:
-    """Run one pass of a small model; `built` has the written config and its model, and the base's
-    where there is one."""
+    """Run one pass of a small model; return its answer and cost.
+
+    `built` holds the written config and its model, then the base's if there is one.
+    """
     mark = time.process_time()
     before = cost(mark)["peak_bytes"]
     child = sys.modules[__name__]
@@ -350,8 +367,11 @@ def forward(
 
 
 def read_config(directory: str, trust: bool) -> PreTrainedConfig:
-    """The config as stock reads it; where the type has another name and no code is trusted, as the
-    stock class that it names does."""
+    """Return the config as transformers reads it.
+
+    If transformers does not know the type and no code is trusted, use the config class of the first
+    architecture of transformers that the config names.
+    """
     import transformers
 
     values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
@@ -368,7 +388,7 @@ def read_config(directory: str, trust: bool) -> PreTrainedConfig:
 
 
 def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
-    """Everything the parent compares, for one directory."""
+    """Return all facts about one directory that the parent compares."""
     directory = entry["directory"]
     trust = job["trust_remote_code"]
     config = read_config(directory, trust)
@@ -409,8 +429,11 @@ def build(job: ChildJob, entry: DirectoryJob) -> Built | TypeDescription:
 
 
 def limit_memory(room: int) -> None:
-    """Let this process take so many bytes more of addresses than it has now, torch's among them;
-    only Linux tells how many those are, and keeps such a limit for every kind of allocation."""
+    """Limit this process to `room` bytes of addresses above its present use, which includes torch.
+
+    Do nothing outside Linux: only Linux reports the present use and applies such a limit to every
+    kind of allocation.
+    """
     if sys.platform != "linux":
         return
     import resource
@@ -423,7 +446,7 @@ def limit_memory(room: int) -> None:
 
 
 def sentence_of(error: Exception) -> str:
-    """The name of an exception, and the last line of what it says."""
+    """Return the name of an exception and the last line of its message."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return "MemoryError: it takes more memory than its proof is given for sizes like these"
     lines = str(error).strip().splitlines() or ["no message"]
@@ -431,9 +454,10 @@ def sentence_of(error: Exception) -> str:
 
 
 def cost(since: float) -> dict[str, float]:
-    """CPU seconds since a mark, and this process's peak memory in bytes."""
+    """Return the CPU seconds since a mark, and this process's peak memory in bytes (0 on
+    Windows)."""
     peak = 0
-    if sys.platform != "win32":  # which keeps it another way
+    if sys.platform != "win32":  # Windows has no resource module
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

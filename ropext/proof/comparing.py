@@ -1,4 +1,4 @@
-"""What a plan promises of a model, and what stock built held against it, with its bounds."""
+"""Compare the model that transformers built with the plan's promise, within bounds."""
 
 import math
 from collections.abc import Iterable
@@ -15,20 +15,21 @@ from ropext.scaling.tables import starts
 if TYPE_CHECKING:
     from ropext.proof.answers import Built, BuiltAttention, BuiltRotary, ReadAnswer
 
-LISTED = 3  # names shown of a longer list
-# Of a forward pass's largest output. The two models compute in the same order: mostly bit-equal.
+LISTED = 3  # names that a message shows of a longer list
+# Relative to a forward pass's largest output. Both models compute in the same order: mostly
+# bit-equal.
 FORWARD_BOUND = 1e-4
 
 
 @dataclass(frozen=True)
 class Promise:
-    """The rotary embeddings that stock transformers is to build from a config."""
+    """The rotary embeddings that transformers must build from a config."""
 
     sites: tuple[Site, ...]
-    factor: float = 1.0  # target over context: stock's float32 is off by more the larger it is
+    factor: float = 1.0  # target over context: the larger, the more transformers' float32 is off
 
     def bound(self, site: Site) -> float:
-        """Largest relative difference that stock's float32 explains.
+        """Return the largest relative difference that transformers' float32 explains.
 
         Its llama3 ramp subtracts nearly equal numbers, which costs two bits more.
         """
@@ -36,13 +37,13 @@ class Promise:
         return 4 * bound if site.params.get("rope_type") == "llama3" else bound
 
     def only(self, sites: Iterable[Site]) -> "Promise":
-        """The promise about some of its sites alone."""
+        """Return the promise about these sites alone."""
         return replace(self, sites=tuple(sites))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One compared number: of a pair, or (pair = -1) of an attention or softmax factor."""
+    """One compared number of a pair, or (pair = -1) one attention or softmax factor."""
 
     module: str
     what: str
@@ -53,7 +54,8 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """Relative difference; infinite where a zero was wanted and something else found."""
+        """Return the relative difference; infinity if the plan has zero and transformers does
+        not."""
         if self.wanted == self.found:
             return 0.0
         if not self.wanted or not math.isfinite(self.found):
@@ -62,7 +64,7 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """The error in units of its bound."""
+        """Return the error in units of its bound."""
         return self.error / self.bound if self.bound else math.inf
 
     def __str__(self) -> str:
@@ -75,13 +77,14 @@ class Difference:
         )
 
 
-# Of a proof, what is no part of the record, whose edits say what was changed.
+# Fields of a proof outside the record: its list of edits has the changes.
 NOT_RECORDED = ("base_was_built", "changed", "untied")
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, and the pair that came out worst."""
+    """The counts of compared parts, the pair with the worst error, and the result of the forward
+    pass."""
 
     transformers: str
     model_class: str
@@ -90,22 +93,22 @@ class Proof:
     tensors_compared: int
     tensors_not_compared: int
     worst: Difference
-    forward: str = ""  # what one forward pass of a small model showed, or why it was not run
-    forward_agrees: bool = False  # it was run for base and result, and both gave the same
-    base: str = ""  # what stock builds from the base's config, beside what was read from it
-    base_was_built: bool = False  # or `base` says why it could not be
-    # Dotted config keys that stock reads otherwise than the base's; None = the base is not known.
+    forward: str = ""  # the result of a small model's forward pass, or why it did not run
+    forward_agrees: bool = False  # it ran for base and result, and both gave the same
+    base: str = ""  # how transformers' reading of the base's config compares with ropext's
+    base_was_built: bool = False  # if not, `base` holds the reason
+    # Dotted config keys that transformers reads otherwise than the base's; None: unknown base.
     changed: tuple[str, ...] | None = None
     untied: tuple[str, ...] = ()  # pairs of stored tensors that differ though the config ties them
 
     def to_json(self) -> dict[str, Json]:
-        """The section of ropext.json."""
+        """Return the section of ropext.json."""
         out = asdict(self) | {"worst": asdict(self.worst) | {"error": self.worst.error}}
         return {key: value for key, value in out.items() if key not in NOT_RECORDED}
 
 
 def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Difference]:
-    """Every number of a rotary module beside that of a site."""
+    """Compare every number of a rotary module with the number of a site."""
     module = built["module"]
     if site.label:
         module += f" ({site.label})"
@@ -129,7 +132,11 @@ def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Differe
 
 
 def _compare_rotary(built: "Built", promise: Promise) -> list[Difference]:
-    """The worst number of every rotary module, each held against the site it comes nearest to."""
+    """Return the worst number of every rotary module, compared with the site nearest to it.
+
+    Raise ProofFailed if a module has no site, if there is no module, or if no module uses a scaled
+    site.
+    """
     sites = promise.sites
     worst = []
     seen = set()
@@ -167,8 +174,11 @@ def _compare_softmax(built: "Built", promise: Promise) -> list[Difference]:
 
 
 def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
-    """How many tensors were compared, and how many not; ProofFailed where one is not as stock
-    wants it."""
+    """Return how many tensors were compared, and how many not.
+
+    Raise ProofFailed if tensors are absent or do not fit the model, FilledTwice if two of them fill
+    one parameter.
+    """
     tensors = built["tensors"]
     if tensors is None:
         raise ProofFailed(f"verification: {directory} has no safetensors weights")
@@ -200,8 +210,10 @@ def compare_tensors(built: "Built", directory: str) -> tuple[int, int]:
 
 
 def _compare_forward(built: "Built") -> tuple[str, bool]:
-    """What the small models showed, and whether they agree; ProofFailed where only the written
-    config's fails."""
+    """Return the result of the small models as a sentence, and whether their outputs agree.
+
+    Raise ProofFailed if only the written config's model fails, or if the outputs differ.
+    """
     run = built.get("forward")
     if run is None:
         return "", False
@@ -228,11 +240,11 @@ def _compare_forward(built: "Built") -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class _Match:
-    """A module of the base beside a site as it was read."""
+    """A module of the base and the site, as ropext read it, that it was compared with."""
 
     difference: Difference
     site: Site
-    params: JsonObject  # the rope dict that stock has for this module
+    params: JsonObject  # the rope dict that transformers has for this module
 
     def __str__(self) -> str:
         params = self.site.params
@@ -248,7 +260,7 @@ class _Match:
 
 
 def _nearest(module: "BuiltRotary", promise: Promise) -> _Match:
-    """The site whose worst number of a rotary module is off by the least."""
+    """Return the match with the site whose worst number differs least from a rotary module."""
     params = module.get("params", {})
     matches = []
     for site in promise.sites:
@@ -258,7 +270,7 @@ def _nearest(module: "BuiltRotary", promise: Promise) -> _Match:
 
 
 def _nearest_factor(module: "BuiltAttention", promise: Promise) -> _Match:
-    """The site whose softmax factor an attention module comes nearest to."""
+    """Return the match with the site whose softmax factor is nearest to an attention module's."""
     name = module["module"]
     factor = module["softmax_factor"]
     matches = []
@@ -271,10 +283,11 @@ def _nearest_factor(module: "BuiltAttention", promise: Promise) -> _Match:
 
 
 def worst_of_base(built: "Built", promise: Promise, read: Promise) -> _Match:
-    """The module of the base, as stock builds it, that differs most from what was read.
+    """Return the module of the base, as transformers builds it, that differs most from the reading.
 
-    A module is held against the site that it has in the written model; one that no layer uses (as
-    beside Granite's list of thetas) may have any.
+    Each module is compared with the site that it matches in the written model. A module that no
+    layer uses (as with Granite's list of thetas) may match any site: this applies if some module
+    agrees with its site.
     """
     base = built["base"]
     strict = list[tuple[_Match, "BuiltRotary"]]()
@@ -299,8 +312,11 @@ def _compare_base(
     read: Promise,
     known: Promise,
 ) -> str:
-    """What stock's own reading of the base showed; where it is the one that is `known` and said to
-    depart from the authors' code, that stays a note."""
+    """Return the comparison of transformers' reading of the base with ropext's, as a sentence.
+
+    If transformers reads it as `known`, which departs from the authors' code, the sentence only
+    notes it. Raise ProofFailed for any other difference.
+    """
     base = built["base"]
     if base["error"]:
         return f"not checked: transformers cannot build the base ({base['error']})"
@@ -319,7 +335,7 @@ def _compare_base(
 
 
 def check_built(built: "Built") -> None:
-    """Raise where stock could not build a directory at all."""
+    """Raise ProofFailed if transformers could not build a directory at all."""
     if built["error"]:
         raise ProofFailed(
             f"verification: transformers {built['transformers']} cannot build {built['directory']}:"
@@ -335,8 +351,12 @@ def compare(
     read: Promise | None = None,
     known: Promise | None = None,
 ) -> Proof:
-    """Hold what stock built against what the plan says, and its base against what was `read` of
-    that, or against what stock is `known` to read; ProofFailed names the worst of it."""
+    """Compare the model that transformers built with the promise, and its base with `read`, or with
+    `known`.
+
+    `read` is ropext's reading of the base, `known` the reading that transformers is known to have.
+    Raise ProofFailed with the worst difference.
+    """
     check_built(built)
     directory = built["directory"]
     version = built["transformers"]
@@ -368,8 +388,12 @@ def compare(
 
 
 def compare_told(last: "ReadAnswer", positions: Positions) -> str:
-    """Hold the distances at which stock's attention was told something new against the formula's.
-    One more or less is float32's, where a border is a whole number."""
+    """Compare the distances at which transformers' attention receives a new value with the
+    formula's.
+
+    A distance may be off by one: float32 rounds at borders that are whole numbers. Return the
+    sentence for the record; raise ProofFailed if a distance is off by more.
+    """
     formulas = [starts(positions, causal=causal) for causal in (False, True)]
     wanted = [list(takewhile(lambda f: f < last["read"] - 1, f)) for f in formulas]
     for name, steps in last["told"].items():

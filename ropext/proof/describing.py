@@ -1,7 +1,8 @@
-"""How stock's code reads a model type. Loaded by child.py, by path: it imports nothing of ropext.
+"""Describe how transformers' code reads a model type.
 
-Nothing is taken from names alone: a key is changed, the type's rotary embedding is built anew, and
-what it then computes shows whether the key is read.
+child.py loads this file by path: it imports nothing of ropext. No fact comes from names alone. Each
+test changes a key and builds the type's rotary embedding again; its numbers then show whether the
+class reads the key.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ropext.base.jsontext import Json, JsonObject
     from ropext.proof.answers import BuiltNumbers, Turning, TypeDescription
 
-# What the geometry, the lengths and the costs are computed from.
+# Geometry, lengths and costs come from these keys.
 VALUES = (
     "max_position_embeddings",
     "hidden_size",
@@ -52,7 +53,7 @@ VALUES = (
     "H_cycles",
     "L_cycles",
 )
-# Keys that say by an interval or a list which layers are of which type; two values of each.
+# Keys that set the layers' types by an interval or a list; two values of each.
 LAYERS_BY = {
     "sliding_window_pattern": (2, 4),
     "full_attention_interval": (2, 4),
@@ -68,18 +69,18 @@ PARTIAL_KEYS = ("partial_rotary_factor", "rotary_pct")
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 NEIGHBOURS = re.compile(r", 0?::2\]|view_as_complex|view\(.*-1, 2\)|reshape\(.*-1, 2\)|d // 2, 2\)")
 SHORT = (
-    16  # tokens; of a longer original length, llama3 would leave the pairs of a small head alone
+    16  # tokens; with a longer original length, llama3 would not change the pairs of a small head
 )
 OTHER_THETA = 777.0  # no class default
 
 
 def config_of(cls: type[PreTrainedConfig], **values: Json) -> PreTrainedConfig:
-    """A config of a class from these keys, with the class's own values for all others."""
+    """Build a config of a class from these keys, with the class's own values for all others."""
     return cls(**values)
 
 
 def field_default(cls: type, key: str) -> int | float | str | None:
-    """The value that a config without this key gets, before anything is derived from others."""
+    """Return the value of a config without this key, before the class derives it from others."""
     field = getattr(cls, "__dataclass_fields__", {}).get(key)
     if field is None or not isinstance(field.default, int | float | str):
         return None
@@ -94,7 +95,7 @@ def attribute(config: PreTrainedConfig, key: str) -> Json:
 
 
 def period(layer_types: list[str]) -> list[str]:
-    """The shortest run of layer types that repeats over the default model."""
+    """Return the shortest run of layer types that repeats over the default model."""
     for n in range(1, len(layer_types) - 1):
         if all(t == layer_types[i % n] for i, t in enumerate(layer_types[: len(layer_types) - 1])):
             return layer_types[:n]
@@ -102,7 +103,8 @@ def period(layer_types: list[str]) -> list[str]:
 
 
 def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
-    """The type that the last layer has whatever the run says (some classes force it)."""
+    """Return the type that the class forces on the last layer, whatever the run; None if it forces
+    none."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     if len(set(run)) == 1:
         return None
@@ -116,7 +118,8 @@ def last_layer_type(cls: type[PreTrainedConfig], run: list[str]) -> str | None:
 
 
 def layers_by(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
-    """Which of those keys the class reads, and the types of the first two layers by each."""
+    """Return the keys of LAYERS_BY that the class reads, each with its types of the first two
+    layers."""
     name = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     read = {}
     for key, values in LAYERS_BY.items():
@@ -131,7 +134,7 @@ def layers_by(cls: type[PreTrainedConfig]) -> dict[str, list[str]]:
 
 
 def theta_when_scaled(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
-    """Theta and partial factor that a flat dict gets which names neither."""
+    """Return the theta and the partial factor that the class adds to a flat dict without them."""
     try:
         made = config_of(cls, rope_scaling={"rope_type": "linear", "factor": 2.0}).rope_parameters
     except Exception:  # types that accept other forms only
@@ -140,7 +143,8 @@ def theta_when_scaled(cls: type[PreTrainedConfig]) -> tuple[Json, Json]:
 
 
 def followed(cls: type[PreTrainedConfig]) -> set[str]:
-    """Keys of the default dict that follow their top-level spelling, where a config has it."""
+    """Return the keys of the default dict that follow their top-level spelling if a config has
+    it."""
     keys = set()
     names = {
         "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -161,7 +165,7 @@ def followed(cls: type[PreTrainedConfig]) -> set[str]:
 
 
 def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
-    """What an absent key means to a config class."""
+    """Return the meaning of each absent key to a config class."""
     config = cls()
     out: dict[str, Json] = {}
     for key in VALUES:
@@ -171,7 +175,7 @@ def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
         if value is not None:
             out[key] = value
     if "head_dim" not in out and "head_dim" in cls.__dataclass_fields__:
-        # Left at None, three stock forms fail with a TypeError.
+        # If it is None, three rope types of transformers fail with a TypeError.
         out["head_dim_may_stay_null"] = attribute(config, "head_dim") is None
     names = {key: cls.attribute_map[key] for key in VALUES if key in cls.attribute_map}
     if names:
@@ -198,8 +202,10 @@ def defaults_of(cls: type[PreTrainedConfig]) -> dict[str, Json]:
 def added_by(
     cls: type[PreTrainedConfig], key: str, text_type: str, bare: type[PreTrainedConfig]
 ) -> dict[str, Json]:
-    """What a composite adds to a text config that is there but leaves keys out; `bare` is the
-    class of that text config."""
+    """Return the values that a composite adds to a text config with absent keys.
+
+    `bare` is the class of that text config. Values that `bare` has by default do not count.
+    """
     spec = getattr(cls, "sub_configs_defaults", {}).get(key)
     offered = getattr(spec, "init_kwargs", None) or {}
     if not offered:
@@ -210,14 +216,14 @@ def added_by(
     out = {k: v for k, v in out.items() if field_default(bare, k) != v}
     if theta is not None and theta == offered.get("rope_theta"):
         out["rope_theta"] = theta
-    if isinstance(offered.get("rope_parameters"), dict):  # hides a theta beside it
+    if isinstance(offered.get("rope_parameters"), dict):  # hides a theta next to it
         out["rope_parameters"] = offered["rope_parameters"]
-    # head_dim alone may agree because it is derived; these are given or they are not.
+    # head_dim alone may agree because it is derived; these three are never derived.
     return out if {"hidden_size", "max_position_embeddings", "rope_theta"} & out.keys() else {}
 
 
 class Embedding:
-    """The rotary embedding of a type, built anew from changed values of its text config."""
+    """The rotary embedding of a type, built again from changed values of its text config."""
 
     def __init__(
         self,
@@ -231,11 +237,12 @@ class Embedding:
         self.given = dict(values)
         head = attribute(text, "hidden_size"), attribute(text, "num_attention_heads")
         if "head_dim" in _fields(text) and attribute(text, "head_dim") is None and all(head):
-            # Left at null, three stock forms fail; what ropext writes names it.
+            # If it is null, three rope types of transformers fail; a config that ropext writes sets
+            # it.
             self.given = dict(values) | {"head_dim": head[0] // head[1]}
         self.values = {key: self.given[key] for key in self.given if key not in ROPE_KEYS}
         self.modules: dict[str, type[nn.Module]] = {}
-        self.is_stored = False  # whether a checkpoint holds the frequencies, and loading takes them
+        self.is_stored = False  # whether a checkpoint holds the frequencies, and loading uses them
         modules = child.text_modules(model, text)
         for _, module in modules:
             names = {name for name in module._buffers if name.endswith("inv_freq")}
@@ -247,16 +254,18 @@ class Embedding:
         self.rope = attribute(text, "rope_parameters") or {}
 
     def of(self, values: JsonObject) -> dict[str, list[float]]:
-        """The inverse frequencies by label; nothing where the class refuses the values."""
+        """Return the inverse frequencies by label; an empty dict if the class refuses the
+        values."""
         try:
             config = type(self.text).from_dict(copy.deepcopy(dict(values)))
             built = [(name, module(config)) for name, module in self.modules.items()]
             return {one["label"]: one["inv_freq"] for one in self.child.rotary(built)}
-        except Exception:  # any refusal: of a type, a size, or a key
+        except Exception:  # the class may refuse a type, a size, or a key
             return {}
 
     def with_rope(self, entry: JsonObject, labels: Sequence[str]) -> dict[str, Json]:
-        """The values with this rope dict, or with it for these labels and plain ones beside."""
+        """Return the values with this rope dict; if the type has labels, plain dicts for all other
+        labels."""
         plain: dict[str, Json] = {"rope_type": "default", "rope_theta": 10000.0}
         if self.labels == [""]:
             return self.values | {"rope_parameters": plain | dict(entry)}
@@ -266,7 +275,7 @@ class Embedding:
         return self.values | {"rope_parameters": dicts}
 
     def pairs(self, values: JsonObject) -> dict[str, int]:
-        """How many pairs turn, by label."""
+        """Return the number of rotated pairs by label."""
         return {label: len(inv_freq) for label, inv_freq in self.of(values).items()}
 
 
@@ -275,10 +284,10 @@ def _windows_first(label: str) -> tuple[bool, str]:
 
 
 def sized_by(embedding: Embedding) -> dict[str, str]:
-    """By label, the key that sizes the rotation: doubled, it alters the number of pairs."""
+    """Return by label the key that sizes the rotation: doubling it changes the number of pairs."""
     keys = dict.fromkeys(embedding.labels, "head_dim")
     values = embedding.given
-    if "long_factor" in embedding.rope:  # one number for each pair: it allows no other size
+    if "long_factor" in embedding.rope:  # one number for each pair, so no other size is possible
         values = embedding.with_rope({}, embedding.labels)
     usual = embedding.pairs(values)
     sizes = dict.fromkeys((key for key in VALUES if HEAD_KEY.search(key)), 64)
@@ -288,14 +297,18 @@ def sized_by(embedding: Embedding) -> dict[str, str]:
             continue
         doubled = embedding.pairs(values | {key: 2 * value})
         for label, pairs in doubled.items():
-            derived = key == "head_dim" and keys[label] != key  # from the key that is named
+            derived = key == "head_dim" and keys[label] != key  # from the key found before
             if pairs != usual.get(label, pairs) and not derived:
                 keys[label] = key
     return keys
 
 
 def partial_names(embedding: Embedding) -> list[str]:
-    """Names of the partial factor that plain rotation follows, beside the dict or in it."""
+    """Return the names of the partial factor that plain rotation follows; the class's own first.
+
+    They are top-level keys. If only the rope dict's key has an effect, return that one name; if it
+    has none, return no name.
+    """
     inside = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 0.5}, embedding.labels))
     whole = embedding.pairs(embedding.with_rope({"partial_rotary_factor": 1.0}, embedding.labels))
     if not inside or inside == whole:
@@ -311,12 +324,13 @@ def partial_names(embedding: Embedding) -> list[str]:
 
 
 def _fields(config: PreTrainedConfig) -> list[str]:
-    """The keys that a config class itself declares."""
+    """Return the keys that a config class itself declares."""
     return list(getattr(type(config), "__dataclass_fields__", {}))
 
 
 def theta_names(embedding: Embedding) -> dict[str, list[str]]:
-    """By label, the names beside the rope dicts that its theta follows; the class's own first."""
+    """Return by label the keys outside the rope dicts that its theta follows; the class's own
+    first."""
     names: dict[str, list[str]] = {label: [] for label in embedding.labels}
     usual = embedding.of(embedding.values)
     candidates = [key for key in _fields(embedding.text) if THETA_KEY.search(key)]
@@ -329,7 +343,7 @@ def theta_names(embedding: Embedding) -> dict[str, list[str]]:
 
 
 def scaled_dicts(pairs: int) -> dict[str, dict[str, Json]]:
-    """One rope dict of each scaled type."""
+    """Return one rope dict of each scaled type."""
     original: dict[str, Json] = {"factor": 4.0, "original_max_position_embeddings": SHORT}
     return {
         "linear": {"factor": 4.0},
@@ -340,7 +354,7 @@ def scaled_dicts(pairs: int) -> dict[str, dict[str, Json]]:
 
 
 def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
-    """The rope types that the class takes and that change what it computes."""
+    """Return the rope types that the class takes and that change its frequencies."""
     plain = embedding.of(embedding.with_rope({}, labels))
     pairs = len(plain.get(labels[0], ())) if labels else 0
     taken = ["default"]
@@ -351,14 +365,14 @@ def forms_of(embedding: Embedding, labels: list[str]) -> list[str]:
     entries = [embedding.rope, *embedding.rope.values()]
     dicts = [entry for entry in entries if isinstance(entry, dict)]
     if any(entry.get("rope_type") == "proportional" for entry in dicts):
-        return ["default", "proportional"]  # its partial factor counts otherwise in other types
+        return ["default", "proportional"]  # other types use its partial factor differently
     return taken
 
 
 def has_unscaled_twin(
     child: ModuleType, config: PreTrainedConfig, cls: type[PreTrainedModel], embedding: Embedding
 ) -> bool:
-    """Tell whether a second module of the same label keeps its frequencies in a scaled config."""
+    """Return whether a second module of the same label keeps its frequencies in a scaled config."""
     before = embedding.built
     flat = embedding.labels == [""]
     if not flat or len(before) < 2:
@@ -380,12 +394,14 @@ def has_unscaled_twin(
 
 
 def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) -> list[int | None]:
-    """By layer, how many numbers of keys and values its projections make of a token; None if it has
-    no projection of each."""
+    """Return by layer how many numbers of keys and values its projections make for each token.
+
+    A layer has None if it has no key projection, or more than one.
+    """
     found: dict[int, int | None] = {}
     for name, module in child.text_modules(model, text):
         keys = getattr(module, "k_proj", None)
-        values = getattr(module, "v_proj", keys) or keys  # keys are values where there is none
+        values = getattr(module, "v_proj", keys) or keys  # without one, the keys are the values
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         if not numbers or keys is None:
             continue
@@ -398,7 +414,7 @@ def widths(child: ModuleType, model: PreTrainedModel, text: PreTrainedConfig) ->
 
 
 def is_interleaved(code: ModuleType) -> bool:
-    """Whether a pair is two neighbours, by the functions that rotate."""
+    """Return whether a pair is two neighbours, by the source of the functions that rotate."""
     for name, function in vars(code).items():
         if not re.search("rotate|rotary|rope", name) or not inspect.isfunction(function):
             continue
@@ -408,14 +424,14 @@ def is_interleaved(code: ModuleType) -> bool:
 
 
 def rotates_only_windows(text: PreTrainedConfig, rotates: Sequence[bool | None]) -> bool:
-    """Whether of the layers with attention those that see windows turn, and no others."""
+    """Return whether layers with windows rotate and no other attention layer does."""
     kinds = attribute(text, "layer_types") or []
     seen = {(bool(WINDOWED.search(k)), turns) for k, turns in zip(kinds, rotates, strict=False)}
     return {(True, True), (False, False)} <= seen and (False, True) not in seen
 
 
 def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
-    """How the keys of a rotary type are read, as the fields of a family's row."""
+    """Return how a rotary type reads its keys, as the fields of a family's row."""
     text = embedding.text
     code = sys.modules[cls.__module__]
     source = inspect.getsource(code)
@@ -452,7 +468,7 @@ def row_of(embedding: Embedding, cls: type[PreTrainedModel]) -> dict[str, Json]:
 
 
 def auto_class(config: PreTrainedConfig) -> str:
-    """The auto class by which a type is loaded; "" where none lists it."""
+    """Return the auto class that loads a type; "" if none lists it."""
     import transformers
 
     names = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")
@@ -464,7 +480,7 @@ def auto_class(config: PreTrainedConfig) -> str:
 
 
 def path_to(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | None:
-    """Where the text part stands inside a config; None where it does not."""
+    """Return the keys that lead from a config to its text part; None if it has no such part."""
     if config is text:
         return []
     for key in getattr(config, "sub_configs", {}):
@@ -478,7 +494,7 @@ def path_to(config: PreTrainedConfig, text: PreTrainedConfig) -> list[str] | Non
 def describe(
     child: ModuleType, directory: str, config: PreTrainedConfig, cls: type[PreTrainedModel]
 ) -> TypeDescription:
-    """What the types of a config are, how their keys are read, and what this config computes."""
+    """Return the types of a config, how they read their keys, and the numbers of this config."""
     text = config.get_text_config()
     path = path_to(config, text)
     if path is None:
@@ -512,7 +528,7 @@ def describe(
     types = {text.model_type: facts}
     if path:
         added = {}
-        if len(path) == 1:  # the classes tell it of the parts right below them
+        if len(path) == 1:  # sub_configs_defaults covers only the parts directly below a class
             added = added_by(type(config), path[0], text.model_type, type(text))
         composite = {"scheme": "composite", "path": path, "text": text.model_type, "added": added}
         types[config.model_type] = composite | {"auto_class": auto_class(config)}

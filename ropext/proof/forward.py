@@ -1,9 +1,10 @@
-"""The proof's one forward pass. Loaded by child.py, by path: it imports nothing of ropext.
+"""Run the proof's one forward pass.
 
-The written config and its base are run as small models of random weights. A model keeps its rotary
-geometry and its first layers, as many as hold one of each kind; everything else is made narrow.
-Where nothing rotates, an input as long as the table goes through the first layer with its weights,
-and what its attention is told of the distances of two tokens is noted.
+child.py loads this file by path: it imports nothing of ropext. The written config and its base run
+as small models of random weights. A small model keeps its rotary geometry and so many of its first
+layers that they include each kind; all other sizes shrink. If a model rotates nothing, an input as
+long as its table goes through its first layer with its weights. The pass notes the distances of two
+tokens that its attention receives.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ KEY_HEADS = re.compile(r"(num_\w*key_value|kv_n|\w*num_kv|n_head_kv)\w*(heads|gr
 STATE_HEADS = re.compile(r"mamba_(n|num)_heads$|mamba_d_ssm$|mamba_intermediate_size$")
 TOKEN_IDS = re.compile(r"(pad|bos|eos|sep|cls|mask)_token_id$")
 NUMBERED = re.compile(r"idx|index|layer_id|layer_number|depth")
-# Where nothing rotates.
+# For models that rotate nothing.
 LONGEST = 1 << 15  # tokens; attention that is not fused would want gigabytes
-SQUARE = 1 << 11  # tokens, where every layer holds its whole square of distances
+SQUARE = 1 << 11  # tokens, if every layer holds its whole square of distances
 LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "text_layers")
 
 
 class NotRun(Exception):
-    """Why this type is not run."""
+    """The reason why a small model of this type does not run."""
 
 
 def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
-    """The text model's stack of layers."""
+    """Return the text model's stack of layers; raise NotRun if there is none of this length."""
     from torch import nn
 
     for module in model.modules():
@@ -68,7 +69,8 @@ def layers_of(model: nn.Module, count: int) -> list[nn.Module]:
 
 
 def kind(layer: nn.Module) -> tuple[Hashable, ...]:
-    """What tells a layer from those of another kind: its modules, their shapes and settings."""
+    """Return the modules of a layer with their shapes and settings; layers of one kind have them
+    equal."""
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
         settings = [
@@ -82,13 +84,15 @@ def kind(layer: nn.Module) -> tuple[Hashable, ...]:
 
 
 def kinds(layers: Sequence[nn.Module], config: PreTrainedConfig) -> list[Hashable]:
-    """The kind of each layer; lists of the config with an entry for each layer tell too."""
+    """Return the kind of each layer, with the layer's entry in each list of the config that has one
+    for each."""
     lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == len(layers)]
     return [(kind(layer), str([v[index] for v in lists])) for index, layer in enumerate(layers)]
 
 
 def first_of_each_kind(*models: Sequence[Hashable]) -> int:
-    """How many of the first layers hold one of each kind, of the written model and of the base."""
+    """Return how many of the first layers include each kind, of the written model and of the
+    base."""
     pairs = list(zip(*models, strict=True))
     return max(map(pairs.index, pairs)) + 1
 
@@ -101,14 +105,18 @@ def _heads(key: str, value: int, values: Mapping[str, Json], names: Mapping[str,
 
 
 def _each(value: Json, change: Callable[[int], int]) -> Json:
-    """Change a number, or every number of a list."""
+    """Change a number, or every number of a list; return any other value unchanged."""
     if isinstance(value, list):
         return [_each(one, change) for one in value]
     return change(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def narrow(config: PreTrainedConfig, layers: int, count: int, heads_too: bool) -> PreTrainedConfig:
-    """The same config with `count` layers, few tokens and experts, and narrow feed-forwards."""
+    """Return the same config with `count` layers, a small vocabulary, few experts and narrow
+    feed-forwards.
+
+    With `heads_too` it has fewer heads and a smaller hidden size, too.
+    """
     values = config.to_dict()
     names = dict(getattr(config, "attribute_map", {}))
     hidden_key = names.get("hidden_size", "hidden_size")
@@ -151,7 +159,11 @@ def narrow(config: PreTrainedConfig, layers: int, count: int, heads_too: bool) -
 
 
 def fill(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give every parameter its place in memory: random, or as `known` has it under its name."""
+    """Give every parameter memory and a value: the value that `known` has under its name, else a
+    random one.
+
+    Return the parameters by name.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -174,14 +186,15 @@ def fill(model: nn.Module, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def positions(context: int, target: int) -> list[int]:
-    """Inside the old context, beyond it, and up to the target's last."""
+    """Return positions inside the old context, beyond it, and up to the target's last."""
     wanted = {0, 1, 2, 3, context // 2, context - 1, context, context + 1}
     wanted |= {(context + target) // 2, target - 2, target - 1}
     return sorted(p for p in wanted if 0 <= p < max(context + 2, target))
 
 
 def owner(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
-    """The outermost module that is the text model by itself."""
+    """Return the outermost module that is the text model by itself; raise NotRun if there is
+    none."""
     from transformers import PreTrainedModel
 
     for _, module in model.named_modules():
@@ -191,14 +204,16 @@ def owner(model: nn.Module, text: PreTrainedConfig) -> PreTrainedModel:
 
 
 def near(number: float, wanted: float, bound: float) -> float:
-    """The wanted number, as stock rounds it where it is within the bound: at a million tokens an
-    angle magnifies the last bit of a float32 frequency."""
+    """Return the number that transformers computed if it is within the bound, else the wanted one.
+
+    At a million tokens an angle magnifies the last bit of a float32 frequency.
+    """
     same = number == wanted or (wanted != 0 and abs(number / wanted - 1) <= bound)
     return number if same else wanted
 
 
 def site_of(label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers]) -> WantedNumbers:
-    """The planned site that a module comes nearest to, as the comparison of numbers has it."""
+    """Return the planned site nearest to a module, by the measure that compares the numbers."""
 
     def off(site: WantedNumbers) -> float:
         if len(site["inv_freq"]) != len(inv_freq):
@@ -210,7 +225,7 @@ def site_of(label: str, inv_freq: Sequence[float], sites: Sequence[WantedNumbers
 
 
 def _given(numbers: Tensor, factor: float, config: PreTrainedConfig) -> tuple[Tensor, float]:
-    """What a rotary module computes from its config, given in place of that."""
+    """Return these numbers for a rotary module, whatever its config."""
     return numbers, factor
 
 
@@ -268,7 +283,7 @@ def set_softmax(
 
 
 class Small:
-    """A small model, with what the child reads off it."""
+    """A small model, with the numbers that the child reads from it."""
 
     child: ModuleType
     modules: NamedModules
@@ -293,7 +308,11 @@ class Small:
         return factors
 
     def run(self, where: list[int]) -> Tensor:
-        """The outputs at these positions; all tokens see those before them, as in one document."""
+        """Return the outputs at these positions; each token sees those before it, as in one
+        document.
+
+        Raise NotRun if the forward takes no positions, ArithmeticError if an output is not finite.
+        """
         import torch
 
         last = -1  # position that any rotary module was given
@@ -323,22 +342,26 @@ class Small:
 
 
 def sentence_of(error: Exception) -> str:
-    """One line of an exception."""
+    """Return the last line of an exception's message, after its name; a NotRun goes without its
+    name."""
     lines = str(error).strip().splitlines() or ["no message"]
     name = "" if isinstance(error, NotRun) else f"{type(error).__name__}: "
     return f"{name}{lines[-1].strip()}"
 
 
 def apart(one: Tensor, other: Tensor) -> float:
-    """The largest difference, over the largest output."""
+    """Return the largest difference, relative to the largest output."""
     return float((one - other).abs().max() / one.abs().max())
 
 
 def compare(
     base: Small, after: Small, sites: Sequence[WantedNumbers], where: list[int], have: Tensor
 ) -> float:
-    """The largest difference of the written model's outputs from those of the base with the plan's
-    numbers."""
+    """Return the largest difference of the written model's outputs from the base's with the plan's
+    numbers.
+
+    Raise NotRun if the base's rotary module would overwrite those numbers in every pass.
+    """
     set_numbers(base.modules, dict(after.modules), sites)
     set_softmax(dict(base.modules), base.attention(), after.attention(), sites)
     for mine, wanted in zip(base.rotary(), after.rotary(), strict=True):
@@ -356,8 +379,10 @@ def attempt(
     asked: SmallPass,
     full: Collection[BuiltRotary],
 ) -> PassAnswer:
-    """Run the small models of the written config and of the base's, where that is given too; NotRun
-    where the base cannot, `failed` where only the written one."""
+    """Run the small models of the written config and of the base's, if given; return the answer.
+
+    `failed` is set if only the written config's model fails. Raise NotRun if the base's cannot run.
+    """
     where = positions(asked["context"], asked["target"])
     after = Small(child, cls, texts[0])
     answer: PassAnswer = {"last": where[-1], "difference": None, "note": None}
@@ -402,9 +427,10 @@ def attempt(
 def forward(
     child: ModuleType, built: Sequence[BuiltModel], job: DirectoryJob, full: Collection[BuiltRotary]
 ) -> PassAnswer:
-    """What one pass shows: `reason` where it was not run, `failed` where the written config fails.
+    """Return the result of one pass: `reason` if it did not run, `failed` if the written config
+    fails.
 
-    A reason is never a failure: it says what of this type cannot be made small.
+    A reason is never a failure: it explains which part of this type cannot be made small.
     """
     path = job["text_path"]
     asked = job["forward"]
@@ -435,7 +461,7 @@ def forward(
 
 
 def shallow(config: PreTrainedConfig, path: Sequence[str]) -> PreTrainedConfig:
-    """The config with one layer where its class can be built so."""
+    """Return a copy of the config with one layer in each of its counts of layers."""
     cut = copy.deepcopy(config)
     part = cut
     for key in path:
@@ -453,7 +479,11 @@ def load(
     path: Sequence[str],
     trust_remote_code: bool,
 ) -> tuple[PreTrainedModel, str]:
-    """The model with its weights: one layer of it, or all where it has settings for each layer."""
+    """Load the model with its weights: one layer of it, or all if the class cannot be built with
+    one.
+
+    Return the model and the name of that part.
+    """
     import torch
 
     def built(config: PreTrainedConfig) -> PreTrainedModel:
@@ -479,7 +509,7 @@ def read_last(
     job: DirectoryJob,
     trust_remote_code: bool,
 ) -> ReadAnswer:
-    """Whether stock reads so many tokens, and all that it gives for them is finite."""
+    """Return whether transformers reads so many tokens with finite outputs."""
     import torch
 
     length = job["last"]
@@ -492,7 +522,7 @@ def read_last(
     names = ("text_model", "language_model", "decoder") if path else ()
     part = next((getattr(model, name) for name in names if hasattr(model, name)), model)
     vocab = part.config.get_text_config().vocab_size
-    first = min(16, vocab // 2)  # below stand the special tokens; padding would take no position
+    first = min(16, vocab // 2)  # the special tokens come first; padding would take no position
     ids = first + torch.arange(length)[None] % (vocab - first)
     inputs = {"input_ids": ids}
     if job["listen"]:
@@ -504,7 +534,7 @@ def read_last(
             out = part(**inputs)
     except (IndexError, RuntimeError) as error:
         return {"failed": str(error).splitlines()[0], "said": ""}
-    except (TypeError, ValueError) as error:  # another input is wanted beside the tokens
+    except (TypeError, ValueError) as error:  # the model wants another input than tokens
         return {
             "failed": None,
             "said": f"forward not run: {str(error).splitlines()[0]}",
@@ -518,8 +548,10 @@ def read_last(
 
 
 def listen(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
-    """Note the distances at which each module is told something new: T5's buckets where its bias is
-    looked up, DeBERTa's and XLNet's as their layers are given them."""
+    """Note the distances at which each module receives a new value.
+
+    T5's bias looks its buckets up; DeBERTa's and XLNet's layers receive distances as an argument.
+    """
     names = {module: name for name, module in model.named_modules()}
 
     def hear(module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
@@ -527,7 +559,8 @@ def listen(model: nn.Module, length: int, heard: dict[str, list[int]]) -> None:
         given = args[0] if names[module].endswith("relative_attention_bias") else given
         if given is None or (len(given) != 2 * length and given.shape[-2:] != (length, length)):
             return
-        ring = len(given) == 2 * length  # of all tokens before and behind; else one row for each
+        # one for each token before and behind; else one row for each
+        ring = len(given) == 2 * length
         line = given[: length + 1, 0] if ring else given.reshape(-1, length)[-1, :, None]
         changes = (line[1:] != line[:-1]).any(1).flip(0).nonzero()[:, 0] + 1
         heard[names[module]] = [0, *(change for change in changes.tolist() if change < length - 1)]

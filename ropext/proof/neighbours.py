@@ -1,7 +1,7 @@
-"""Which of several readings of a model a server's answers are of.
+"""Decide which of several readings of a model a server's answers match.
 
-The answers of a server have noise: its kernels round otherwise. So each neighbour is judged by
-where the answers are on the way from the plan's reading (0) to the neighbour's (1), over all
+The answers of a server have noise: its kernels round differently. So each neighbour is judged by
+the place of the answers on the way from the plan's reading (0) to the neighbour's (1), over all
 prompts together, with an interval over the prompts.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ropext.base.jsontext import JsonObject
 from ropext.results.values import student
 
-HALF = 0.5  # of the way: nearer to the neighbour than to the plan
+HALF = 0.5  # half of the way: beyond it the neighbour is nearer than the plan
 LEAST = 1e-3  # nats: two readings that differ by less are one reading
 RISK = 0.05
 FEWEST = 4  # prompts for an interval
@@ -22,7 +22,7 @@ Numbers = Sequence[float]
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A reading next to the planned one; `config` is None if no config says it."""
+    """A reading next to the planned one; `config` is None if no config can express it."""
 
     name: str
     config: JsonObject | None
@@ -31,21 +31,21 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class JudgedNeighbour:
-    """Where a server's answers are on the way from the plan (0) to a neighbour (1)."""
+    """The place of a server's answers on the way from the plan (0) to a neighbour (1)."""
 
     neighbour: Neighbour
     apart: float = 0.0  # nats between the two readings, root mean square
     at: float = 0.0
-    margin: float = math.inf  # of the 95 % interval
+    margin: float = math.inf  # half the width of the 95 % interval
 
     @property
     def is_excluded(self) -> bool:
-        """The answers are nearer to the plan, and the interval leaves nothing else."""
+        """Return whether the answers are nearer to the plan, over the whole interval."""
         return self.apart >= LEAST and self.at + self.margin < HALF
 
     @property
     def is_it(self) -> bool:
-        """The answers are nearer to the neighbour, and the interval leaves nothing else."""
+        """Return whether the answers are nearer to the neighbour, over the whole interval."""
         return self.apart >= LEAST and self.at - self.margin > HALF
 
     @property
@@ -69,8 +69,11 @@ def judge(
     plan: Sequence[Numbers],
     other: Sequence[Numbers],
 ) -> JudgedNeighbour:
-    """Judge a neighbour by the same candidates' log-probabilities after each prompt: a regression
-    through the origin, with the jackknife over prompts for its interval."""
+    """Judge a neighbour by the same candidates' log-probabilities after each prompt.
+
+    The place is a regression through the origin; the jackknife over prompts gives its interval.
+    With fewer than FEWEST prompts, or readings closer than LEAST nats, there is no interval.
+    """
     tops = list[float]()
     bottoms = list[float]()
     count = 0

@@ -1,4 +1,4 @@
-"""What an output is made of, by what was opened and planned: a directory or a GGUF file."""
+"""Choose how to write and verify an output: a directory or a GGUF file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,11 @@ from ropext.scaling.tables import Growth
 
 
 def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -> OutputSource:
-    """What an output of the name `title` is made of, that a plan makes of a model."""
+    """Return the source of the output `title` that a plan makes of a model.
+
+    A GGUF gives a file; any other snapshot gives a directory, with grown tables if the plan grows
+    them.
+    """
     if snapshot.is_gguf:
         from ropext.files.gguf import as_file  # late: a directory needs none of it
         from ropext.files.gguf.writing import FileSource
@@ -44,7 +48,7 @@ def _of_tables(
     card: Callable[[JsonObject | None], Card],
     call: Call,
 ) -> DirectorySource:
-    """The source of a checkpoint that rotates nothing."""
+    """Return the source of a checkpoint that rotates nothing."""
     from ropext.files.schemes import growing  # late: no rotary model needs it
 
     position_tables = growing.find_tables(snapshot, growth.positions)

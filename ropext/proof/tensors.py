@@ -1,5 +1,6 @@
-"""The tensors that a directory stores, and what stock's own loading makes of them. Loaded by
-child.py, by path: it imports nothing of ropext.
+"""Read the tensors that a directory stores, and see how transformers loads them.
+
+child.py loads this file by path: it imports nothing of ropext.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         def get_tensor(self, name: str) -> Tensor: ...
 
     class Fates(TypedDict):
-        """What from_pretrained says of the tensors that it was given."""
+        """The report of from_pretrained on the tensors that it was given."""
 
         missing_keys: Collection[str]
         unexpected_keys: Collection[str]
@@ -75,9 +76,10 @@ def headers(directory: str) -> dict[str, tuple[str, list[int]]]:
 def load_empty(
     cls: type[PreTrainedModel], config: PreTrainedConfig, state: Mapping[str, object]
 ) -> tuple[PreTrainedModel | None, Fates]:
-    """Load these tensors by from_pretrained; return the model and what it reports of them.
+    """Load these tensors by from_pretrained; return the model and its report on them.
 
-    It names the tensors that it cannot convert only in its log, and then raises: there is no model.
+    from_pretrained names the tensors that it cannot convert only in its log, and then raises. In
+    this case return no model, and these names in the report.
     """
     import torch
 
@@ -176,7 +178,7 @@ def find_twice(filled: Mapping[str, Sources], directory: str) -> tuple[str, list
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one dtype, one shape and the same bytes."""
+    """Return whether two tensors have the same dtype, shape and bytes."""
     import torch
 
     if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -191,10 +193,10 @@ def compared(
     table: dict[str, tuple[str, list[int]]],
     quantised: bool,
 ) -> ComparedTensors:
-    """Load the headers' tensors, empty on the meta device, by stock's own from_pretrained.
+    """Load the headers' tensors, empty on the meta device, by transformers' own from_pretrained.
 
-    Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and
-    shapes. A packed tensor travels with no elements, so that stock names it but compares nothing.
+    Its key conversion (renaming, stacking of experts, fusing, tying) then runs on names and shapes.
+    A packed tensor gets no elements, so that transformers names it but compares nothing.
     """
     import torch
 
@@ -235,7 +237,7 @@ def compared(
 
 
 def holders(directory: str) -> dict[str, StoredTensors]:
-    """Map each stored name to its open file: the one that transformers loads, else any other."""
+    """Map each stored name to its open file: a file that transformers loads, else any other."""
     from safetensors import safe_open
 
     loaded = weight_files(directory)
@@ -249,7 +251,7 @@ def holders(directory: str) -> dict[str, StoredTensors]:
 
 
 def untied(cls: type[PreTrainedModel], config: PreTrainedConfig, directory: str) -> list[str]:
-    """The stored tensors that the config ties to another that is stored too, with other bytes."""
+    """Return the pairs of stored tensors that the config ties although their values differ."""
     ties = getattr(cls, "_tied_weights_keys", None)
     if not getattr(config.get_text_config(), "tie_word_embeddings", False) or not ties:
         return []

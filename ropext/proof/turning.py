@@ -1,5 +1,7 @@
-"""Which layers of a small model of random weights turn what they read, and whether the factor on
-cosine and sine reaches the softmax. Loaded by describing.py, by path: it imports nothing of ropext.
+"""Find which layers of a small random model rotate, and whether the factor on cosine and sine
+reaches the softmax.
+
+describing.py loads this file by path: it imports nothing of ropext.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ if TYPE_CHECKING:
     Keywords = dict[str, object]
 
 TOKENS = 12
-FAR = 3  # what positions are multiplied by, so that distances are others
-MOVED = 1e-6  # of an attention's largest output; float32 alone moves less
-CANCELLED = 1e-3  # of the largest output; a norm's epsilon leaves some of a doubled factor
+FAR = 3  # multiplies the positions, so that their distances change
+MOVED = 1e-6  # relative to an attention's largest output; float32 alone moves less
+# relative to the largest output; a norm's epsilon leaves a rest of a doubled factor
+CANCELLED = 1e-3
 
 
 class FirstPass:
-    """What an attention module read and gave in the first pass."""
+    """The input and the output of an attention module in the first pass."""
 
     def __init__(self, args: Arguments, kwargs: Keywords) -> None:
         self.args = args
@@ -36,15 +39,18 @@ class FirstPass:
 def _doubled(
     module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
 ) -> Tensor | tuple[Tensor, ...]:
-    """Double what a rotary module gives, cosine and sine or the complex number of both."""
+    """Double a rotary module's output: cosine and sine, or the complex number of both."""
     if isinstance(output, tuple):
         return tuple(2 * each for each in output)
     return 2 * output
 
 
 class Listener:
-    """Runs a model twice at other positions, each attention on the hidden states of the first pass,
-    and notes which layers then compute something else."""
+    """Hooks on a model's attention modules for two passes at different positions.
+
+    In the second pass each module gets the hidden states of the first. `moved` then holds, by
+    layer, whether its output changed.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.seen: dict[nn.Module, FirstPass] = {}
@@ -67,7 +73,7 @@ class Listener:
     def enter(
         self, module: nn.Module, args: Arguments, kwargs: Keywords
     ) -> tuple[Arguments, Keywords] | None:
-        """Give the second pass what the first one read, but for the positions."""
+        """Give the second pass the input of the first one, except for the positions."""
         first = self.seen.get(module)
         if first is None:
             self.seen[module] = FirstPass(args, kwargs)
@@ -82,7 +88,7 @@ class Listener:
     def leave(
         self, module: nn.Module, args: Arguments, output: Tensor | tuple[Tensor, ...]
     ) -> None:
-        """Compare an output with that of the first pass."""
+        """Compare an output with the first pass's output."""
         out = output
         if isinstance(out, tuple):
             out = out[0]
@@ -98,7 +104,11 @@ class Listener:
 def small_model(
     child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
 ) -> tuple[Small, int]:
-    """A narrow model of the text part with random weights, and how many layers it has."""
+    """Build a narrow model of the text part with random weights; return it and its number of
+    layers.
+
+    Raise the first error if no narrow form runs.
+    """
     part = forward.owner(model, text)
     count = text.num_hidden_layers
     stack = forward.layers_of(part, count)
@@ -122,8 +132,10 @@ def small_model(
 def turning(
     child: ModuleType, forward: ModuleType, model: PreTrainedModel, text: PreTrainedConfig
 ) -> Turning:
-    """By layer whether it turns what it reads, and whether a norm cancels the temperature; `unseen`
-    says why this type cannot be made small."""
+    """Return by layer whether it rotates its input, and whether a norm cancels the temperature.
+
+    `unseen` holds the reason if this type cannot be made small.
+    """
     try:
         small, layers = small_model(child, forward, model, text)
         listener = Listener(small.model)

@@ -49,11 +49,11 @@ def verify(
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
-    `record` writes into that record what `deep` compares with. With `endpoint`, a running server
-    is asked too, and transformers runs beside it by `dtype` and `device`.
-    A saved plan in place of the directory is held against a server that runs its base by an
-    override. With `beside`, the server is held against one of the plain model, and no model is
-    loaded; `tolerance` is in nats.
+    `record` writes the values that `deep` compares with into that record. With `endpoint`, verify
+    compares a running server with transformers, which runs with `dtype` and `device`. A saved plan
+    in place of the directory checks a server that runs the plan's base by an override. With
+    `beside`, a server of the plain model replaces transformers, and no model is loaded. `tolerance`
+    is in nats.
     """
     if against is not None:
         against = str(against)
@@ -103,7 +103,7 @@ def check_directory(
 
 
 def _subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Subject:
-    """What is to be checked of a model that rotates."""
+    """Return the subject of the checks for a model that rotates."""
     record = provenance.record_in(snapshot)
     with said_of(snapshot):
         model = snapshot.as_read()

@@ -68,7 +68,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Depth:
-    """How deep to check, and what the checks may do for it."""
+    """How deep to check, and the permissions of the checks."""
 
     deep: bool = False  # every byte of the weights
     keep: bool = False  # their SHA-256 is written into the record
@@ -87,7 +87,7 @@ class Subject:
     model: Model
     record: Record | None
     claim: Claim
-    base: Snapshot | None  # where `--against` names one
+    base: Snapshot | None  # the base, if `--against` names it
     depth: Depth
 
 

@@ -1,4 +1,5 @@
-"""Decide what a model is checked against: a saved plan, its record, its base, or its own config."""
+"""Find the claim that a model is checked against: a saved plan, its record, its base, or its own
+config."""
 
 import json
 import math

@@ -32,11 +32,11 @@ class AskedServer:
     """A running server, and the settings of its check."""
 
     url: str
-    beside: PlainServer | None = None  # None: what transformers computes
-    tolerance: float | None = None  # nats; None: as it is usual of a directory or file
-    dtype: str = "auto"  # of the model that transformers runs
+    beside: PlainServer | None = None  # None: compare with transformers
+    tolerance: float | None = None  # nats; None: the default for a directory or file
+    dtype: str = "auto"  # for the model that transformers runs
     device: str = "cpu"
-    config: JsonObject | None = None  # of that model, in place of its directory's
+    config: JsonObject | None = None  # for that model, in place of its directory's
     say: Say = silent
 
     def check(self, subject: Subject, probe: Probe) -> Check:
@@ -50,7 +50,7 @@ class AskedServer:
         return self._check(_passed(probed), _sentence(probed))
 
     def _check(self, passed: bool | None, sentence: str) -> Check:
-        """Return the check's result; the sentence says what the server does."""
+        """Return the check's result; the sentence describes the server's behaviour."""
         return Check(ENDPOINT, passed, f"{self.url} {sentence}", f"the server {sentence}")
 
     def _compare(self, beside: PlainServer, subject: Subject) -> Check:

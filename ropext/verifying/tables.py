@@ -25,7 +25,7 @@ class TableSubject:
     snapshot: Snapshot
     positions: Positions
     record: Record | None
-    base: Snapshot | None  # where `--against` names one
+    base: Snapshot | None  # None without `--against`
     depth: Depth
 
     @property
@@ -50,7 +50,7 @@ class TableSubject:
 
 
 def check_tables(subject: TableSubject) -> Iterator[Check]:
-    """Run all checks; skip those that need tables which differ from the config."""
+    """Run all checks; skip each that needs tables which differ from the config."""
     positions = subject.positions
     if not positions.carried:
         raise UnsupportedModel(refusal(positions))
