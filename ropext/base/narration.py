@@ -28,6 +28,7 @@ HIDDEN = "***"
 LEAST_KEY = 12  # characters; a shorter one may be a word, as EMPTY or lm-studio
 
 SECONDS = 30.0  # between two lines of a log
+RECENT = 60.0  # the seconds whose speed gives the remaining time
 FILES_PATIENCE = 5.0  # seconds of copying or hashing before the first one
 
 
@@ -153,14 +154,18 @@ def tell_listener(sentence: str) -> None:
 @dataclass
 class Pace:
     """The times at which long work reports its progress: after its first unit, then at
-    intervals."""
+    intervals.
+
+    The remaining time follows from the speed of the last minute. By the mean speed since the
+    beginning it would grow for a long time after the work became slower.
+    """
 
     pause: float = SECONDS
     clock: Clock = time.monotonic
     patience: float = 0.0
-    begun: float = field(default=0.0, init=False)
     called: float | None = field(default=None, init=False)  # when the first piece of work began
-    first: int = field(default=-1, init=False)  # units when the clock was started
+    # Times with the units done then: where the clock was started, and recent reports.
+    marks: list[tuple[float, int]] = field(default_factory=list, init=False)
     done: int = field(default=-1, init=False)  # units at the last call
     told: float | None = field(default=None, init=False)
 
@@ -169,9 +174,8 @@ class Pace:
         units than before, another piece of work began, and the clock starts again."""
         now = self.clock()
         self.called = now if self.called is None else self.called
-        if self.first < 0 or done < self.done or done == self.first:
-            self.begun = now
-            self.first = done
+        if not self.marks or done < self.done or done == self.marks[0][1]:
+            self.marks = [(now, done)]
             self.done = done
             return None
         self.done = done
@@ -180,7 +184,11 @@ class Pace:
         if self.told is not None and now - self.told < self.pause:
             return None
         self.told = now
-        return duration((now - self.begun) * (total - done) / (done - self.first))
+        while len(self.marks) > 1 and self.marks[1][0] <= now - RECENT and self.marks[1][1] < done:
+            del self.marks[0]
+        before, done_before = self.marks[0]
+        self.marks.append((now, done))
+        return duration((now - before) * (total - done) / (done - done_before))
 
 
 def in_tokens(done: int, total: int) -> str:

@@ -1,6 +1,7 @@
 """What is said of the time that is left."""
 
 import io
+import itertools
 import os
 import signal
 
@@ -61,6 +62,34 @@ def test_many_short_pieces_of_work_are_told_once_in_half_a_minute(now, show, cap
             now[0] += 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.rpartition(" ")[2] for line in lines] == ["0", "10", "20", "30"]
+
+
+def test_the_time_left_grows_for_a_minute_and_a_half_at_most_after_the_work_became_slower():
+    """200 pieces, one a second; from the hundredth on each takes six seconds. The true rest is then
+    ten minutes and falls. By the mean speed the estimate would grow for five minutes."""
+    now, estimates = [0.0], []
+    pace = narration.Pace(clock=lambda: now[0])
+    for done in range(201):
+        left = pace.left(done, 200)
+        if left is not None:
+            true = max(0, 100 - done) + 6 * min(100, 200 - done)
+            number, unit = left.split()
+            estimates.append((now[0], float(number) * {"s": 1, "min": 60}[unit], true))
+        now[0] += 1 if done < 100 else 6
+    grown = [after[0] for before, after in itertools.pairwise(estimates) if after[1] > before[1]]
+    assert grown
+    assert grown[-1] <= 100 + narration.RECENT + narration.SECONDS
+    assert all(abs(left - true) < 31 for at, left, true in estimates if at > 190)
+
+
+def test_work_that_stands_still_reports_a_growing_time_and_no_error():
+    now = [0.0]
+    pace = narration.Pace(clock=lambda: now[0])
+    said = []
+    for done in (0, 10, *[20] * 6, 30):
+        said.append(pace.left(done, 100))
+        now[0] += 40
+    assert [left is None for left in said] == [True] + [False] * 8
 
 
 def test_what_was_read_before_or_elsewhere_is_not_counted(now, tmp_path):
