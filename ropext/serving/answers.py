@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from transformers.cli.serving.utils import ReasoningText, ToolCall, _StreamError
 
 from ropext.base.jsontext import Json
-from ropext.serving.questions import Refusal, Turn
+from ropext.serving.questions import Turn
+from ropext.serving.refusals import Refusal
 from ropext.serving.turns import Item, TurnStreamer
 
 DONE = "data: [DONE]\n\n"
@@ -16,18 +17,17 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass
 class AnswerSoFar:
-    """The pieces of an answer that the model has written so far."""
+    """The pieces of the answer to one prompt that the model has written so far."""
 
-    name: str  # of the model
     question: Turn
     streamer: TurnStreamer
-    created: int = field(default_factory=lambda: int(time.time()))
+    index: int  # of the prompt in its request
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Json]] = field(default_factory=list)
 
     def add(self, item: Item) -> dict[str, Json]:
-        """Take the next piece; return it as the delta of a chat."""
+        """Keep the next piece; return it as the delta of a chat."""
         if isinstance(item, _StreamError):
             raise Refusal(item.msg, 500)
         if isinstance(item, ToolCall):
@@ -42,52 +42,28 @@ class AnswerSoFar:
         self.texts.append(str(item))
         return {"content": str(item)}
 
-    def whole(self) -> dict[str, Json]:
-        """Return the answer as one object."""
+    def choice(self) -> dict[str, Json]:
+        """Return the whole answer as a choice."""
         text = "".join(self.texts)
-        if not self.question.is_chat:
-            return self._object("text_completion", {"text": text, "logprobs": None}, self._reason())
-        message: dict[str, Json] = {"role": "assistant", "content": text}
-        if self.thoughts:
-            message["reasoning_content"] = "".join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return self._object("chat.completion", {"message": message}, self._reason())
+        content: dict[str, Json] = {"text": text, "logprobs": None}
+        if self.question.is_chat:
+            message: dict[str, Json] = {"role": "assistant", "content": text}
+            if self.thoughts:
+                message["reasoning_content"] = "".join(self.thoughts)
+            if self.calls:
+                message["tool_calls"] = self.calls
+            content = {"message": message}
+        return {"index": self.index, **content, "finish_reason": self.reason()}
 
-    async def events(self, items: AsyncIterator[Item]) -> AsyncIterator[str]:
-        """Yield the answer piece by piece; an error in the middle is an event, too."""
-        try:
-            if self.question.is_chat:
-                yield self._event({"role": "assistant", "content": ""}, None)
-            async for item in items:
-                yield self._event(self.add(item), None)
-            yield self._event({}, self._reason())
-            if self.question.with_usage:
-                yield _line(self._head(self._kind) | {"choices": [], "usage": self._usage()})
-        except Refusal as error:
-            yield _line(error.body)
-        yield DONE
+    def piece(self, delta: dict[str, Json], reason: str | None = None) -> dict[str, Json]:
+        """Return the next piece as the choice of an event."""
+        content: dict[str, Json] = {"text": delta.get("content", ""), "logprobs": None}
+        if self.question.is_chat:
+            content = {"delta": delta}
+        return {"index": self.index, **content, "finish_reason": reason}
 
-    @property
-    def _kind(self) -> str:
-        return "chat.completion.chunk" if self.question.is_chat else "text_completion"
-
-    def _event(self, delta: dict[str, Json], reason: str | None) -> str:
-        choice: dict[str, Json] = {"delta": delta}
-        if not self.question.is_chat:
-            choice = {"text": delta.get("content", ""), "logprobs": None}
-        choice |= {"index": 0, "finish_reason": reason}
-        return _line(self._head(self._kind) | {"choices": [choice]})
-
-    def _head(self, kind: str) -> dict[str, Json]:
-        name = self.question.id
-        return {"id": name, "object": kind, "created": self.created, "model": self.name}
-
-    def _object(self, kind: str, choice: dict[str, Json], reason: str) -> dict[str, Json]:
-        choice = {"index": 0, **choice, "finish_reason": reason}
-        return self._head(kind) | {"choices": [choice], "usage": self._usage()}
-
-    def _reason(self) -> str:
+    def reason(self) -> str:
+        """Return why the answer ended."""
         if self.calls:
             return "tool_calls"
         written = self.streamer.ids
@@ -98,9 +74,53 @@ class AnswerSoFar:
             "length" if full and not self.streamer.stopped and written[-1] not in ends else "stop"
         )
 
+
+@dataclass
+class Answers:
+    """The answers to the prompts of one request."""
+
+    model: str  # its name
+    first: Turn
+    created: int = field(default_factory=lambda: int(time.time()))
+    answers: list[AnswerSoFar] = field(default_factory=list)
+
+    async def answered(
+        self, question: Turn, streamer: TurnStreamer, items: AsyncIterator[Item]
+    ) -> AsyncIterator[dict[str, Json]]:
+        """Yield the answer to the next prompt, as the choices of events."""
+        answer = AnswerSoFar(question, streamer, len(self.answers))
+        self.answers.append(answer)
+        if question.is_chat:
+            yield answer.piece({"role": "assistant", "content": ""})
+        async for item in items:
+            yield answer.piece(answer.add(item))
+        yield answer.piece({}, answer.reason())
+
+    async def events(self, choices: AsyncIterator[dict[str, Json]]) -> AsyncIterator[str]:
+        """Yield the events of a stream; an error in the middle is an event, too."""
+        head = self._head("chat.completion.chunk" if self.first.is_chat else "text_completion")
+        try:
+            async for choice in choices:
+                yield _line(head | {"choices": [choice]})
+            if self.first.with_usage:
+                yield _line(head | {"choices": [], "usage": self._usage()})
+        except Refusal as error:
+            yield _line(error.body)
+        yield DONE
+
+    def whole(self) -> dict[str, Json]:
+        """Return the complete answers as one object."""
+        choices = [answer.choice() for answer in self.answers]
+        head = self._head("chat.completion" if self.first.is_chat else "text_completion")
+        return head | {"choices": choices, "usage": self._usage()}
+
+    def _head(self, kind: str) -> dict[str, Json]:
+        own = {"id": self.first.id, "object": kind}
+        return own | {"created": self.created, "model": self.model}
+
     def _usage(self) -> dict[str, Json]:
-        asked = len(self.question.ids)
-        written = len(self.streamer.ids)
+        asked = sum(len(answer.question.ids) for answer in self.answers)
+        written = sum(len(answer.streamer.ids) for answer in self.answers)
         return {
             "prompt_tokens": asked,
             "completion_tokens": written,

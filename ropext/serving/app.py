@@ -25,19 +25,19 @@ from ropext.base.jsontext import Json, JsonObject
 from ropext.base.narration import Say, interruptible, silent
 from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
-from ropext.serving.answers import AnswerSoFar
+from ropext.serving.answers import Answers
 from ropext.serving.connections import BACKLOG, AcceptErrors, bounded
 from ropext.serving.questions import (
     Body,
-    Refusal,
     Turn,
     check_model,
     parsed,
     prompt_ids,
-    question_of,
+    questions_of,
 )
+from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel, model_card
-from ropext.serving.turns import Item, TurnStreamer, Worker
+from ropext.serving.turns import Begun, Item, TurnStreamer, Worker
 
 AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
@@ -132,18 +132,29 @@ class ModelPort:
     async def _answer(self, request: Request, is_chat: bool) -> Response:
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex[:12]}"
 
-        def read(body: Body) -> Turn:
-            return question_of(self.served, body, name, is_chat)
+        def read(body: Body) -> list[Turn]:
+            return questions_of(self.served, body, name, is_chat)
 
-        question = await self._read(request, read)
-        queue, streamer = self.worker.ask(question)
-        answer = AnswerSoFar(self.served.name, question, streamer)
-        items = _items(queue, streamer, request)
-        if question.stream:
-            return StreamingResponse(answer.events(items), media_type="text/event-stream")
-        async for item in items:
-            answer.add(item)
-        return JsonAnswer(answer.whole())
+        questions = await self._read(request, read)
+        answers = Answers(self.served.name, questions[0])
+        begun = self.worker.ask(questions[0])  # if this is refused, the status can still say so
+        choices = self._choices(questions, begun, answers, request)
+        if questions[0].stream:
+            return StreamingResponse(answers.events(choices), media_type="text/event-stream")
+        async for _ in choices:
+            pass
+        return JsonAnswer(answers.whole())
+
+    async def _choices(
+        self, questions: list[Turn], begun: Begun, answers: Answers, request: Request
+    ) -> AsyncIterator[dict[str, Json]]:
+        """Yield the answers to a request's prompts, one prompt after the other. `begun` is the
+        answer to the first."""
+        for number, question in enumerate(questions):
+            queue, streamer = self.worker.ask(question) if number else begun
+            items = _items(queue, streamer, request)
+            async for choice in answers.answered(question, streamer, items):
+                yield choice
 
     async def _read(self, request: Request, read: Callable[[Body], Read]) -> Read:
         """Parse a request and read it in a thread, a few at a time."""

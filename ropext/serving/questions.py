@@ -16,6 +16,7 @@ from transformers.cli.serving.utils import BaseHandler, Modality
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import ask, panics_refused
+from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Body = JsonObject
 DEFAULT_COMPLETION = 16  # tokens of /v1/completions where max_tokens is not given, as OpenAI's
+MOST_PROMPTS = 2048  # as OpenAI's
 MOST_STOPS = 16  # OpenAI takes four
 LARGEST_SEED = 2**63 - 1
 # Sampling settings that requests may name, in OpenAI's and in transformers' names.
@@ -58,17 +60,6 @@ CHARACTERS_A_TOKEN = 16
 CUT_MARGIN = 256
 
 
-class Refusal(Exception):
-    """A request that gets no answer: an HTTP status, and a sentence in OpenAI's form."""
-
-    def __init__(self, message: str, status: int = 400, param: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": param or None, "code": code or None}
-        self.body = {"error": error}
-
-
 @dataclass(frozen=True)
 class Turn:
     """A client's checked question with all settings of its answer."""
@@ -81,7 +72,6 @@ class Turn:
     seed: int | None
     stream: bool
     with_usage: bool
-    tools: Json
 
     @property
     def most(self) -> int:
@@ -114,12 +104,35 @@ def _values(data: bytes) -> tuple[int, int]:
     return int(np.count_nonzero(brackets & outside)), int(np.count_nonzero(commas & outside))
 
 
-def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn:
-    """Check a request and turn its prompt into tokens."""
+def questions_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> list[Turn]:
+    """Check a request and turn its prompts into tokens: one prompt, or a list of them for
+    /v1/completions."""
     check_model(served, body.get("model"))
     for key, nothing in NOT_DONE.items():
         if body.get(key) not in nothing:
             raise Refusal(f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key)
+    if is_chat:
+        return [_question_of(served, body, name, is_chat)]
+    return [
+        _question_of(served, {**body, "prompt": prompt}, name, is_chat)
+        for prompt in _prompts(body.get("prompt"))
+    ]
+
+
+def _prompts(given: Json) -> list[Json]:
+    """Return the prompts of a request: a list of texts or of lists holds several, a list of token
+    ids is one."""
+    if not isinstance(given, list) or not given or not isinstance(given[0], str | list):
+        return [given]
+    if len(given) > MOST_PROMPTS:
+        raise Refusal(
+            f"prompt holds {len(given):,} prompts, more than {MOST_PROMPTS}", 400, "prompt"
+        )
+    return given
+
+
+def _question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn:
+    """Check a request with one prompt and turn the prompt into tokens."""
     ids = prompt_ids(served, body, is_chat)
     if not ids:
         raise Refusal("the prompt is empty", 400, "messages" if is_chat else "prompt")
@@ -137,7 +150,6 @@ def question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Turn
         seed=_integer(body, "seed", -LARGEST_SEED, LARGEST_SEED),
         stream=bool(body.get("stream")),
         with_usage=bool(options.get("include_usage")),
-        tools=body.get("tools") if is_chat else None,
     )
 
 
@@ -165,7 +177,9 @@ def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
     last = served.vocabulary - 1
     if isinstance(prompt, list) and all(type(t) is int and 0 <= t <= last for t in prompt):
         return tuple(prompt)
-    raise Refusal(f"prompt must be one text, or token ids from 0 to {last}", 400, "prompt")
+    raise Refusal(
+        f"prompt must be a text, token ids from 0 to {last}, or a list of these", 400, "prompt"
+    )
 
 
 def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[int]:

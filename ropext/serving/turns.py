@@ -23,11 +23,13 @@ from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.base.narration import Say
 from ropext.models.tokenizer import ask
-from ropext.serving.questions import Body, Refusal, Turn, question_of
+from ropext.serving.questions import Body, Turn, questions_of
+from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel, new_cache
 
 MOST_WAITING = 64  # questions; the server refuses more
 Item = str | ReasoningText | ToolCall | _StreamError | None  # None ends an answer
+Begun = tuple["asyncio.Queue[Item]", "TurnStreamer"]  # where the pieces come, and who sends them
 
 
 class ChildParser:
@@ -233,7 +235,7 @@ class Worker:
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def ask(self, question: Turn) -> tuple["asyncio.Queue[Item]", TurnStreamer]:
+    def ask(self, question: Turn) -> Begun:
         """Put a question into the line; its answer comes through the queue."""
         if not self.thread.is_alive():
             raise Refusal("the thread that answers has ended; restart the server", 503)
@@ -265,7 +267,7 @@ class Worker:
         name = self.served.name
         try:
             body = {"prompt": [0], "max_tokens": 2, **settings}
-            question = question_of(self.served, body, "trial", is_chat=False)
+            (question,) = questions_of(self.served, body, "trial", is_chat=False)
             self._generate(question, TurnStreamer(self.served, question, asyncio.Queue()))
         except Exception as error:
             reason = " ".join(str(error).split())[:300]

@@ -279,7 +279,8 @@ def test_arguments_of_a_tool_call_that_are_nested_without_end_are_refused(client
 
 
 def test_objects_and_values_are_counted_outside_of_strings_before_they_are_parsed(loaded):
-    from ropext.serving.questions import Refusal, parsed
+    from ropext.serving.questions import parsed
+    from ropext.serving.refusals import Refusal
 
     served = loaded["yarn"]
     inside = json.dumps({"prompt": '[{,\\" \\\\' * 300_000}).encode()
