@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from ropext.base.errors import InputError
 
 OLDEST = "5.16.1"  # of transformers, with which the tests were run
-NEWEST = "5.23.0"
+NEWEST = "5.24.0"
 MODULE = "transformers.cli.serving.utils"
 PARTS = (
     "BaseHandler",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from building import release
 from transformers import __version__ as transformers_version
 
 from ropext.families import config
@@ -20,9 +21,10 @@ NAMES = "from transformers import CONFIG_MAPPING, __version__; print(__version__
 
 @pytest.mark.slow
 def test_defaults_are_what_the_script_makes(tmp_path):
+    """Compare the data with the installed transformers; a newer one may know more types."""
     installed = subprocess.check_output([sys.executable, "-W", "ignore", "-c", NAMES], text=True)
     version, *types = installed.split()
-    if version != config.version():
+    if release(version) < release(config.version()):
         pytest.skip(f"the data is of transformers {config.version()}, installed is {version}")
     made = tmp_path / "defaults.json"
     script = ROOT / "scripts" / "make_defaults.py"
@@ -31,15 +33,17 @@ def test_defaults_are_what_the_script_makes(tmp_path):
         check=True,
         stderr=subprocess.DEVNULL,
     )
-    stored = (ROOT / "ropext" / "families" / "defaults.json").read_text()
-    assert json.loads(made.read_text()) == json.loads(stored)
-    assert sorted(config.census()) == sorted(types)
+    stored = json.loads((ROOT / "ropext" / "families" / "defaults.json").read_text())
+    assert json.loads(made.read_text()) == stored | {"transformers": version}
+    assert set(config.census()) <= set(types)
+    if version == config.version():
+        assert set(config.census()) == set(types)
 
 
 def test_each_type_is_loaded_by_the_class_that_lists_it():
     from transformers.models.auto import modeling_auto
 
-    if transformers_version != config.version():
+    if release(transformers_version) < release(config.version()):
         pytest.skip(f"the data is of transformers {config.version()}")
     listed = {
         "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

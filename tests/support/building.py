@@ -42,6 +42,11 @@ class Case:
         return f"{self.model_type} {self.name}"
 
 
+def release(version):
+    """Return the numbers of a version, to compare it with another."""
+    return [int(number) for number in version.split(".")[:3]]
+
+
 def knobs(method, pairs):
     made = scaling.find(method).knobs
     if method != "longrope":
