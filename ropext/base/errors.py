@@ -83,6 +83,12 @@ class OutputExists(RopextError):
     """The output exists already, or another run is writing it."""
 
 
+class OutputLocked(OutputExists):
+    """Another command is writing the output now; the same command can be tried again later."""
+
+    exit_code = 7
+
+
 class ProofFailed(RopextError):
     """transformers builds something else from the written config than the plan states."""
 

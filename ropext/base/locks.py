@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ropext.base.atomic import os_errors
-from ropext.base.errors import OutputExists
+from ropext.base.errors import OutputExists, OutputLocked
 from ropext.base.jsontext import JsonObject
 from ropext.base.systems import lock_descriptor, open_raw, read_at, write_at
 
@@ -32,7 +32,8 @@ def lock_of(real: Path) -> Path:
 # without flock its lock outlives the process; only `lock_descriptor` would go.
 @contextmanager
 def locked(real: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of the output whose real path is `real`; refuse if another run has it."""
+    """Hold the lock of the output whose real path is `real`; raise OutputLocked if another run has
+    it."""
     path = lock_of(real)
     with os_errors(output):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def _check_holder(error: OSError, descriptor: int, path: Path, output: Path) -> 
     else:
         raise error
     if is_held:
-        raise OutputExists(
+        raise OutputLocked(
             f"{output} (--output) is being written by process {holder.get('pid', '?')} on "
             f"{holder.get('host', '?')}; wait for it, or stop it ({path} is its lock)"
         ) from None

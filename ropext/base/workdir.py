@@ -239,6 +239,17 @@ def release(folder: Path, output: Path) -> None:
             pass
 
 
+def check_unlocked(output: Path | None) -> None:
+    """Raise OutputLocked if another command is writing the output or its OUT.run.
+
+    Called before anything is opened, fetched or hashed. The processes of one command share its
+    lock, so only the first of them asks.
+    """
+    if output is not None and os.environ.get("RANK", "0") == "0":
+        release(output, output)
+        release(beside(output), output)
+
+
 def _results(folder: Path) -> list[str]:
     """Return the files in a run's folder that have names of ropext's, except its manifest and its
     log."""

@@ -10,6 +10,7 @@ from ropext.base import guard
 from ropext.base.errors import UsageError
 from ropext.base.inputs import inside_wrapper, model_name
 from ropext.base.narration import Call
+from ropext.base.workdir import check_unlocked
 from ropext.evaluation import harness
 from ropext.evaluation.corpus import DocumentEncoder, require_data
 from ropext.evaluation.documents import (
@@ -77,6 +78,7 @@ class EvaluationRequest:
         if isinstance(model, str):
             read["MODEL"] = model
         guard.check(read, {"--output": output, "--losses": self.losses})
+        check_unlocked(output)
         guard.check_file(self.losses, "--losses", guard.LOSSES)
         if options.data is not None:
             require_data(source_of(options))

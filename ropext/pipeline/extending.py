@@ -11,6 +11,7 @@ from ropext.base.errors import InputError
 from ropext.base.inputs import read_text
 from ropext.base.jsontext import Json
 from ropext.base.narration import Call, Say, told_of_files
+from ropext.base.workdir import check_unlocked
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint import Snapshot, provenance, with_weights
 from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
@@ -107,6 +108,7 @@ def prepared(
             wish[name] = value
     options = parse_extend(wish, read_text)
     how = Writing(**writing)
+    check_unlocked(output)
     snapshot = open_model(model, revision=revision)
     guard.check({"MODEL": snapshot.directory, **reads(wish, Extend)}, {"--output": output})
     return ExtensionJob(snapshot, planned(snapshot, model, options), how)

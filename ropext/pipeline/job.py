@@ -8,7 +8,7 @@ from ropext.base import bundled, guard
 from ropext.base.errors import InputError, UsageError
 from ropext.base.inputs import from_home
 from ropext.base.narration import scrub
-from ropext.base.workdir import beside
+from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus.sources import Source, is_missing
 from ropext.options.fields import (
     EVALUATE,
@@ -117,6 +117,7 @@ def check_places(recipe: Recipe, output: Path, keep_previous: bool = False) -> N
     if keep_previous:
         written["where --keep-previous keeps what is replaced"] = previous(output)
     guard.check(read, written)
+    check_unlocked(output)
 
 
 def check_data(recipe: Recipe) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ropext.base import guard
 from ropext.base.errors import UsageError
 from ropext.base.narration import Call
+from ropext.base.workdir import check_unlocked
 from ropext.endpoint.gates import PortMetrics
 from ropext.endpoint.measuring import measure_port
 from ropext.endpoint.plan import PortPlan, plan_lines, prepare_port, reading_texts
@@ -33,6 +34,7 @@ def plan_port(
     Refuse a gate about anything else, and an output over, in or around an input.
     """
     guard.check(reads(given, AskPort), {"--output": output})
+    check_unlocked(output)
     options = port_options(given)
     if options.data is not None:
         from ropext.evaluation.corpus import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ropext.base import guard
 from ropext.base.narration import Call
-from ropext.base.workdir import beside
+from ropext.base.workdir import beside, check_unlocked
 from ropext.evaluation.corpus import Source, require_data
 from ropext.models.dequantising import directory_of
 from ropext.models.load import silenced
@@ -76,3 +76,4 @@ def _guard(subject: guard.Named, data: str, options: Finetune | Fit, output: Pat
         {**subject, "--data": documents, **named},
         {"--output": output, "where the run works": beside(output)},
     )
+    check_unlocked(output)

@@ -7,7 +7,7 @@ import pytest
 from reliability.commands import prepare
 
 import ropext
-from ropext.base.errors import OutputExists
+from ropext.base.errors import OutputLocked
 from ropext.base.locks import locked
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def ran(inputs, out):
 def test_the_second_is_told_who_holds_the_output(inputs, tmp_path, command, name):
     real = tmp_path / name
     with locked(real, real):
-        with pytest.raises(OutputExists) as refused:
+        with pytest.raises(OutputLocked) as refused:
             command(inputs, tmp_path / "out")
         # Of the lock alone there is anything.
         assert [path.name for path in tmp_path.iterdir()] == [f".{name}.ropext-lock"]
