@@ -18,7 +18,7 @@ import torch
 
 from ropext.evaluation.costs import num_parameters
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.reader import Shape, choose_manner, shape_of
+from ropext.evaluation.reader import Shape, choose_reading_mode, shape_of
 from ropext.models.load import free_memory
 
 Found = TypeVar("Found")
@@ -92,7 +92,7 @@ def ids_of(model: Any, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 def scorer_of(model: Any, tokens: int) -> tuple[TokenScorer, Shape]:
     """What reads it, in the manner that fits the free memory and proves itself on it."""
     shape, free = shape_of(model), free_memory(model.device)
-    scorer = TokenScorer(model, choose_manner(shape, tokens, free, None, SLICE_BYTES))
+    scorer = TokenScorer(model, choose_reading_mode(shape, tokens, free, None, SLICE_BYTES))
     scorer.self_check()
     return scorer, shape
 

@@ -50,7 +50,7 @@ def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ropext.evaluation.forward import TokenScorer
-    from ropext.evaluation.reader import choose_manner, shape_of
+    from ropext.evaluation.reader import choose_reading_mode, shape_of
 
     torch.set_num_threads(1)
     config = LlamaConfig(
@@ -64,7 +64,7 @@ def measure(vocabulary: int, tokens: int, chunk: int | None, dtype: str) -> dict
     )
     model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
     shape = shape_of(model)
-    manner = choose_manner(shape, tokens, 1 << 60, chunk, SLICE_BYTES)
+    manner = choose_reading_mode(shape, tokens, 1 << 60, chunk, SLICE_BYTES)
     scorer = TokenScorer(model, manner)
     ids = np.random.default_rng(0).integers(3, vocabulary, tokens).astype(np.int32)
     with torch.inference_mode():

@@ -28,7 +28,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.reader import choose_manner, shape_of
+from ropext.evaluation.reader import choose_reading_mode, shape_of
 from ropext.evaluation.reading import score_items
 from ropext.options.tasks import Item
 
@@ -191,7 +191,7 @@ def main() -> None:
     model = model_of()
     head_lines(sys.argv[1:])
     shape = shape_of(model)
-    scorer = TokenScorer(model, choose_manner(shape, 1024, 1 << 60, None, 256 << 20))
+    scorer = TokenScorer(model, choose_reading_mode(shape, 1024, 1 << 60, None, 256 << 20))
     lengths = [int(length) for length in options.lengths.split(",") if length]
     with torch.inference_mode():
         scorer.self_check()

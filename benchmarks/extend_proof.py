@@ -81,7 +81,7 @@ def main() -> None:
         base = Path(folder, "base")
         checkpoint(base)
         plan = make_plan(CONFIG, Extend(factor=4.0))
-        promise = proof.Promise(plan.sites, plan.factor)
+        promise = proof.ExpectedRotary(plan.sites, plan.factor)
         asked = proof.Forward(plan.context, plan.target, CONFIG)
         for number in range(rounds):
             out = Path(folder, f"out-{number}")

@@ -34,8 +34,8 @@ import transformers as hf
 import ropext
 from ropext.base.bundled import DATA, MODELS
 from ropext.evaluation import corpus
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.results import rules
 from ropext.training import data, judge
@@ -136,7 +136,7 @@ def enough(texts: Sequence[str], tokenizer: Any, tokens: int) -> list[str]:
     return found
 
 
-def judge_of(tokenizer: Any, texts: Sequence[str]) -> Reads:
+def judge_of(tokenizer: Any, texts: Sequence[str]) -> Workload:
     encoder = corpus.DocumentEncoder(tokenizer, None, 0)
     long = (encoder.document(f"{at}", text, DOCUMENT) for at, text in enumerate(texts))
     target = CONTEXT * FACTOR
@@ -144,14 +144,14 @@ def judge_of(tokenizer: Any, texts: Sequence[str]) -> Reads:
     return data.judge_of(documents, (CONTEXT, target), 0)
 
 
-def tail(own: Reads, place: Path) -> float:
+def tail(own: Workload, place: Path) -> float:
     """Nats a token of the last tokens before the target, by what stock transformers loads."""
     model = hf.AutoModelForCausalLM.from_pretrained(place).eval()
     variant = Variant("own", "extended", open_snapshot(str(place)))
     return rules.tail_loss(judge.read_now(model, variant, own), variant.label)
 
 
-def trained(extended: Path, data: Path, way: str, own: Reads, folder: Path) -> dict[str, Any]:
+def trained(extended: Path, data: Path, way: str, own: Workload, folder: Path) -> dict[str, Any]:
     """One training, and what came of it."""
     asked: dict[str, Any] = {} if way == "default" else {"steps": int(way)}
     done = ropext.finetune(extended, str(data), folder / "out", force=True, say=told, **asked)

@@ -33,8 +33,8 @@ from ropext import scaling
 from ropext.base.errors import RopextError
 from ropext.evaluation import corpus
 from ropext.evaluation.corpus.selection import NO_LIMIT
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models import patching
 from ropext.models.tokenizer import load_tokenizer
@@ -80,7 +80,7 @@ def divided(data: Path, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
+def judge_of(model: str, table: str, factor: float, packing: str) -> Workload:
     """The table's documents and questions; none of them is known to the fit."""
     snapshot = open_snapshot(model)
     plan = make_plan(snapshot.config, Extend(method="pi", factor=factor), model)
@@ -102,7 +102,7 @@ def judge_of(model: str, table: str, factor: float, packing: str) -> Reads:
 
 
 def closed_forms(
-    model: str, judge: Reads, factor: float
+    model: str, judge: Workload, factor: float
 ) -> tuple[Reading, dict[str, tuple[Reading, list[ItemScore]]]]:
     """The base in its window, and every closed form."""
     snapshot = open_snapshot(model)
@@ -121,18 +121,18 @@ def closed_forms(
     return base, found
 
 
-def read(judge: Reads, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
+def read(judge: Workload, model: Any, variant: Variant) -> tuple[Reading, list[ItemScore]]:
     done = read_now(model, variant, judge)
     return done.readings[variant.label], [*done.models[variant.label].items]
 
 
-def far_loss(judge: Reads, reading: Reading) -> float:
+def far_loss(judge: Workload, reading: Reading) -> float:
     """Nats a token."""
     return judge.frame.mean(reading, judge.frame.far_half)
 
 
 def fitted(
-    model: str, data: str, judge: Reads, output: Path, options: dict[str, Any]
+    model: str, data: str, judge: Workload, output: Path, options: dict[str, Any]
 ) -> tuple[Any, tuple[Reading, list[ItemScore]], float]:
     """Fit, write, and read what stock transformers loads; also by how much the fit's own numbers
     differ from those of the reloaded checkpoint."""
@@ -152,7 +152,7 @@ def written(output: Path) -> Variant:
     return Variant(FITTED, "extended", open_snapshot(str(output)))
 
 
-def row(judge: Reads, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
+def row(judge: Workload, base: Reading, label: str, own: tuple[Reading, list[ItemScore]]) -> str:
     mine = MeasuredModel("extended", own[0], tuple(own[1]))
     models = {"base": MeasuredModel("base", base), FITTED: mine}
     values = fit_numbers(Measurement(judge.frame, models, judge.described))[FITTED]
@@ -171,7 +171,7 @@ def row(judge: Reads, base: Reading, label: str, own: tuple[Reading, list[ItemSc
 
 
 def compared(
-    judge: Reads,
+    judge: Workload,
     mine: tuple[Reading, list[ItemScore]],
     other: tuple[Reading, list[ItemScore]],
     name: str,

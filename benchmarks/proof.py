@@ -116,7 +116,7 @@ def measure(root: Path, title: str, config: dict[str, Any]) -> str:
     write(root / "small", config | SMALL)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     wanted = forms.read(YARN, Rope(head_dim, YARN["rope_theta"], 8192), 32768)
-    promise = proof.Promise((Site("", wanted, YARN),), 4.0)
+    promise = proof.ExpectedRotary((Site("", wanted, YARN),), 4.0)
     rows = []
     for number in range(1, ROUNDS + 1):
         imports = import_seconds(config["architectures"][0])

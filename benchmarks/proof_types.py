@@ -40,7 +40,9 @@ def outcome(built: Built, plan: Plan) -> tuple[str, str]:
     if built["error"]:
         return "not built by stock", built["error"]
     try:
-        said = proof.compare(built, proof.Promise(plan.sites, plan.factor), tensors=False).forward
+        said = proof.compare(
+            built, proof.ExpectedRotary(plan.sites, plan.factor), tensors=False
+        ).forward
     except ProofFailed as error:
         return "FAILED", str(error)
     if "not run" in said:
@@ -62,7 +64,7 @@ def main() -> None:
             place.mkdir()
             (place / "config.json").write_text(json.dumps(plan.config))
             asked = proof.Forward(plan.context, plan.target, bases[name])
-            forward = (asked, proof.Promise(plan.sites, plan.factor))
+            forward = (asked, proof.ExpectedRotary(plan.sites, plan.factor))
             requests.append(proof.BuildRequest(place, plan.model.path, forward=forward))
         found = proof.build(requests, tensors=False)
     rows: dict[str, list[tuple[str, str]]] = {}

@@ -40,8 +40,8 @@ from self_extend_groups import patch_doubling
 from ropext.base.jsontext import write_json
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader, read_units, shape_of
-from ropext.evaluation.reads import NEXT_TOKEN, Reads, read_unit
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import NEXT_TOKEN, Workload, read_unit
 from ropext.files.checkpoint import open_snapshot
 from ropext.models import patching
 from ropext.models.tokenizer import load_tokenizer
@@ -143,7 +143,7 @@ def resident(name: str) -> int:
 def read(models: Models, variant: str, book: corpus.Document) -> dict[str, Any]:
     """One cell."""
     loaded = models.of(variant)
-    reads = Reads(NEXT_TOKEN.frame(CONTEXT, (models.length,), 0), (book,))
+    reads = Workload(NEXT_TOKEN.frame(CONTEXT, (models.length,), 0), (book,))
     store = Store()
     scorer = Reader(nullcontext).scorer(loaded, reads)
     before, began = resident("VmRSS"), time.process_time()

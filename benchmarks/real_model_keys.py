@@ -27,7 +27,7 @@ from real_model import CELLS, CONTEXT, UNTOUCHED, Cells, Models, books_of, until
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
-from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models.tokenizer import load_tokenizer
 from ropext.options.tasks import Item, find_task
@@ -67,7 +67,7 @@ def ask(models: Models, variant: str, items: list[Item]) -> dict[str, Any]:
     loaded, began = models.of(variant), time.process_time()
     length = items[0].length
     with pinned(loaded, length), torch.no_grad():
-        reads = Reads(NEXT_TOKEN.frame(CONTEXT, (length,), 0))
+        reads = Workload(NEXT_TOKEN.frame(CONTEXT, (length,), 0))
         scores = score_items(Reader(nullcontext).scorer(loaded, reads), items, None)
     by_depth = {f"{score.depth:.4f}": score for score in scores}
     return {

@@ -33,7 +33,7 @@ from ropext.base.bundled import DATA, MODELS
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Reader
 from ropext.evaluation.reading import pinned, score_items
-from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models.patching import patch, unpatch
 from ropext.models.tokenizer import load_tokenizer
@@ -102,7 +102,7 @@ def found(model: Any, haystacks: list[list[Item]], context: int) -> float:
     right: list[float] = []
     for items in haystacks:
         with pinned(model, items[0].length), torch.no_grad():
-            reads = Reads(NEXT_TOKEN.frame(context, (items[0].length,), 0))
+            reads = Workload(NEXT_TOKEN.frame(context, (items[0].length,), 0))
             scorer = Reader(nullcontext).scorer(model, reads)
             right += [score.exact for score in score_items(scorer, items, None)]
     return float(np.mean(right)) if right else float("nan")

@@ -32,7 +32,7 @@ from ropext.evaluation.corpus import (
 )
 from ropext.evaluation.corpus.selection import NO_LIMIT
 from ropext.evaluation.ranking import rank
-from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.models import patching
 from ropext.models.load import load_model, loading_of
@@ -146,7 +146,7 @@ def main() -> None:
                 told(f"{label} | {question} | {text}")
 
     frame = NEXT_TOKEN.frame(min(first.context, longest), (longest,), 0)
-    reads = Reads(frame, tuple(own.cut(longest) for own in documents))
+    reads = Workload(frame, tuple(own.cut(longest) for own in documents))
     ranking = rank(model, Contenders(snapshot, plans), reads, Hooks(say=told, show=show))
 
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")

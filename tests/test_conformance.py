@@ -256,6 +256,6 @@ def test_the_whole_kit_is_small_and_stock_computes_its_spectra(tmp_path):
     requests = [proof.BuildRequest(place) for place in places]
     for place, built in zip(places, proof.build(requests, tensors=False), strict=True):
         sites = read(read_json(place / "config.json")).sites
-        proof.compare(built, proof.Promise(sites, 4), tensors=False)
+        proof.compare(built, proof.ExpectedRotary(sites, 4), tensors=False)
     expected, given = answers(tmp_path / "kit", made["families"])
     assert not {name: said for name, said in findings(expected, given).items() if said}

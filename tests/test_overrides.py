@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ropext import families
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.files import inspecting
 from ropext.options.extend import Extend
 from ropext.planning import make_plan
@@ -216,7 +216,7 @@ def test_a_file_is_told_its_keys(tmp_path, arch, options, flags):
     (line,) = inspecting.plan(str(path), target=1024, **options).overrides()
     assert (line.loader, bool(line.command)) == ("llama.cpp", bool(flags))
     assert flags in line.command
-    assert (f"llama-server -m {pasted(str(path))} " in line.command) is bool(flags)
+    assert (f"llama-server -m {join_for_shells(str(path))} " in line.command) is bool(flags)
     assert ("no flags express this: extend the file" in line.note) is not bool(flags)
 
 

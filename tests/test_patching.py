@@ -13,7 +13,7 @@ from ropext.base import guard
 from ropext.base.bundled import MODELS
 from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
 from ropext.files.checkpoint.provenance import read_record, record_of
-from ropext.files.checkpoint.writing import WriteManner, write
+from ropext.files.checkpoint.writing import WriteOptions, write
 from ropext.files.inspecting import plan_config
 from ropext.models import patching
 from ropext.models.patching.saving import MemorySource
@@ -194,7 +194,7 @@ def written_as(model, out: Path, config) -> Path:
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
     source = MemorySource(model, config, dict)
-    return write(source, out, record, WriteManner(no_verify=True)).output
+    return write(source, out, record, WriteOptions(no_verify=True)).output
 
 
 def test_a_config_that_wants_other_weights_is_refused(tmp_path: Path) -> None:

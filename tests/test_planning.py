@@ -233,8 +233,8 @@ def test_the_plan_says_where_scaling_cannot_help_and_extend_asks():
     assert (far.serving("OUT"), far.overrides()) == ((), ())
     assert any("window of 4096 tokens" in warning for warning in made.warnings)
     with pytest.raises(UnsupportedModel, match="--even-so"):
-        made.require_help()
-    plan(configs.MISTRAL_WINDOWED, even_so=True).require_help()
+        made.raise_if_refused()
+    plan(configs.MISTRAL_WINDOWED, even_so=True).raise_if_refused()
 
 
 SCALED = configs.LLAMA | {
@@ -258,7 +258,7 @@ def test_the_length_alone(config):
     """What stock reads of the new config turns as before; nothing but the length is another."""
     before = families.read(config)
     made = plan(config, factor=None, target=2 * before.context, length_only=True)
-    made.require_help()
+    made.raise_if_refused()
     after = families.read(made.config)
     assert [s.rope.spectrum for s in after.sites] == [s.rope.spectrum for s in before.sites]
     assert after.context == after.stated_context == 2 * before.context

@@ -98,8 +98,8 @@ def wanted(name: str) -> list[Site]:
     return [site(entry, dim, label) for label, entry in params.items()]
 
 
-def promise(sites: list[Site]) -> proof.Promise:
-    return proof.Promise(tuple(sites), TARGET / CONTEXT)
+def promise(sites: list[Site]) -> proof.ExpectedRotary:
+    return proof.ExpectedRotary(tuple(sites), TARGET / CONTEXT)
 
 
 def with_numbers(site: Site, **numbers) -> Site:
@@ -305,9 +305,9 @@ def test_the_bound_grows_with_the_factor_and_for_llama3() -> None:
     plain = Site("", Spectrum((1.0,)), {"rope_type": "default", "rope_theta": 1e4})
     ramp = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     llama3 = Site("", Spectrum((1.0,)), {"rope_type": "llama3", "rope_theta": 1e4} | ramp)
-    assert proof.Promise((plain,)).bound(plain) == 1e-6
-    assert proof.Promise((plain,), 32).bound(plain) == pytest.approx(3.2e-6)
-    assert proof.Promise((llama3,)).bound(llama3) == 4e-6
+    assert proof.ExpectedRotary((plain,)).bound(plain) == 1e-6
+    assert proof.ExpectedRotary((plain,), 32).bound(plain) == pytest.approx(3.2e-6)
+    assert proof.ExpectedRotary((llama3,)).bound(llama3) == 4e-6
 
 
 def test_result_is_plain_json(built) -> None:

@@ -188,7 +188,7 @@ def built(tmp_path_factory):
         place.mkdir()
         (place / "config.json").write_text(json.dumps(plan.config))
         base = None if name == "no base" else config
-        sites = proof.Promise(plan.sites, plan.factor)
+        sites = proof.ExpectedRotary(plan.sites, plan.factor)
         forward = (proof.Forward(plan.context, plan.target, base), sites)
         requests.append(proof.BuildRequest(place, plan.model.path, forward=forward))
     found = proof.build(requests, tensors=False)
@@ -247,12 +247,12 @@ def base_of(entry, change=lambda read: read, known=True) -> str:
     """What is said of the base, where its config had been read as `change` says; with `known`, what
     is listed of stock is said too."""
     found, sites, read = entry
-    own = changed(proof.promised(read), change)
-    stock = changed(proof.promised(read, stock=True), change) if known else None
+    own = changed(proof.expected_rotary(read), change)
+    stock = changed(proof.expected_rotary(read, stock=True), change) if known else None
     return proof.compare(found, sites, tensors=False, read=own, known=stock).base
 
 
-def changed(promise: proof.Promise, change) -> proof.Promise:
+def changed(promise: proof.ExpectedRotary, change) -> proof.ExpectedRotary:
     return promise.only([change(site) for site in promise.sites])
 
 
@@ -380,11 +380,11 @@ def test_a_trillion_parameters_are_proved_within_4_gb(tmp_path: Path, monkeypatc
     monkeypatch.setattr(stock, "CHILD", child)
     plan = make_plan(KIMI_K2, Extend(factor=2))
     (tmp_path / "config.json").write_text(json.dumps(plan.config))
-    sites = proof.Promise(plan.sites, plan.factor)
+    sites = proof.ExpectedRotary(plan.sites, plan.factor)
     asked = proof.Forward(plan.context, plan.target, KIMI_K2)
     request = proof.BuildRequest(tmp_path, forward=(asked, sites))
     (found,) = proof.build([request], tensors=False)
-    made = proof.compare(found, sites, tensors=False, read=proof.promised(asked.read))
+    made = proof.compare(found, sites, tensors=False, read=proof.expected_rotary(asked.read))
     assert made.attention_modules == 61
     assert "attention modules match" in made.base
     assert "matches the base with the planned frequencies" in made.forward

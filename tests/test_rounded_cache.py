@@ -11,8 +11,8 @@ from ropext.base.errors import UnsupportedModel, UsageError
 from ropext.families.loaders.gguf import reorders_keys
 from ropext.models.patching.rounding import (
     cache_rounded,
+    hadamard_size_of_keys,
     rounded_cache,
-    turn_of_keys,
     turn_of_values,
 )
 from ropext.options.cache import StoredCache, stored_cache
@@ -41,7 +41,7 @@ def test_it_rounds_as_ggml_does(kind, width):
 
 @pytest.mark.parametrize(("width", "of_keys"), [(64, 64), (128, 128), (192, 64), (256, 256)])
 def test_it_turns_as_llama_cpp_does(width, of_keys):
-    assert turn_of_keys("q4_0", width) == of_keys
+    assert hadamard_size_of_keys("q4_0", width) == of_keys
     assert turn_of_values("q8_0", width) == 64
     size = of_keys
     signs = [[-1.0 if (i & j).bit_count() % 2 else 1.0 for j in range(size)] for i in range(size)]
@@ -58,8 +58,8 @@ def test_it_turns_as_llama_cpp_does(width, of_keys):
 
 
 def test_what_is_not_turned():
-    assert [turn_of_keys(kind, 64) for kind in ("f16", "fp8")] == [0, 0]
-    assert (turn_of_keys("q4_0", 80), turn_of_values("q4_0", 96)) == (0, 0)
+    assert [hadamard_size_of_keys(kind, 64) for kind in ("f16", "fp8")] == [0, 0]
+    assert (hadamard_size_of_keys("q4_0", 80), turn_of_values("q4_0", 96)) == (0, 0)
 
 
 def test_eight_bits_of_floating_point():
@@ -79,7 +79,9 @@ class RoundingCache(DynamicCache):
     def update(self, key_states, value_states, *args, **kwargs):
         width = key_states.shape[-1]
         stored = self.stored
-        key_states = rounded_cache(key_states, stored.keys, turn_of_keys(stored.keys, width))
+        key_states = rounded_cache(
+            key_states, stored.keys, hadamard_size_of_keys(stored.keys, width)
+        )
         value_states = rounded_cache(
             value_states, stored.values, turn_of_values(stored.values, width)
         )

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 
 from ropext import evaluate
 from ropext.base.errors import UnsupportedModel, UsageError
-from ropext.evaluation.contenders import rivals
+from ropext.evaluation.contenders import memory_only_variants
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.inspecting import plan_config
 from ropext.models.patching import attending, patch, self_extend, unpatch
@@ -450,11 +450,11 @@ def test_rows_name_what_was_asked_of_it(capsys):
 def test_a_measured_plan_reads_it_as_it_was_asked_for():
     recipe = parse_extend({"factor": 2.0})
     snapshot = open_snapshot("ropext://demo")
-    (asked,) = rivals(snapshot, recipe, FoldOptions(64, 3, literal=True))
+    (asked,) = memory_only_variants(snapshot, recipe, FoldOptions(64, 3, literal=True))
     assert asked.label == "self-extend-literal-w64-g3"
     fold = asked.beside.fold
     assert (fold.window, fold.group, fold.literal) == (64, 3, True)
-    (plain,) = rivals(snapshot, recipe)
+    (plain,) = memory_only_variants(snapshot, recipe)
     assert plain.label == "self-extend"
     with pytest.raises(UsageError, match="window=256 must be from 1 to 255"):
-        rivals(snapshot, recipe, FoldOptions(window=256))
+        memory_only_variants(snapshot, recipe, FoldOptions(window=256))

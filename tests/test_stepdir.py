@@ -5,7 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from ropext.base.stepdir import Step, StepDir, StepRecord, has_finished_step, left_by, step_record
+from ropext.base.stepdir import (
+    Step,
+    StepDir,
+    StepRecord,
+    files_of_step,
+    has_finished_step,
+    step_record,
+)
 from ropext.base.workdir import Workdir
 
 
@@ -72,7 +79,7 @@ def test_a_step_is_done_once_and_again_where_its_key_or_what_it_left_changed(tmp
 
 
 def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
-    unseen = tmp_path / "not-seen-yet"
+    no_progress = tmp_path / "not-seen-yet"
     sent, taken = [], []
     shared = step(tmp_path, kind=Shared, base="a")
     shared.taken = taken
@@ -81,10 +88,10 @@ def test_the_first_process_decides_for_all_whether_a_step_is_done(tmp_path):
     assert sent == [None, None]
     assert not StepDir.of(shared, tmp_path).do(from_first=first)
     # Another process does as the first says, whatever it sees itself.
-    assert not StepDir.of(shared, unseen).do(rank=1, from_first=lambda left: sent[-1])
+    assert not StepDir.of(shared, no_progress).do(rank=1, from_first=lambda left: sent[-1])
     assert StepDir.of(shared, tmp_path).do(rank=1, from_first=lambda left: None)
     assert taken == ["part"]
-    assert not unseen.exists()
+    assert not no_progress.exists()
 
 
 def test_a_step_that_was_killed_goes_on_or_is_taken_as_it_is(tmp_path):
@@ -114,11 +121,11 @@ def test_of_a_step_that_was_never_begun_no_key_is_asked_for(tmp_path):
     """All weights may be read for a key."""
     own = step(tmp_path, base="a")
     own.key = lambda: pytest.fail("its key was asked for")
-    assert left_by(own, tmp_path) is None
+    assert files_of_step(own, tmp_path) is None
     done = step(tmp_path, base="a")
     StepDir.of(done, tmp_path).do()
-    assert left_by(done, tmp_path) == {"made": '{"base": "a"}'}
-    assert left_by(step(tmp_path, base="b"), tmp_path) is None
+    assert files_of_step(done, tmp_path) == {"made": '{"base": "a"}'}
+    assert files_of_step(step(tmp_path, base="b"), tmp_path) is None
 
 
 def test_the_folders_of_steps_go_with_a_run_that_kept_nothing(tmp_path):

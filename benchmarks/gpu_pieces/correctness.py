@@ -127,7 +127,7 @@ def fitting(device: str) -> tuple[float, Any]:
     plan: Any = patching.plan_of(model, method="yarn", factor=FACTOR)
     space = spectrum.space_of("longrope", plan.main, plan.target, 4.0).to(device)
     patching.patch(model, method=space.method, factor=FACTOR, **space.knobs())
-    spectrum.make_live(model, plan.sites, plan.target, space)
+    spectrum.install_space(model, plan.sites, plan.target, space)
     ids = rows(2).to(device)
     learner = spectrum.Learner(model, space, sliced=True, tail=plan.target - 64)
     return gradients(learner(ids, ids)["loss"], list(space.parameters()))

@@ -9,7 +9,7 @@ from gpu_pieces import ROOT, STAND_IN, Day, LeftOut
 
 if TYPE_CHECKING:
     from ropext.evaluation.corpus import Document
-    from ropext.evaluation.reads import Reads
+    from ropext.evaluation.workload import Workload
     from ropext.files.checkpoint import Snapshot
     from ropext.results.measurement import MeasuredModel
 
@@ -63,7 +63,7 @@ def load(day: Day, directory: Path | str) -> Any:
 
 
 def read_by(
-    model: Any, label: str, kind: str, snapshot: "Snapshot", judge: "Reads"
+    model: Any, label: str, kind: str, snapshot: "Snapshot", judge: "Workload"
 ) -> "dict[str, MeasuredModel]":
     """What a model reads, as it computes now."""
     import torch

@@ -15,7 +15,7 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def class_of(given: object) -> str:
+def class_name(given: object) -> str:
     """Return the name of a value's class with its article: a DataParallel, an int."""
     name = type(given).__name__
     article = "an" if name.startswith(tuple("AEIOUaeiou")) else "a"

@@ -10,7 +10,7 @@ import re
 import stat
 from pathlib import Path
 
-from ropext.base.errors import InputError, UsageError, class_of
+from ropext.base.errors import InputError, UsageError, class_name
 from ropext.base.systems import open_raw
 
 # Bytes. Refused before parsing: parsed JSON takes up to thirty times the memory of its text.
@@ -97,7 +97,7 @@ def model_name(model: str | os.PathLike[str]) -> str:
         return os.fspath(model)
     inside = inside_wrapper(model) or "model"
     raise UsageError(
-        f"name a model by its directory, its file or its hub id, not by {class_of(model)}; "
+        f"name a model by its directory, its file or its hub id, not by {class_name(model)}; "
         f"to write a model in memory that `ropext.patch` extended, use `ropext.save({inside}, "
         f"DIR)`; for any other model {inside}.save_pretrained"
     )
@@ -115,7 +115,7 @@ def inside_wrapper(model: object) -> str:
 def not_a_model(wanted: str, given: object) -> UsageError:
     """Return the error for a value that is no model in memory; it names what to pass if torch wraps
     one."""
-    sentence = f"{wanted}, not {class_of(given)}"
+    sentence = f"{wanted}, not {class_name(given)}"
     inside = inside_wrapper(given)
     if inside:
         sentence += f" around one; pass {inside}"
@@ -126,7 +126,7 @@ def from_home(path: str | os.PathLike[str]) -> Path:
     """Return a path with `~` replaced by the user's home folder, as in MODEL; refuse a value that
     is no path."""
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"a path is a text or a pathlib.Path, not {class_of(path)}")
+        raise UsageError(f"a path is a text or a pathlib.Path, not {class_name(path)}")
     place = Path(os.path.expanduser(path))
     check_names(place)
     return place

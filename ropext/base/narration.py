@@ -65,7 +65,7 @@ def clean_command(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def pasted(*words: str) -> str:
+def join_for_shells(*words: str) -> str:
     """Join words so that POSIX shells, cmd and PowerShell all read them, if the characters allow
     it."""
     slash, marks = (r"\\", "") if sys.platform == "win32" else ("", r"\\$`!")
@@ -96,11 +96,11 @@ def continued(command: str, width: int) -> list[str]:
     return lines
 
 
-def silent(sentence: str) -> None:
+def no_messages(sentence: str) -> None:
     """Ignore a sentence; a `Say` without output."""
 
 
-def unseen(done: int, total: int, what: str) -> None:
+def no_progress(done: int, total: int, what: str) -> None:
     """Ignore progress; a `Show` without output."""
 
 
@@ -109,8 +109,8 @@ class Hooks:
     """The caller's functions through which long work reports its progress and learns that it must
     stop."""
 
-    say: Say = silent
-    show: Show = unseen
+    say: Say = no_messages
+    show: Show = no_progress
     stop: Callable[[], bool] = lambda: False
 
 
@@ -133,7 +133,7 @@ NOBODY = Call()  # nobody listens, and nothing is replaced
 
 
 # For sentences of calls without Hooks, however deep: reading a config may start a child.
-_LISTENER: ContextVar[Say] = ContextVar("listener", default=silent)
+_LISTENER: ContextVar[Say] = ContextVar("listener", default=no_messages)
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def told(
     return show
 
 
-def told_of_files(say: Say, clock: Clock = time.monotonic) -> Show:
+def file_progress(say: Say, clock: Clock = time.monotonic) -> Show:
     """Report progress in sentences while files are copied, hashed or compared; units are bytes."""
     return told(say, clock, in_gigabytes, patience=FILES_PATIENCE)
 
@@ -281,7 +281,7 @@ def kept_after_interrupt(
 
 
 @contextmanager
-def pausing(say: Say, show: Show = unseen) -> Iterator[Show]:
+def pausing(say: Say, show: Show = no_progress) -> Iterator[Show]:
     """Raise an interrupt while documents are read after the one in hand, as KeyboardInterrupt."""
     sentence = "stopping after the current document (Ctrl-C again ends at once)"
     with interruptible(say, sentence) as stopping:

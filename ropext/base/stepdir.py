@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from ropext.base import guard
 from ropext.base.atomic import os_errors
 from ropext.base.errors import InputError
-from ropext.base.narration import Say, silent
+from ropext.base.narration import Say, no_messages
 from ropext.base.workdir import SCHEMA, STEPS, Flat, Workdir, differences, first_of, sealed
 
 VERSIONS = "versions"  # in a manifest, of the libraries
@@ -80,7 +80,7 @@ class StepDir(Workdir):
 
     def do(
         self,
-        say: Say = silent,
+        say: Say = no_messages,
         again: bool = False,
         rank: int = 0,
         from_first: Callable[[Flat | None], Flat | None] = lambda value: value,
@@ -193,7 +193,7 @@ def step_record(run: Path, name: str) -> StepRecord | None:
     return StepRecord(inputs, manifest.get(guard.FILES))
 
 
-def left_by(step: Step, run: Path) -> Flat | None:
+def files_of_step(step: Step, run: Path) -> Flat | None:
     """Return the digests of the files that a step left, if it need not run again.
 
     Do not compute the key of a step that has never begun: this could fetch and read all weights and

@@ -32,7 +32,7 @@ from ropext.base.errors import OutputExists
 from ropext.base.inputs import check_links
 from ropext.base.jsontext import read_json, write_json
 from ropext.base.locks import lock_of, locked
-from ropext.base.narration import Say, silent
+from ropext.base.narration import Say, no_messages
 
 MANIFEST = "run.json"
 USED = guard.USED
@@ -170,7 +170,7 @@ class Workdir:
 
     @contextmanager
     def claimed(
-        self, force: bool | None, rank: int = 0, world: int = 1, say: Say = silent
+        self, force: bool | None, rank: int = 0, world: int = 1, say: Say = no_messages
     ) -> Iterator[None]:
         """Hold the folder, new or as this run left it; the first of several processes does this.
 
@@ -261,7 +261,7 @@ def remove(
     folder: Path,
     stays: Callable[[str], bool] = lambda name: False,
     below: str = ".",
-    say: Say = silent,
+    say: Say = no_messages,
 ) -> None:
     """Delete the files that ropext wrote into a run's folder, or into its part `below`, the
     manifest last; delete the folder if it is then empty. Name the user's files, which stay."""

@@ -8,7 +8,7 @@ from ropext.base.errors import UsageError
 from ropext.base.jobs import counted
 from ropext.cli import options, plan
 from ropext.cli.output import Out, call_of
-from ropext.cli.push import Public, PushToHub, asked_push, result
+from ropext.cli.push import Public, PushToHub, check_push, result
 from ropext.options.extend import Choosing, Extend, Writing, is_run
 from ropext.pipeline import extending
 from ropext.results.report import text
@@ -84,7 +84,7 @@ def command(
         )
     if details and not dry_run:
         raise UsageError("--details only applies to a plan; add --dry-run, or use ropext plan")
-    push = asked_push(push_to_hub, public)
+    push = check_push(push_to_hub, public)
     call = call_of(out, force=force, trust_remote_code=trust_remote_code)
     if is_run(given, words, fit, evaluate, given.get("finetune")):
         if serve:
@@ -106,7 +106,7 @@ def command(
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)
-        made.require_help()  # as the run would, which shows no plan
+        made.raise_if_refused()  # as the run would, which shows no plan
         made.require_training()
         return
     done = extension.make(output, call)

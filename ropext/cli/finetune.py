@@ -37,7 +37,7 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Train an extended checkpoint briefly. A LoRA, merged at the end."""
-    wanted = push.asked_push(push_to_hub, public)
+    wanted = push.check_push(push_to_hub, public)
     from ropext.training.request import FinetuneRequest
 
     call = call_of(out, force=force)

@@ -93,7 +93,7 @@ def command(
     public: push.Public = False,
 ) -> None:
     """Learn RoPE frequencies from text; the weights stay the same. config.json stores them."""
-    wanted = push.asked_push(push_to_hub, public)
+    wanted = push.check_push(push_to_hub, public)
     from ropext.pipeline.fitting import fit_request
 
     call = call_of(out, force=force)

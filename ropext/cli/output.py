@@ -17,7 +17,7 @@ from ropext.base.narration import SILENT, Call, Clock, Hooks, Pace, interruptibl
 if TYPE_CHECKING:
     from ropext.base.table import Format, Table
     from ropext.files.inspecting import Inspection
-    from ropext.files.schemes.inspection import Unrotated
+    from ropext.files.schemes.inspection import PositionFacts
     from ropext.planning import ExtensionPlan
 
 
@@ -86,7 +86,7 @@ class Out:
         if wanted is not None and self.as_json:
             raise UsageError(f"--format {wanted} and --json are two forms of the result; give one")
 
-    def picture(self, path: Path, of: "ExtensionPlan | Inspection | Unrotated") -> None:
+    def picture(self, path: Path, of: "ExtensionPlan | Inspection | PositionFacts") -> None:
         """The file that --plot asks for."""
         from ropext.results.report import plots  # late: it loads matplotlib
 

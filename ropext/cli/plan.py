@@ -117,7 +117,7 @@ def command(
             return
     if plot is None and given.keys() == {"for_loaders"}:
         names = Extend(**given).for_loaders
-        served = inspecting.as_it_stands(model, revision=revision)
+        served = inspecting.read_unextended(model, revision=revision)
         if served is not None:
             _show_gated(out, served, names, details=details)
             return

@@ -8,7 +8,7 @@ import typer
 
 from ropext.base.errors import RopextError, Stopped, UsageError
 from ropext.base.jsontext import values_json
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.cli.output import Out, stoppable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Push:
     dry_run: bool = False
 
 
-def asked_push(push_to_hub: str | None, public: bool) -> Push | None:
+def check_push(push_to_hub: str | None, public: bool) -> Push | None:
     """What the options ask for; what is missing for it is said before anything is computed."""
     if push_to_hub is None:
         if public:
@@ -95,7 +95,7 @@ def again(directory: Path, wanted: Push) -> str:
         words.append("--public")
     for run in wanted.results:
         words += ["--results", run]
-    return pasted(*words)
+    return join_for_shells(*words)
 
 
 def sentence(done: "Pushed") -> str:

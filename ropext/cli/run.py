@@ -9,7 +9,7 @@ import typer
 from ropext.base.narration import Call
 from ropext.cli import options
 from ropext.cli.output import Out, call_of
-from ropext.cli.push import Public, Push, PushToHub, asked_push, result
+from ropext.cli.push import Public, Push, PushToHub, check_push, result
 from ropext.options.recipe import STAGES
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
     from ropext.pipeline.running import Stages
 
     chosen = job.read(recipe, words or ())
-    push = asked_push(push_to_hub, public)
+    push = check_push(push_to_hub, public)
     call = call_of(
         out, force=force, trust_remote_code=trust_remote_code, keep_previous=keep_previous
     )

@@ -9,7 +9,7 @@ import typer
 from ropext.base import guard
 from ropext.base.errors import NotMeasured, ProofFailed, UsageError
 from ropext.base.jsontext import values_json
-from ropext.base.narration import told_of_files
+from ropext.base.narration import file_progress
 from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.fields import DTYPES
@@ -160,7 +160,7 @@ def command(
     result = verifying.check_directory(
         directory,
         against=against,
-        depth=verifying.Depth(deep, record, trust_remote_code, told_of_files(out.say)),
+        depth=verifying.Depth(deep, record, trust_remote_code, file_progress(out.say)),
         server=server,
     )
     checks = [(check.passed, check.what, check.sentence) for check in result.checks]

@@ -145,7 +145,7 @@ def _apart(token: int | None, first: Candidates, second: Candidates) -> float:
     return abs(first[token] - second[token])
 
 
-def compare_beside(server: Server, model: str, plain: KeptAnswers) -> Beside:
+def compare_with_plain(server: Server, model: str, plain: KeptAnswers) -> Beside:
     """Hold a server against the kept answers of a plain one."""
     wanted = Prompts(plain.lengths, plain.vocab_size)
     told = answers_of(server, model, wanted)

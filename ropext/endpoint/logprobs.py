@@ -87,7 +87,7 @@ def next_token(server: Server, model: str, ids: Sequence[int]) -> Pairs:
     return top_logprobs(server.parsed("/v1/completions", answer))
 
 
-def untold(server: Server, some: str = "no log-probabilities") -> InputError:
+def no_logprobs_error(server: Server, some: str = "no log-probabilities") -> InputError:
     """What to do where a server does not tell what is compared."""
     return InputError(
         f"--endpoint {server.root} returns {some} for /v1/completions, as LM Studio and Ollama do. "
@@ -101,7 +101,7 @@ def require_logprobs(server: Server, model: str) -> None:
     for end in range(len(PROBED), 0, -1):
         if next_token(server, model, PROBED[:end]):
             return
-    raise untold(server)
+    raise no_logprobs_error(server)
 
 
 def special_tokens(directory: Path) -> list[int]:

@@ -26,7 +26,7 @@ from ropext.options.tasks.item import NOUNS, derived_rng
 from ropext.results import BASE, EXTENDED, rundir
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.numbers import EvaluationFacts, ModelSource
-from ropext.results.perplexity import Frame, TokenNll
+from ropext.results.perplexity import EvaluationSettings, TokenNll
 from ropext.results.retrieval import REFUSED, TRUNCATED, ItemScore
 from ropext.results.values import Bootstrap
 
@@ -476,7 +476,9 @@ def _write(
         endpoint=endpoint,
     )
     bootstrap = Bootstrap(plan.options.seed)
-    frame = Frame(plan.context, tuple(plan.wish.lengths), tail_tokens(plan.context), bootstrap)
+    frame = EvaluationSettings(
+        plan.context, tuple(plan.wish.lengths), tail_tokens(plan.context), bootstrap
+    )
     documents = None if plan.reads is None else plan.reads.texts.documents
     rundir.save_run(kept.folder, Measurement(frame, models, documents, facts))
 

@@ -23,7 +23,7 @@ from ropext.options.endpoint import AskPort
 from ropext.options.fields import CONTENT, NEUTRAL, NUMBERS
 from ropext.options.tasks import find_task
 from ropext.results import BASE, SCHEMA
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 from ropext.results.values import Bootstrap
 
 PORT = "port"
@@ -142,7 +142,7 @@ def reading_texts(plan: PortPlan, texts: PortTexts) -> PortPlan:
     """The same, with texts to read; the plain server reads them through the short window, where it
     can."""
     assert plan.losses is not None
-    frame = Frame(
+    frame = EvaluationSettings(
         plan.context,
         plan.wish.lengths,
         tail_tokens(plan.context),

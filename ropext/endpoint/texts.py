@@ -13,7 +13,7 @@ from ropext.results.numbers import ModelNumbers
 from ropext.results.perplexity import (
     SHORT_WINDOW,
     Documents,
-    Frame,
+    EvaluationSettings,
     Reading,
     TokenNll,
     by_position,
@@ -37,7 +37,7 @@ class PortTexts:
 class TextPlan:
     """Who reads the texts; `base` is a server of the unscaled model."""
 
-    frame: Frame
+    frame: EvaluationSettings
     texts: PortTexts
     losses: TokenLosses
     base: TokenLosses | None = None

@@ -6,7 +6,7 @@ from ropext.base import bundled
 from ropext.base.errors import InputError
 from ropext.base.jsontext import read_object
 from ropext.files.checkpoint.provenance import record_in
-from ropext.files.inspecting import open_model, said_of
+from ropext.files.inspecting import naming_config, open_model
 from ropext.files.schemes import read_positions
 
 
@@ -27,7 +27,7 @@ def trained_window(context: int | None, against: str | None) -> tuple[int, str] 
         return record.context, f"the record of {snapshot.name}"
     if (positions := read_positions(snapshot.config)) is not None:
         return positions.context, f"the config of {snapshot.name}"
-    with said_of(snapshot):
+    with naming_config(snapshot):
         model = snapshot.as_read()
     sites = model.scaled_sites
     window = model.context

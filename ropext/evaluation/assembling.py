@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from ropext.base.jsontext import read_values, values_json
 from ropext.evaluation.divergence import against_key
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import Workload
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource, RulerTasks
 from ropext.results.overlap import Overlap, marked
@@ -17,7 +17,7 @@ from ropext.results.retrieval import ItemScore, heat_map, not_measurable, ruler_
 def assembled(
     done: Measurement,
     facts: EvaluationFacts,
-    reads: Reads,
+    reads: Workload,
     variants: Iterable[Variant],
     overlaps: Mapping[str, Overlap],
     stores: Mapping[str, str],
@@ -64,7 +64,7 @@ def _ruler(models: Iterable[MeasuredModel]) -> RulerTasks | None:
     return RulerTasks(tuple(tasks), tuple(partly))
 
 
-def _source(reads: Reads, variant: Variant, store: str, has_documents: bool) -> ModelSource:
+def _source(reads: Workload, variant: Variant, store: str, has_documents: bool) -> ModelSource:
     info = dict(variant.info)
     info.pop("target", None)  # it has its own field
     passes = dict[str, int]()

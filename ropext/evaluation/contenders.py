@@ -86,7 +86,9 @@ def preference(plans: Mapping[str, Plan]) -> list[str]:
     return sorted(plans, key=rank_of)
 
 
-def rivals(snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None) -> list[Variant]:
+def memory_only_variants(
+    snapshot: Snapshot, recipe: Extend, folding: FoldOptions | None = None
+) -> list[Variant]:
     """Return the model with Self-Extend in memory, which is measured but never recommended; nothing
     if it has no such plan.
 

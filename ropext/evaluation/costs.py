@@ -10,10 +10,10 @@ from ropext.base.errors import RopextError
 from ropext.evaluation.divergence import OPTION
 from ropext.evaluation.forward import no_matrix
 from ropext.evaluation.lineup import Lineup
-from ropext.evaluation.reader import MIB, choose_manner, shape_of
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.reader import MIB, choose_reading_mode, shape_of
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
-from ropext.models.head import foretold_bend
+from ropext.models.head import predicted_head_problem
 from ropext.models.load import device_of, free_memory, skeleton, with_attention
 from ropext.options.evaluate import Evaluate
 
@@ -65,7 +65,7 @@ def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> 
     if options.kl:
         for snapshot in {one.snapshot.directory: one.snapshot for one in variants}.values():
             model = empty_model(snapshot, options, lineup.masked, trust_remote_code)
-            if foretold_bend(model) is not None:
+            if predicted_head_problem(model) is not None:
                 raise no_matrix(OPTION)
     for variant in variants:
         if variant.cache is not None:
@@ -75,7 +75,7 @@ def check_models(lineup: Lineup, options: Evaluate, trust_remote_code: bool) -> 
 
 
 def count_evaluation(
-    lineup: Lineup, options: Evaluate, reads: Reads, trust_remote_code: bool
+    lineup: Lineup, options: Evaluate, reads: Workload, trust_remote_code: bool
 ) -> Costs:
     """Count the costs of an evaluation, without reading a weight."""
     import torch
@@ -88,7 +88,7 @@ def count_evaluation(
     weight_bytes = num_parameters(model) * shape.dtype_bytes
     free = free_memory(device) - weight_bytes
     slice_bytes = options.slice_memory * MIB
-    manner = choose_manner(shape, longest, free, options.chunk, slice_bytes)
+    manner = choose_reading_mode(shape, longest, free, options.chunk, slice_bytes)
     work = work_of(lineup, reads)
     cache = None
     with suppress(RopextError):  # the model has no rotary embeddings
@@ -105,7 +105,7 @@ def count_evaluation(
     )
 
 
-def work_of(lineup: Lineup, reads: Reads) -> list[Passes]:
+def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
     """Count passes by kind, from configs alone, with questions last; every variant except the base
     answers the same questions."""
     variants = lineup.variants

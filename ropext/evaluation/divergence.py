@@ -32,7 +32,7 @@ from ropext.results.measurement import (
     array_name,
     compared_regime,
 )
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ OPTION = "--kl"
 Positions = npt.NDArray[np.int64]
 
 
-def compared_positions(frame: Frame, lengths: Sequence[int]) -> Positions:
+def compared_positions(frame: EvaluationSettings, lengths: Sequence[int]) -> Positions:
     """Return the positions of the tokens at which a model is compared with the base, in the tails
     before lengths."""
     wanted = set[int]()
@@ -58,41 +58,43 @@ class Against:
     store: Store  # the base's store
     head: Callable[[TokenScorer], Any]  # the base's, given the scorer of the model that is read
 
-    def states(self, frame: Frame, document: str) -> npt.NDArray[Any]:
+    def states(self, frame: EvaluationSettings, document: str) -> npt.NDArray[Any]:
         """Return the base's states for a document, a row for each compared token."""
         states: npt.NDArray[Any] = self.store.get(array_name(states_folder(frame), document))
         return states
 
 
-def states_folder(frame: Frame) -> str:
+def states_folder(frame: EvaluationSettings) -> str:
     """Return the folder of the base's states in its store."""
     return f"states-{_tails(frame)}"
 
 
-def against_key(frame: Frame, base: str) -> str:
+def against_key(frame: EvaluationSettings, base: str) -> str:
     """Return a key for the comparison with the base, from its store and the compared tokens."""
     return digest([base, _tails(frame)])[:8]
 
 
-def divergence_folders(frame: Frame, base: str, regime: str) -> tuple[str, str]:
+def divergence_folders(frame: EvaluationSettings, base: str, regime: str) -> tuple[str, str]:
     """Return the folders of a model's divergence and agreement in a regime."""
     key = against_key(frame, base)
     return compared_regime(DIVERGENCE, key, regime), compared_regime(AGREEMENT, key, regime)
 
 
-def _tails(frame: Frame) -> str:
+def _tails(frame: EvaluationSettings) -> str:
     """Return a key for the compared tokens of a frame."""
     return digest([list(frame.lengths), frame.tail])[:8]
 
 
-def served_lengths(frame: Frame, regimes: Mapping[str, int], of_pass: int) -> tuple[int, ...]:
+def served_lengths(
+    frame: EvaluationSettings, regimes: Mapping[str, int], of_pass: int
+) -> tuple[int, ...]:
     """Return the measured lengths whose numbers come from a pass of `of_pass` tokens."""
     passes = tuple(regimes.values())
     return tuple(length for length in frame.lengths if length_at_least(passes, length) == of_pass)
 
 
 def read_base(
-    scorer: TokenScorer, ids: Ids, frame: Frame, bos: int | None
+    scorer: TokenScorer, ids: Ids, frame: EvaluationSettings, bos: int | None
 ) -> tuple[npt.NDArray[Any], TokenNll]:
     """Return the base's states at the compared tokens, and its losses through the short window."""
     scorer.head_of_tiles(OPTION)
@@ -106,7 +108,7 @@ def read_against(
     against: Against,
     states: npt.NDArray[Any],
     ids: Ids,
-    frame: Frame,
+    frame: EvaluationSettings,
     lengths: Sequence[int],
 ) -> tuple[TokenNll, TokenNll, TokenNll]:
     """Return divergence and agreement at the compared tokens of a pass, and all its losses.
@@ -161,7 +163,11 @@ class DivergenceWatch:
     """Compares each compared token of one pass with the base."""
 
     def __init__(
-        self, frame: Frame, lengths: Sequence[int], scorer: TokenScorer, against: Against
+        self,
+        frame: EvaluationSettings,
+        lengths: Sequence[int],
+        scorer: TokenScorer,
+        against: Against,
     ) -> None:
         self.scorer = scorer
         self.head = scorer.head_of_tiles(OPTION)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ropext.base import guard, workdir
 from ropext.base.errors import NothingKept, UsageError
 from ropext.base.jsontext import digest
-from ropext.base.narration import Call, Hooks, Say, Show, clean_command, told_of_files, unseen
+from ropext.base.narration import Call, Hooks, Say, Show, clean_command, file_progress, no_progress
 from ropext.base.workdir import USED, Workdir
 from ropext.evaluation import harness
 from ropext.evaluation.assembling import assembled
@@ -20,7 +20,7 @@ from ropext.evaluation.corpus import Corpus, DocumentEncoder
 from ropext.evaluation.costs import Costs, check_models, count_evaluation
 from ropext.evaluation.lineup import Lineup, fetched
 from ropext.evaluation.reader import Models, Progress, Reader
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot, provenance
 from ropext.files.checkpoint.digests import Digests
 from ropext.models.load import (
@@ -75,7 +75,7 @@ class Evaluation:
     encoder: DocumentEncoder
     trust_remote_code: bool
     corpus: Corpus | None
-    reads: Reads
+    reads: Workload
     protocol: Protocol
     warnings: tuple[str, ...]
     overlaps: Mapping[str, Overlap]  # for the variants that were trained, by label
@@ -126,7 +126,7 @@ class Evaluation:
         with ExitStack() as stack:
             place = None
             if output is not None:
-                place = evaluation.workdir(output, call.command, told_of_files(hooks.say))
+                place = evaluation.workdir(output, call.command, file_progress(hooks.say))
                 stack.enter_context(place.claimed(call.force, rank, world, hooks.say))
             stack.enter_context(silenced())
             done = evaluation._measure(place, hooks)
@@ -134,7 +134,9 @@ class Evaluation:
                 self._write(done)
         return done
 
-    def workdir(self, output: Path, command: Sequence[str] = (), show: Show = unseen) -> Workdir:
+    def workdir(
+        self, output: Path, command: Sequence[str] = (), show: Show = no_progress
+    ) -> Workdir:
         """Return the folder of this run, with the settings that must be equal to resume there.
 
         It reads weights whose digests are not remembered, and shows the progress.
@@ -249,7 +251,7 @@ class Evaluation:
         device = str(held.live.device) if held else device_of(self.options)
         log = None if place is None else place.folder / USED
         return Progress(
-            hooks=hooks if rank == 0 else replace(hooks, show=unseen),
+            hooks=hooks if rank == 0 else replace(hooks, show=no_progress),
             kept_in=None if place is None else place.output,
             nothing_kept=LIVE_KEPT_NOTHING if held else NOTHING_KEPT,
             rank=rank,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.base.errors import InputError, UnsupportedModel
-from ropext.models.head import logits_after, plain_head, why_bent, why_not_apart
+from ropext.models.head import logits_after, plain_head, why_logits_differ, why_not_apart
 from ropext.results.perplexity import MASK_STRIDE
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ Watch = Callable[[int, "torch.Tensor"], None]
 
 
 @dataclass(frozen=True)
-class Manner:
+class ReadingMode:
     """The way in which sequences are read.
 
     The body runs in one piece (`chunk` None) or in chunks; the head in tiles of `columns` columns,
@@ -195,7 +195,7 @@ class TokenScorer:
     """A loaded model that returns the losses and logits of tokens; use it inside
     `torch.inference_mode()`."""
 
-    def __init__(self, model: Any, manner: Manner) -> None:
+    def __init__(self, model: Any, manner: ReadingMode) -> None:
         get_base = getattr(model, "get_base_model", None)
         # LoRA layers of peft are inside the base model, and its forward is split.
         self.model = get_base() if get_base is not None else model
@@ -206,7 +206,7 @@ class TokenScorer:
         end = getattr(settings, "eos_token_id", None)
         self.ends = frozenset(end if isinstance(end, list) else [end])  # tokens that end a text
 
-    def self_check(self) -> Manner:
+    def self_check(self) -> ReadingMode:
         """Check that split reading equals the model's own forward; choose the manner by it."""
         import torch
 
@@ -221,10 +221,10 @@ class TokenScorer:
         if not torch.isfinite(truth).all():
             raise NanInLogits("the model's logits are not finite on a probe of random tokens")
         bound = TOLERANCE.get(str(self._dtype()), HALF_TOLERANCE) * float(truth.abs().max())
-        small = Manner(None if self.manner.chunk is None else 32, 16, split=True)
+        small = ReadingMode(None if self.manner.chunk is None else 32, 16, split=True)
         for trial, chosen in (
             (small, self.manner),
-            (Manner(16, 16, split=False), replace(self.manner, split=False)),
+            (ReadingMode(16, 16, split=False), replace(self.manner, split=False)),
         ):
             if self._difference(ids.numpy(), trial, truth) <= bound:
                 tiled = chosen.split and chosen.columns and self._plain(ids.numpy(), truth, bound)
@@ -235,7 +235,7 @@ class TokenScorer:
             "evaluation of this architecture is not supported"
         )
 
-    def _difference(self, ids: Ids, manner: Manner, truth: "torch.Tensor") -> float:
+    def _difference(self, ids: Ids, manner: ReadingMode, truth: "torch.Tensor") -> float:
         import torch
 
         before = self.manner
@@ -259,7 +259,7 @@ class TokenScorer:
             if why_not_apart(self.model) is not None:
                 return False
             output = self.body(input_ids=row, use_cache=False)
-            if why_bent(self.model, output) is not None:
+            if why_logits_differ(self.model, output) is not None:
                 return False
             hidden = output.last_hidden_state[0, :-1]
             wanted = row[0, 1:].to(hidden.device)

@@ -12,7 +12,7 @@ from ropext.base import workdir
 from ropext.base.errors import OutputExists, RopextError, UsageError
 from ropext.base.jsontext import write_json
 from ropext.evaluation.lineup import Lineup, line_up_patched, line_up_snapshot
-from ropext.evaluation.variants import HeldModel, HeldSnapshot, Variant
+from ropext.evaluation.variants import InMemoryModel, InMemorySnapshot, Variant
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.models.patching import (
     base_model,
@@ -45,7 +45,7 @@ def check_output(output: Path, force: bool | None) -> None:
         )
 
 
-def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> HeldModel:
+def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> InMemoryModel:
     """Check a model in memory and its options, and return it as a held model."""
     live = base_model(model)
     for name in LOADING:
@@ -75,7 +75,7 @@ def hold(model: "PreTrainedModel", tokenizer: object, options: Evaluate) -> Held
             f"the weights of this model changed since ropext.patch ({changed}), so that without "
             f"its scaling it is not the model before its extension; give {given}"
         )
-    return HeldModel(model, live, _tokenizer(live, tokenizer))
+    return InMemoryModel(model, live, _tokenizer(live, tokenizer))
 
 
 def _merged_adapters(model: "PreTrainedModel") -> str:
@@ -114,7 +114,7 @@ def _origin(live: "PreTrainedModel") -> Snapshot | None:
 
 
 @contextmanager
-def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
+def opened(held: InMemoryModel, options: Evaluate) -> Iterator[Lineup]:
     """Yield the lineup of a model in memory, with its small files in a temporary folder."""
     live = held.live
     with tempfile.TemporaryDirectory(prefix="ropext-live-", ignore_cleanup_errors=True) as folder:
@@ -123,7 +123,7 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
         name = name_of(live) or type(live).__name__
         origin = _origin(live)
         files = vars(open_snapshot(place)) | {"name": name}
-        snapshot = HeldSnapshot(**files, held=held, origin=origin)
+        snapshot = InMemorySnapshot(**files, held=held, origin=origin)
         plan = plan_in(live)
         if plan is None:
             lineup = line_up_snapshot(snapshot, options)
@@ -133,7 +133,7 @@ def opened(held: HeldModel, options: Evaluate) -> Iterator[Lineup]:
         yield replace(lineup, variants=tuple(variants))
 
 
-def _with_its_adapter(held: HeldModel, variants: Sequence[Variant]) -> list[Variant]:
+def _with_its_adapter(held: InMemoryModel, variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants that a PEFT model computes with its adapter; all other variants are
     without it."""
     if held.model is held.live:

@@ -11,11 +11,11 @@ from ropext.base.errors import RopextError, UnsupportedModel, UsageError
 from ropext.base.jsontext import Json
 from ropext.evaluation.corpus import Corpus
 from ropext.evaluation.variants import (
-    HeldModel,
+    InMemoryModel,
     ModelReach,
     Variant,
     base_variant,
-    held_by,
+    in_memory_model_of,
     origin_of,
     reach_of,
     record_of_weights,
@@ -31,7 +31,7 @@ from ropext.files.checkpoint.provenance import (
     identity,
     read_record,
     record_of_config,
-    scaled_by_config,
+    scaling_in_words,
 )
 from ropext.files.inspecting import plan_config
 from ropext.options.evaluate import Evaluate
@@ -60,9 +60,9 @@ class Lineup:
     masked: bool = False  # they predict masked tokens, while others predict the next
 
     @property
-    def held(self) -> HeldModel | None:
+    def held(self) -> InMemoryModel | None:
         """Return the model in memory that is measured; None if ropext loads the models itself."""
-        return held_by(self.variants[-1].snapshot)
+        return in_memory_model_of(self.variants[-1].snapshot)
 
     def contents(self, digests: Digests, trust_remote_code: bool) -> dict[str, dict[str, Json]]:
         """Return the identity of each variant, by its label; each model is hashed once."""
@@ -70,7 +70,7 @@ class Lineup:
         contents = {}
         for variant in self.variants:
             place = variant.snapshot.directory
-            held = held_by(variant.snapshot)
+            held = in_memory_model_of(variant.snapshot)
             if place not in models:
                 if held is None:
                     models[place] = identity(variant.snapshot, digests, trust_remote_code)
@@ -333,7 +333,7 @@ def _base(
         return base_variant(snapshot), context, ""
     if record.more.get(READ_FROM):
         warning = (
-            f"[no-base] {snapshot.name} is {scaled_by_config(families.read(snapshot.config))}, so "
+            f"[no-base] {snapshot.name} is {scaling_in_words(families.read(snapshot.config))}, so "
             "the length that its weights were trained on is unknown; compare with the unextended "
             f"model by --base MODEL, or say by --context {record.target} that it was this one"
         )

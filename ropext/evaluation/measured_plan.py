@@ -8,7 +8,7 @@ from ropext.base.errors import UnsupportedModel
 from ropext.base.jsontext import JsonObject, values_json
 from ropext.base.lengths import length_text
 from ropext.base.narration import NOBODY, Call, Hooks
-from ropext.evaluation.contenders import Contenders, closed_forms, rivals
+from ropext.evaluation.contenders import Contenders, closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Corpus, Source, require_data
 from ropext.evaluation.documents import DocumentWords
 from ropext.evaluation.evaluation import Evaluation
@@ -73,7 +73,7 @@ def measure(request: RankingRequest, call: Call = NOBODY) -> Measured:
     require_data(Source(request.data, flag=AS_PLAN.data))
     snapshot = open_snapshot(model, revision=request.revision)
     plans, left_out = closed_forms(snapshot, request.recipe, model)
-    beside = rivals(snapshot, request.recipe, request.folding)
+    beside = memory_only_variants(snapshot, request.recipe, request.folding)
     first = next(iter(plans.values()))
     if first.model.masked_lm:
         raise UnsupportedModel(

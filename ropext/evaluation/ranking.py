@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from ropext.base.narration import SILENT, Hooks
 from ropext.evaluation.contenders import Contenders, preference
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import applied
+from ropext.evaluation.workload import Workload
 from ropext.options.evaluate import DocumentOptions
 from ropext.results import rules
 from ropext.results.measurement import Store
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def rank(
     model: "nn.Module",
     contenders: Contenders,
-    reads: Reads,
+    reads: Workload,
     hooks: Hooks = SILENT,
     options: DocumentOptions | None = None,
 ) -> Ranking:

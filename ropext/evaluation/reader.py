@@ -23,16 +23,22 @@ from ropext.evaluation.forward import (
     TILE_BYTES,
     TILE_COLUMNS,
     TILE_TOKENS,
-    Manner,
     NanInLogits,
+    ReadingMode,
     TokenScorer,
     slice_for,
 )
-from ropext.evaluation.reads import Reads, Unit, read_unit
-from ropext.evaluation.variants import Computing, Variant, adapter_digest, applied, held_by
+from ropext.evaluation.variants import (
+    Computing,
+    Variant,
+    adapter_digest,
+    applied,
+    in_memory_model_of,
+)
+from ropext.evaluation.workload import Unit, Workload, read_unit
 from ropext.files.checkpoint import Snapshot
 from ropext.models.adapter import add_adapter
-from ropext.models.head import foretold_bend
+from ropext.models.head import predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, out_of_memory
 from ropext.models.processes import wait_for_everyone
 from ropext.options.evaluate import DocumentOptions
@@ -120,7 +126,7 @@ class Shape:
     window: int | None = None  # the attention window, if layers have one
     masks: bool = True  # masks if a window is narrower than a row; flash attention needs none
 
-    def peak_bytes(self, num_tokens: int, manner: Manner) -> int:
+    def peak_bytes(self, num_tokens: int, manner: ReadingMode) -> int:
         """Return the bytes above the weights, at the widest moment of one pass."""
         at_once = min(num_tokens, manner.chunk or num_tokens)
         attention = 2 * self.hidden + (3 * self.heads + 4 * self.kv_heads) * self.head_dim
@@ -170,16 +176,16 @@ def shape_of(model: Any) -> Shape:
         vocabulary=int(config.vocab_size),
         dtype_bytes=int(embedding.element_size()),
         eager=getattr(model.config, "_attn_implementation", "") == "eager",
-        plain_head=foretold_bend(model) is None,
+        plain_head=predicted_head_problem(model) is None,
         device=embedding.device.type,
         window=int(window) if window else None,
         masks=getattr(model.config, "_attn_implementation", "sdpa") == "sdpa",
     )
 
 
-def choose_manner(
+def choose_reading_mode(
     shape: Shape, longest: int, free: int, chunk: int | None, slice_bytes: int
-) -> Manner:
+) -> ReadingMode:
     """Choose the manner of reading: whole if that fits into the free memory, otherwise in the
     longest chunks that fit.
 
@@ -190,7 +196,7 @@ def choose_manner(
         columns = TILE_COLUMNS  # these fit in a processor's cache
         if shape.device != "cpu":  # as many as the budget allows
             columns = max(columns, slice_bytes // (TILE_BYTES * TILE_TOKENS))
-    whole = Manner(None, slice_for(slice_bytes, shape.vocabulary), columns=columns)
+    whole = ReadingMode(None, slice_for(slice_bytes, shape.vocabulary), columns=columns)
     if chunk is not None:
         return replace(whole, chunk=chunk) if chunk < longest else whole
     ways = [whole]
@@ -218,7 +224,7 @@ class Models:
     @contextmanager
     def computing(self, variant: Variant) -> Iterator[Any]:
         """Yield a model that computes as the variant says, inside the `with` block."""
-        held = held_by(variant.snapshot)
+        held = in_memory_model_of(variant.snapshot)
         if held is not None:
             with applied(held.copied(), variant) as model:
                 yield model
@@ -246,10 +252,10 @@ class Reader:
 
     computing: Computing
     options: DocumentOptions = field(default_factory=DocumentOptions)
-    manner: Manner | None = None
+    manner: ReadingMode | None = None
     against: Against | None = None
 
-    def scorer(self, model: Any, reads: Reads) -> TokenScorer:
+    def scorer(self, model: Any, reads: Workload) -> TokenScorer:
         """Return a scorer for a model, after a check that the model can be read in slices.
 
         The free memory at the first call decides the manner for all models.
@@ -262,7 +268,7 @@ class Reader:
             free = free_memory(base.get_input_embeddings().weight.device)
             chunk = longest if reads.prediction.sees_all else self.options.chunk
             slice_bytes = self.options.slice_memory * MIB
-            self.manner = choose_manner(shape_of(base), longest, free, chunk, slice_bytes)
+            self.manner = choose_reading_mode(shape_of(base), longest, free, chunk, slice_bytes)
         scorer = TokenScorer(model, self.manner)
         # Not inference_mode: buffers made in it could not be trained through afterwards.
         with memory_errors(out_of_memory("a probe of the model")), torch.no_grad():
@@ -272,7 +278,7 @@ class Reader:
     def measure(
         self,
         variants: Iterable[Variant],
-        reads: Reads,
+        reads: Workload,
         stores: Mapping[str, Store],
         progress: Progress,
     ) -> Measurement:
@@ -302,7 +308,7 @@ class Reader:
     def _base(
         self,
         variants: Sequence[Variant],
-        reads: Reads,
+        reads: Workload,
         units: Mapping[str, Sequence[Unit]],
         stores: Mapping[str, Store],
     ) -> Against:
@@ -330,7 +336,7 @@ class Reader:
     def _read(
         self,
         variant: Variant,
-        reads: Reads,
+        reads: Workload,
         units: Sequence[Unit],
         stores: Mapping[str, Store],
         progress: Progress,

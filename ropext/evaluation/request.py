@@ -22,8 +22,8 @@ from ropext.evaluation.documents import (
 )
 from ropext.evaluation.evaluation import Evaluation
 from ropext.evaluation.lineup import Lineup, line_up, overlaps_of
-from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads, checked_prediction
-from ropext.evaluation.variants import held_by
+from ropext.evaluation.variants import in_memory_model_of
+from ropext.evaluation.workload import NEXT_TOKEN, Prediction, Workload, checked_prediction
 from ropext.files.checkpoint import Snapshot
 from ropext.models.dequantising import directory_of
 from ropext.models.load import silenced
@@ -166,7 +166,7 @@ def prepare(
         read_run(split_spec(other)[0])  # raises an error if the run is missing or incomplete
     if prediction.sees_all:
         options = options.model_copy(update={"chunk": grid[-1]})
-    what = Reads(
+    what = Workload(
         prediction.frame(lineup.context, grid, options.seed),
         corpus.documents if corpus else (),
         questions,
@@ -192,7 +192,7 @@ def prepare(
 
 def _encoder_of(snapshot: Snapshot, options: Evaluate, trust_remote_code: bool) -> DocumentEncoder:
     """Return the encoder of documents and questions for a model."""
-    held = held_by(snapshot)
+    held = in_memory_model_of(snapshot)
     with silenced():
         tokenizer = held.tokenizer if held else load_tokenizer(snapshot, trust_remote_code)
     config = snapshot.config

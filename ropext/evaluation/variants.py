@@ -20,14 +20,14 @@ from ropext.families.model import LENGTH_KEYS
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record, read_record
 from ropext.files.schemes import read_positions
-from ropext.models.load import fills_in, is_masked
+from ropext.models.load import check_masked_head, is_masked
 from ropext.models.patching import apply_plan, base_model, plan_in
 from ropext.options.cache import StoredCache
 from ropext.options.fields import FIT
 from ropext.planning import CONFIG_ALONE, InMemory
 from ropext.results import BASE, EXTENDED, SHORT
 from ropext.results.overlap import HASHES, Trained, both, from_json, trained_in, unknown
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 from ropext.scaling.forms import LENGTH_DEPENDENT
 from ropext.scaling.rope import Positions, RopeSite
 
@@ -40,7 +40,7 @@ READ = ("learned", "mixed", "disentangled")
 
 
 @dataclass(frozen=True)
-class HeldModel:
+class InMemoryModel:
     """A model in memory that its user holds."""
 
     model: "torch.nn.Module"  # from transformers, or from PEFT around one
@@ -91,24 +91,24 @@ def _shared(model: "torch.nn.Module") -> dict[int, object]:
 
 
 @dataclass(frozen=True)
-class HeldSnapshot(Snapshot):
+class InMemorySnapshot(Snapshot):
     """The small files of a model in memory, in a folder that exists only during its evaluation."""
 
-    held: HeldModel | None = None
+    held: InMemoryModel | None = None
     origin: Snapshot | None = None  # the checkpoint that its weights came from
 
     def require_weights(self) -> None:
         """Do nothing: the weights are in memory."""
 
 
-def held_by(snapshot: Snapshot) -> HeldModel | None:
+def in_memory_model_of(snapshot: Snapshot) -> InMemoryModel | None:
     """Return the model in memory to which a snapshot belongs; None for a directory."""
-    return snapshot.held if isinstance(snapshot, HeldSnapshot) else None
+    return snapshot.held if isinstance(snapshot, InMemorySnapshot) else None
 
 
 def origin_of(snapshot: Snapshot) -> Snapshot:
     """Return the checkpoint that a model's weights were loaded from; for a directory, itself."""
-    if isinstance(snapshot, HeldSnapshot) and snapshot.origin is not None:
+    if isinstance(snapshot, InMemorySnapshot) and snapshot.origin is not None:
         return snapshot.origin
     return snapshot
 
@@ -157,7 +157,7 @@ class Variant:
             content["kv_cache"] = asdict(self.cache) | {"order": "gguf"}
         return content
 
-    def regimes(self, frame: Frame) -> dict[str, int]:
+    def regimes(self, frame: EvaluationSettings) -> dict[str, int]:
         """Return the pass length of each folder of readings in its store.
 
         The passes serve all lengths of a frame: one for each run of lengths that share a spectrum,
@@ -361,7 +361,7 @@ def reach_of(snapshot: Snapshot, stated: int | None) -> ModelReach:
             ) from None
         return _uncarried(snapshot, scheme, stated)
     longest = max(model.context, model.stated_context)
-    return ModelReach(model.context, longest, fills_in(snapshot, model.masked_lm))
+    return ModelReach(model.context, longest, check_masked_head(snapshot, model.masked_lm))
 
 
 def _carried(snapshot: Snapshot, scheme: Positions, stated: int | None) -> ModelReach:

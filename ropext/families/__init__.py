@@ -9,7 +9,7 @@ from ropext.families.model import LENGTH_KEYS, Model, diff
 from ropext.families.params import keep_query_scales
 from ropext.families.published import recipe_of
 from ropext.families.reading import as_read, interpret, read
-from ropext.families.respelling import check_spellings, respell, trusting
+from ropext.families.respelling import check_spellings, respell, with_spelling_in_force
 from ropext.families.writing import FREE_KEYS, as_written, changed_beside, write
 
 __all__ = [
@@ -27,6 +27,6 @@ __all__ = [
     "recipe_of",
     "respell",
     "text_part",
-    "trusting",
+    "with_spelling_in_force",
     "write",
 ]

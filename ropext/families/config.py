@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ropext.base.errors import ConfigError, InputError
 from ropext.base.jsontext import untagged_float
-from ropext.families.described import Facts, handed_over
+from ropext.families.described import Facts, remembered_facts
 
 LONGEST_LIST = 1 << 16  # pairs of a head, or layers of a model: far above any real one
 LARGEST = 1 << 40
@@ -296,7 +296,7 @@ def locate(config: dict[str, Any]) -> Located:
         if known is None:
             if why := _own_code(config, kind):
                 raise InputError(why)
-            about = handed_over(config).get(kind)
+            about = remembered_facts(config).get(kind)
             if about is None:
                 raise UnknownType(kind)
             known = Known(about.scheme, about.path, about.text)

@@ -57,13 +57,13 @@ _BY_CONFIG: dict[str, Facts] = {}
 _BY_SHAPE: dict[str, Facts] = {}
 
 
-def hand_over(config: JsonObject, facts: Facts) -> None:
+def remember_facts(config: JsonObject, facts: Facts) -> None:
     """Keep what was found out about the types of a config, for whoever reads it again."""
     _BY_CONFIG.setdefault(digest(config), facts)
     _BY_SHAPE[_shape(config)] = facts
 
 
-def handed_over(config: JsonObject) -> Facts:
+def remembered_facts(config: JsonObject) -> Facts:
     """What was found out about the types of a config, or of one that differs from it in the keys
     that an extension writes."""
     facts = _BY_CONFIG.get(digest(config))
@@ -72,7 +72,7 @@ def handed_over(config: JsonObject) -> Facts:
     return facts
 
 
-def is_handed_over(config: JsonObject) -> bool:
+def is_remembered(config: JsonObject) -> bool:
     """Whether this very config was asked about, or was written here."""
     return digest(config) in _BY_CONFIG
 

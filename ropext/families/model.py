@@ -297,7 +297,7 @@ class Stated:
     sites: tuple[RopeSite, ...]
     # As stock has them, where it is known to differ from the authors, and what is said of that.
     stock_sites: tuple[RopeSite, ...]
-    departures: tuple[str, ...]
+    departures_from_stock: tuple[str, ...]
     lengths: tuple[Lengths, ...]  # of each site
     mrope: bool
     notes: tuple[str, ...]
@@ -311,7 +311,7 @@ def model_of(stated: Stated) -> Model:
     sites = stated.sites
     context = max(site.rope.context for site in sites if site.scaled)
     more, obstacles, reach = _observe(stated, context)
-    notes = [*stated.notes, *more, *stated.departures, *_logit_scales(stated)]
+    notes = [*stated.notes, *more, *stated.departures_from_stock, *_logit_scales(stated)]
     allowed = _forms(row, sites, notes)
     whole = all(partial_factor(row, s.params) == 1 for s in sites) and row.dim == "head_dim"
     temperature = row.temperature

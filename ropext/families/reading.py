@@ -8,7 +8,7 @@ from typing import Any
 from ropext.base.errors import ConfigError, InputError, UnsupportedModel
 from ropext.families import config, table
 from ropext.families.config import REFUSALS, Dict, census, defaults_of, locate, text_part
-from ropext.families.described import NO_FACTS, Described, Facts, Numbers, handed_over
+from ropext.families.described import NO_FACTS, Described, Facts, Numbers, remembered_facts
 from ropext.families.geometry import TextConfig, rotary_dim
 from ropext.families.model import (
     NAMED,
@@ -41,7 +41,7 @@ def rope_dicts(text: TextConfig) -> list[Dict | None]:
     return [text.object("rope_scaling"), text.object("rope_parameters")]
 
 
-def departures(
+def departures_from_stock(
     text: TextConfig, sites: tuple[RopeSite, ...]
 ) -> tuple[list[str], tuple[RopeSite, ...]]:
     """Say where stock transformers computes another spectrum than the authors' own code, and give
@@ -119,7 +119,7 @@ def interpret(
             "quantization_config", dict
         )  # decides how weights are carried and compared
     listed = model_type in census() and text_type in census()
-    facts = NO_FACTS if listed else handed_over(config)
+    facts = NO_FACTS if listed else remembered_facts(config)
     values = _with_added(model_type, part, facts)
     where = ".".join(path)
     text = TextConfig(values, text_type, facts, where, context, original)
@@ -145,14 +145,14 @@ def interpret(
             "[own-code] auto_map names model code of its own; ropext describes the class of this "
             "type in transformers"
         )
-    departing, built = departures(text, sites)
+    departing, built = departures_from_stock(text, sites)
     stated = Stated(
         model_type=model_type,
         text=text,
         path=path,
         sites=sites,
         stock_sites=built,
-        departures=tuple(departing),
+        departures_from_stock=tuple(departing),
         lengths=spans,
         mrope=_is_mrope(text),
         notes=tuple(notes),

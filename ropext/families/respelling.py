@@ -51,7 +51,7 @@ def _written_anew(
     return out
 
 
-def trusting(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
+def with_spelling_in_force(config: dict[str, Any], spelling: str | None) -> dict[str, Any]:
     """The config with that one of its spellings in force, where two disagree: rope_parameters, or
     rope_scaling with the keys beside it, as older transformers read them."""
     model, conflicts = interpret(config)

@@ -26,7 +26,7 @@ from ropext.base.jsontext import Json, JsonObject, digest, dump, write_json
 from ropext.base.narration import tell_listener
 from ropext.base.systems import user_cache
 from ropext.families.config import UnknownType, census, locate, unknown
-from ropext.families.described import Described, Numbers, hand_over, is_handed_over
+from ropext.families.described import Described, Numbers, is_remembered, remember_facts
 
 CHILD = Path(__file__).parents[1] / "proof/child.py"
 # The code of the child, which decides what it says of a type.
@@ -73,7 +73,7 @@ def knows(model_type: str) -> bool:
     return re.search(listed, names) is not None
 
 
-def ask_about(config: JsonObject) -> None:
+def describe_unknown_types(config: JsonObject) -> None:
     """Find out what stock makes of the model types of a config that families does not know, and
     hand it over to families. Whoever opens a config asks; of known types there is nothing to ask,
     nor of a config that is refused in any case.
@@ -87,7 +87,7 @@ def ask_about(config: JsonObject) -> None:
     else:
         unlisted = [each for each in (found.model_type, found.text_type) if each not in census()]
         # What stock says of a type by another config's numbers does not do.
-        if not unlisted or is_handed_over(config):
+        if not unlisted or is_remembered(config):
             return
         kind = unlisted[0]
     if not knows(kind):
@@ -101,7 +101,7 @@ def ask_about(config: JsonObject) -> None:
     for name, each in answer["types"].items():
         if name not in census():
             facts[name] = _from_json(each, answer, config)
-    hand_over(config, facts)
+    remember_facts(config, facts)
 
 
 def _answer(config: JsonObject, kind: str) -> JsonObject:

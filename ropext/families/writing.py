@@ -7,7 +7,7 @@ from typing import Any
 from ropext.base.errors import NotExpressible
 from ropext.base.jsontext import tagged
 from ropext.families.config import defaults_of, text_part
-from ropext.families.described import hand_over
+from ropext.families.described import remember_facts
 from ropext.families.geometry import TextConfig
 from ropext.families.model import LENGTH_KEYS, ORIGINAL, Model
 from ropext.families.params import (
@@ -242,7 +242,7 @@ def write(
             if type(holder.get(key)) is int and holder[key] in old:
                 holder[key] = target
     if model.described:
-        hand_over(out, model.described)
+        remember_facts(out, model.described)
     return out
 
 

@@ -18,7 +18,7 @@ from ropext import families
 from ropext.base import bundled
 from ropext.base.errors import InputError
 from ropext.base.jsontext import dump
-from ropext.base.narration import Say, in_bytes, silent
+from ropext.base.narration import Say, in_bytes, no_messages
 from ropext.files.checkpoint.provenance import read_record
 from ropext.files.checkpoint.staging import check_space
 from ropext.files.inspecting import open_model
@@ -31,7 +31,7 @@ BYTES = 4  # for each weight: float32 keeps every digit of the file's values
 
 @contextmanager
 def directory_of(
-    model: str, say: Say = silent, check: Callable[[str], object] | None = None
+    model: str, say: Say = no_messages, check: Callable[[str], object] | None = None
 ) -> Iterator[str]:
     """Yield a model's name unchanged; for a GGUF file, yield a temporary directory of dequantised
     weights.
@@ -73,7 +73,7 @@ def write_small(model: "GgufFile", place: Path) -> None:
     _write_record(model, place, config)
 
 
-def dequantise(model: "GgufFile", place: Path, say: Say = silent) -> Path:
+def dequantise(model: "GgufFile", place: Path, say: Say = no_messages) -> Path:
     """Write a GGUF as a directory of float32 weights."""
     needed = BYTES * sum(prod(tensor.shape) for tensor in model.head.tensors)
     check_space(place, needed)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ropext.base.errors import class_of
+from ropext.base.errors import class_name
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def plain_head(model: "PreTrainedModel") -> "torch.nn.Linear | None":
     return head
 
 
-def foretold_bend(model: "PreTrainedModel") -> str | None:
+def predicted_head_problem(model: "PreTrainedModel") -> str | None:
     """Return why logits will not be the product with a plain matrix, as far as class and config
     show."""
     if plain_head(model) is None:
@@ -69,7 +69,7 @@ def why_not_plain(model: "PreTrainedModel", ids: "torch.Tensor") -> str | None:
     reason = why_not_apart(model)
     if reason is not None:
         return reason
-    return why_bent(model, model.base_model(input_ids=ids, use_cache=False))
+    return why_logits_differ(model, model.base_model(input_ids=ids, use_cache=False))
 
 
 def why_not_apart(model: "PreTrainedModel") -> str | None:
@@ -82,7 +82,7 @@ def why_not_apart(model: "PreTrainedModel") -> str | None:
     return None
 
 
-def why_bent(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
+def why_logits_differ(model: "PreTrainedModel", output: "BaseModelOutput") -> str | None:
     """Return None if the logits are the decoder's states, in `output`, times the matrix; otherwise
     the reason."""
     head = plain_head(model)
@@ -105,7 +105,7 @@ def _why_wrapped(model: "PreTrainedModel") -> str:
     head = model.get_output_embeddings()
     if type(head) is torch.nn.Linear:
         return "its output layer is wrapped: a hook, or another forward, stands around it"
-    return f"its output layer is {class_of(head)}, not a plain linear one"
+    return f"its output layer is {class_name(head)}, not a plain linear one"
 
 
 def same_logits(one: "torch.Tensor", other: "torch.Tensor", dtype: "torch.dtype") -> bool:

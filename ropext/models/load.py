@@ -101,7 +101,7 @@ def headless(snapshot: Snapshot) -> UnsupportedModel:
     )
 
 
-def fills_in(snapshot: Snapshot, masked: bool) -> bool:
+def check_masked_head(snapshot: Snapshot, masked: bool) -> bool:
     """Return `masked`, which says whether the model's family predicts masked tokens.
 
     Raise UnsupportedModel if it does but the model has no head for them.
@@ -115,7 +115,7 @@ def fills_in(snapshot: Snapshot, masked: bool) -> bool:
 def is_masked(snapshot: Snapshot) -> bool:
     """Return whether a model that does not rotate predicts masked tokens."""
     scheme = read_positions(snapshot.config)
-    return fills_in(snapshot, scheme is not None and scheme.carried and not scheme.causal)
+    return check_masked_head(snapshot, scheme is not None and scheme.carried and not scheme.causal)
 
 
 def skeleton(

@@ -35,7 +35,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ropext.base.errors import UsageError, class_of, did_you_mean
+from ropext.base.errors import UsageError, class_name, did_you_mean
 from ropext.base.jsontext import untagged_float
 from ropext.base.lengths import parse_length, parse_lengths
 
@@ -247,7 +247,7 @@ def as_place(given: TextsOrPlace) -> str:
     if isinstance(given, PathLike):
         return str(given)
     if not isinstance(given, Iterable):
-        raise UsageError(f"documents are a place or their texts, not {class_of(given)}")
+        raise UsageError(f"documents are a place or their texts, not {class_name(given)}")
     texts = Texts("texts")
     texts.rows = given
     return texts

@@ -12,7 +12,7 @@ from ropext.options.fields import EVALUATE, EXTEND, FIT
 from ropext.options.recipe import SECTIONS
 from ropext.pipeline.dividing import write_documents
 from ropext.pipeline.prospect import PLACES, STAYS, TASK, Prospect
-from ropext.pipeline.trying import choosing_file, read_forms
+from ropext.pipeline.trying import choice_documents_path, read_forms
 from ropext.pipeline.work import USED
 from ropext.results import UNTOUCHED
 from ropext.results.overlap import NO_DOCUMENTS, trained
@@ -43,7 +43,7 @@ class AutoChoice:
         """Measure every candidate, and return the content of choice.json."""
         prospect = self.prospect
         say = self.call.hooks.say
-        write_documents(choosing_file(self.folder), prospect.to_choose)
+        write_documents(choice_documents_path(self.folder), prospect.to_choose)
         write_documents(self._verdict_file, prospect.to_judge)
         tried = read_forms(prospect, self.folder, self.call)
         method = tried.order.take(tried.order.alike, [UNTOUCHED, *preference(prospect.plans)])
@@ -108,7 +108,7 @@ class AutoChoice:
         keys = dict[str, Any]()
         for key, value in SECTIONS[FIT].unstored().items():
             keys[f"{FIT}.{key}"] = value
-        keys[f"{FIT}.data"] = str(choosing_file(self.folder))
+        keys[f"{FIT}.data"] = str(choice_documents_path(self.folder))
         keys[f"{FIT}.start"] = start
         if self.prospect.recipe.extend.within:
             keys[f"{FIT}.within"] = self.prospect.recipe.extend.within

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ropext.base.errors import UsageError
 from ropext.base.jsontext import read_json, write_json
-from ropext.base.narration import Call, clean_command, told_of_files
-from ropext.base.stepdir import Step, StepDir, left_by, step_record
+from ropext.base.narration import Call, clean_command, file_progress
+from ropext.base.stepdir import Step, StepDir, files_of_step, step_record
 from ropext.base.workdir import Flat, Workdir, remove
 from ropext.files.checkpoint import open_snapshot, provenance, with_weights
 from ropext.files.checkpoint.staging import Output, check_output
@@ -46,9 +46,9 @@ def choose(recipe: Recipe, output: Path, call: Call) -> Recipe:
     about = {"words": list(clean_command(call.command))}
     place = Workdir(output, "run", {}, about)
     folder = place.folder / "choice"
-    hashes = Hashes(told_of_files(hooks.say))
+    hashes = Hashes(file_progress(hooks.say))
     step = ChoiceStep(recipe, folder, call, hashes)
-    if left_by(step, place.folder) is None:
+    if files_of_step(step, place.folder) is None:
         step.beforehand = prospect(recipe, call)  # it refuses before any weight is read
         with place.claimed(call.force):
             StepDir.of(step, place.folder, provenance.versions()).do()

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ropext.base.narration import Call, Say, Show, kept_after_interrupt, pasted, silent, unseen
+from ropext.base.narration import (
+    Call,
+    Say,
+    Show,
+    join_for_shells,
+    kept_after_interrupt,
+    no_messages,
+    no_progress,
+)
 from ropext.base.narration import Hooks as Hooks
 from ropext.base.table import Table, verdict_first, with_rows
 from ropext.base.workdir import Workdir
@@ -122,7 +130,7 @@ class Demo:
         return "\n\n".join([verdict_first(self.sentences, tables), "\n".join(lines)])
 
 
-def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen) -> Demo:
+def run(folder: Path, full: bool = False, say: Say = no_messages, show: Show = no_progress) -> Demo:
     """Do the unfinished steps, judge the gates, and write the report."""
     import ropext
     from ropext.pipeline import job, running
@@ -138,7 +146,7 @@ def run(folder: Path, full: bool = False, say: Say = silent, show: Show = unseen
         _words("run", RECIPE, folder / "out", {}, words),
         _words("eval", MODEL, folder / "methods", reading),
     )
-    commands = tuple(pasted(*call) for call in calls)
+    commands = tuple(join_for_shells(*call) for call in calls)
     after = f"finished work is kept in {folder}; run the same command to resume"
     place = Workdir(folder, "demo", {})
     with place.claimed(None):

@@ -12,11 +12,11 @@ from ropext.base.lengths import length_text
 from ropext.base.narration import Call
 from ropext.evaluation.corpus import (
     MOST_TOKENS,
-    Basket,
     DistinctTexts,
     Document,
     DocumentEncoder,
     RawDocument,
+    SmallestKeys,
     texts_of,
 )
 from ropext.evaluation.corpus.selection import NO_LIMIT
@@ -85,7 +85,7 @@ class _Smallest:
 
     def __init__(self, encoder: DocumentEncoder) -> None:
         self.encoder = encoder
-        self.basket = Basket(MOST_TOKENS)
+        self.basket = SmallestKeys(MOST_TOKENS)
 
     def take(self, key: str, raw: RawDocument, text: str, number: int) -> None:
         """Encode a text and keep it if its key is small enough."""

@@ -11,7 +11,7 @@ from ropext.base.stepdir import StepRecord, step_record
 from ropext.base.workdir import Flat
 from ropext.files.checkpoint import provenance
 from ropext.options.recipe import REPORT
-from ropext.pipeline.work import USED, Work
+from ropext.pipeline.work import USED, RunContext
 from ropext.results import BASE, CONTROL, FITTED, TUNED, rundir
 from ropext.results.gates import Outcome, split_spec
 from ropext.results.measurement import Measurement
@@ -53,7 +53,7 @@ class Evidence:
         }
 
 
-def evidence_of(work: Work) -> Evidence:
+def evidence_of(work: RunContext) -> Evidence:
     """Read the evidence from the run directory. A gate that names no variant judges the final
     checkpoint."""
     if not (work.evaluation / "results.json").is_file():
@@ -76,7 +76,7 @@ def evidence_of(work: Work) -> Evidence:
     return Evidence(run, gates, reached, tuple(control_lines))
 
 
-def against(work: Work) -> Flat:
+def against(work: RunContext) -> Flat:
     """Return the digests of the other runs that gates name, as a part of the report's key.
 
     If one of these runs changed, the gates are judged again. Raise an error if its results were
@@ -92,7 +92,7 @@ def against(work: Work) -> Flat:
     return {"against": found} if found else {}
 
 
-def _is_fit_kept(work: Work) -> bool:
+def _is_fit_kept(work: RunContext) -> bool:
     """Return True if the run has a fit, and the fit kept its learned spectrum, not its starting
     form."""
     if FITTED not in work.checkpoints:
@@ -128,7 +128,7 @@ class RunSection:
         return content
 
 
-def section_of(work: Work, evidence: Evidence) -> RunSection:
+def section_of(work: RunContext, evidence: Evidence) -> RunSection:
     """Return the section about the run for the record of its output."""
     stages = dict[str, StepRecord]()
     for name in work.recipe.stages:

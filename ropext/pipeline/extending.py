@@ -10,14 +10,14 @@ from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_text
 from ropext.base.jsontext import Json
-from ropext.base.narration import Call, Say, told_of_files
+from ropext.base.narration import Call, Say, file_progress
 from ropext.base.workdir import check_unlocked
 from ropext.families.loaders import Serving
 from ropext.files.checkpoint import Snapshot, provenance, with_weights
 from ropext.files.checkpoint.provenance import TRAINED_ON, record_in, record_of, with_training
 from ropext.files.checkpoint.snapshot import NoWeights
 from ropext.files.checkpoint.staging import check_output
-from ropext.files.checkpoint.writing import WriteManner, Written, write
+from ropext.files.checkpoint.writing import WriteOptions, Written, write
 from ropext.files.inspecting import open_model, planned
 from ropext.options.extend import Extend, Writing, parse_extend
 from ropext.options.fields import reads
@@ -75,7 +75,7 @@ class ExtensionJob:
             with _or_without_a_copy(self.plan):
                 snapshot.require_weights()
                 source = source_of(snapshot, self.plan, output.name, call)
-                check_output(source.check(output, WriteManner(self.writing.link, call.force)))
+                check_output(source.check(output, WriteOptions(self.writing.link, call.force)))
 
     def counts(self) -> ExtensionPlan:
         """Return the plan, which says what would be written."""
@@ -83,7 +83,7 @@ class ExtensionJob:
 
     def make(self, output: Path, call: Call) -> MadeExtension:
         """Write an extended checkpoint and verify it."""
-        self.plan.require_help()  # before weights are fetched
+        self.plan.raise_if_refused()  # before weights are fetched
         self.plan.require_training()
         with _or_without_a_copy(self.plan):
             whole = with_weights(self.snapshot)
@@ -128,7 +128,7 @@ def _or_without_a_copy(plan: ExtensionPlan) -> Iterator[None]:
 
 def warned(plan: ExtensionPlan, say: Say) -> ExtensionPlan:
     """Print the warnings of a plan and return it. Raise an error if an extension does not help."""
-    plan.require_help()
+    plan.raise_if_refused()
     for remark in plan.remarks():
         say(remark)
     return plan
@@ -147,6 +147,6 @@ def write_extension(
     if older is not None and (trained := with_training(older).get(TRAINED_ON)):
         record = replace(record, more=dict(record.more) | {TRAINED_ON: trained})
     source = source_of(snapshot, made, output.name, call)
-    show = told_of_files(call.hooks.say)
-    manner = WriteManner(how.link, call.force, how.hash, how.no_verify, show)
+    show = file_progress(call.hooks.say)
+    manner = WriteOptions(how.link, call.force, how.hash, how.no_verify, show)
     return MadeExtension(made, write(source, output, record, manner))

@@ -74,6 +74,6 @@ def _opened_training(output: Path, record: Record) -> "Finetuned | Fitted | None
     """Read the result of a training from its output; None if no training wrote it."""
     if not any(record.more.get(training) for training in TRAININGS):
         return None
-    from ropext.training.result import opened_training  # late: it needs torch
+    from ropext.training.result import read_training_result  # late: it needs torch
 
-    return opened_training(output)
+    return read_training_result(output)

@@ -25,7 +25,7 @@ from ropext.pipeline.job import previous
 from ropext.pipeline.ran import OUTCOME, keep
 from ropext.pipeline.report_page import write_report
 from ropext.pipeline.stage import Stage
-from ropext.pipeline.work import Work
+from ropext.pipeline.work import RunContext
 from ropext.results.report import tables
 from ropext.results.report.gates import gate_table
 
@@ -91,7 +91,7 @@ def _keep_previous(output: Path) -> None:
             copy_file(output / name, stage.directory / name)
 
 
-def _is_output_of(work: Work, source: Path) -> bool:
+def _is_output_of(work: RunContext, source: Path) -> bool:
     """Return True if the output is already this checkpoint.
 
     Then OUT.previous is kept, and only the report is written again.
@@ -100,7 +100,7 @@ def _is_output_of(work: Work, source: Path) -> bool:
     return before == work.hashes.of_tree(source, but=PUSHED)
 
 
-def check_free(work: Work) -> None:
+def check_free(work: RunContext) -> None:
     """Refuse to replace an output that this run did not write, unless --force is given.
 
     With --keep-previous, OUT.previous must be replaceable too.
@@ -152,7 +152,7 @@ def claim(note: Path, output: Path) -> None:
         write_json(note, owned)
 
 
-def write_output(work: Work, evidence: Evidence) -> None:
+def write_output(work: RunContext, evidence: Evidence) -> None:
     """Write OUT completely or not at all."""
     source = work.checkpoints[work.final]
     recover(work.output)
@@ -171,7 +171,7 @@ def write_output(work: Work, evidence: Evidence) -> None:
         _note_output(work, stage.directory)
 
 
-def _finished_record(work: Work, evidence: Evidence, source: Path) -> Record:
+def _finished_record(work: RunContext, evidence: Evidence, source: Path) -> Record:
     """Return the record of the last checkpoint, with a section about the whole run."""
     record = read_record(source)
     assert record is not None  # every stage writes one
@@ -204,7 +204,7 @@ def _finished_card(evidence: Evidence, source: Path) -> str:
     return card.with_evidence(text, sentences, numbers)
 
 
-def _note_output(work: Work, staged_output: Path) -> None:
+def _note_output(work: RunContext, staged_output: Path) -> None:
     """Add the output to the run's list before it gets its name.
 
     Then the run recognises its output even if it was killed in between.

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from ropext.base.errors import RopextError, UsageError
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Call
-from ropext.evaluation.contenders import closed_forms, rivals
+from ropext.evaluation.contenders import closed_forms, memory_only_variants
 from ropext.evaluation.corpus import Document, DocumentEncoder
-from ropext.evaluation.reads import NEXT_TOKEN
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import NEXT_TOKEN
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.options.evaluate import DEPTHS, Evaluate
 from ropext.options.fields import EVALUATE, FIT
@@ -19,7 +19,7 @@ from ropext.pipeline.work import LABELS, READ_ALWAYS
 from ropext.planning import Plan, make_plan
 from ropext.results import CONTROL, UNTOUCHED
 from ropext.results.gates import Metrics
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 from ropext.results.windows import forward_tokens, short_windows
 
 # The task of the verdict if the recipe names none.
@@ -42,7 +42,7 @@ class Prospect:
     to_choose: list[Document]
     to_judge: list[Document]  # none if the recipe names other documents for the verdict
     able: int  # documents for the choice that reach the target
-    frame: Frame
+    frame: EvaluationSettings
 
     @property
     def target(self) -> int:
@@ -113,7 +113,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
     example = next(iter(closed.values()))
     if example.model.masked_lm:
         raise UsageError("--method auto measures causal language models; name a method")
-    example.require_help()
+    example.raise_if_refused()
     if not recipe.trains:
         example.require_training()
     stays = dict(zip(STAYS, ("abf", example.main.rope.theta, True), strict=True))
@@ -132,7 +132,7 @@ def prospect(recipe: Recipe, call: Call) -> Prospect:
         snapshot=snapshot,
         plans=plans | closed,
         left_out=left_out,
-        beside=rivals(snapshot, request),
+        beside=memory_only_variants(snapshot, request),
         reading=reading,
         encoder=encoder,
         to_choose=documents.chosen + documents.short,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.base.inputs import from_home, model_name
-from ropext.base.narration import SILENT, Call, Hooks, Say, Show, silent, unseen
+from ropext.base.narration import SILENT, Call, Hooks, Say, Show, no_messages, no_progress
 from ropext.options.door import public
 from ropext.options.evaluate import Evaluate
 from ropext.options.extend import Choosing, Extend, Writing, is_run
@@ -36,7 +36,7 @@ def extend(
     revision: str | None = None,
     force: bool = False,
     trust_remote_code: bool = False,
-    say: Say = silent,
+    say: Say = no_messages,
     **options: Any,
 ) -> "Extended | Ran":
     """Write an extended checkpoint and verify it.
@@ -75,8 +75,8 @@ def run(
     only: str | None = None,
     force: bool = False,
     keep_previous: bool = False,
-    say: Say = silent,
-    show: Show = unseen,
+    say: Say = no_messages,
+    show: Show = no_progress,
 ) -> "Ran":
     """Run a recipe: plan, extend, verify, fit, fine-tune, evaluate, report.
 
@@ -115,7 +115,7 @@ def finetune(
     output: str | Path,
     *,
     force: bool = False,
-    say: Say = silent,
+    say: Say = no_messages,
     **options: Any,
 ) -> "Finetuned":
     """Fine-tune an extended checkpoint and return the result."""
@@ -137,7 +137,7 @@ def fit(
     output: str | Path,
     *,
     force: bool = False,
-    say: Say = silent,
+    say: Say = no_messages,
     revision: str | None = None,
     **options: Any,
 ) -> "Fitted | None":
@@ -162,8 +162,8 @@ def evaluate(
     output: str | Path | None = None,
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    say: Say = silent,
-    show: Show = unseen,
+    say: Say = no_messages,
+    show: Show = no_progress,
     stop: Callable[[], bool] = SILENT.stop,
     revision: str | None = None,
     trust_remote_code: bool = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ropext.base import guard
 from ropext.base.inputs import model_name
-from ropext.base.narration import SILENT, Hooks, Say, silent
+from ropext.base.narration import SILENT, Hooks, Say, no_messages
 from ropext.files.checkpoint import open_snapshot
 from ropext.files.checkpoint.card import README
 from ropext.files.inspecting import read_again
@@ -30,7 +30,7 @@ def push(
     force: bool = False,
     dry_run: bool = False,
     bars: bool = False,
-    say: Say = silent,
+    say: Say = no_messages,
     stop: Callable[[], bool] = SILENT.stop,
 ) -> "Pushed":
     """Upload a finished output to the hub with its card.

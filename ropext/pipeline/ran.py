@@ -12,7 +12,7 @@ from ropext.base.table import Table, verdict_first, with_rows
 from ropext.options.recipe import REPORT
 from ropext.pipeline.evidence import Evidence
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.work import EVALUATION, Work
+from ropext.pipeline.work import EVALUATION, RunContext
 from ropext.results import rundir
 from ropext.results.measurement import Measurement
 from ropext.results.report import tables
@@ -114,7 +114,7 @@ class Ran(Result):
         return "\n\n".join(part for part in parts if part)
 
 
-def keep(work: Work, evidence: Evidence) -> None:
+def keep(work: RunContext, evidence: Evidence) -> None:
     """Write outcome.json, which `open` needs in addition to the evaluation."""
     kept = {"label": work.final, "stages": list(work.recipe.stages)}
     write_json(work.folder / OUTCOME, kept | evidence.to_json())

@@ -6,7 +6,7 @@ from ropext.base.jsontext import read_object
 from ropext.base.table import Table, with_rows
 from ropext.files.checkpoint import provenance
 from ropext.pipeline.evidence import Evidence, section_of
-from ropext.pipeline.work import Work
+from ropext.pipeline.work import RunContext
 from ropext.results import TUNED
 from ropext.results.report import html, tables
 from ropext.results.report.gates import failures, gate_table
@@ -17,7 +17,7 @@ PLOTS = {
 }
 
 
-def write_report(work: Work, evidence: Evidence) -> None:
+def write_report(work: RunContext, evidence: Evidence) -> None:
     """Write report.md and report.html with the pictures of the stages."""
     plan = work.plan
     verdicts = failures(evidence.gates)
@@ -43,7 +43,7 @@ def write_report(work: Work, evidence: Evidence) -> None:
     html.write(work.folder, page, _pictures(work, evidence))
 
 
-def _pictures(work: Work, evidence: Evidence) -> dict[str, tuple[str, bytes]]:
+def _pictures(work: RunContext, evidence: Evidence) -> dict[str, tuple[str, bytes]]:
     """Return the path of each picture in the folder, its caption and its bytes, the most useful
     first."""
     plots = work.evaluation / "plots"
@@ -61,7 +61,7 @@ def _pictures(work: Work, evidence: Evidence) -> dict[str, tuple[str, bytes]]:
     }
 
 
-def _facts(work: Work) -> Table:
+def _facts(work: RunContext) -> Table:
     plan = work.plan
     record = read_object(work.checkpoints[work.final] / provenance.NAME)
     proved = record.get("proof")
@@ -78,7 +78,7 @@ def _facts(work: Work) -> Table:
     return Table("What was made", "config.json", ("", ""), tuple(rows))
 
 
-def _training_table(work: Work) -> Table | None:
+def _training_table(work: RunContext) -> Table | None:
     if TUNED not in work.checkpoints:
         return None
     from ropext.training import tuned_report

@@ -33,7 +33,7 @@ from ropext.pipeline.evidence import Evidence, evidence_of
 from ropext.pipeline.ran import DONE, Ran
 from ropext.pipeline.stage import Stage, resumable
 from ropext.pipeline.steps import stages_of
-from ropext.pipeline.work import Work, plan_run
+from ropext.pipeline.work import RunContext, plan_run
 
 if TYPE_CHECKING:
     from ropext.pipeline.prospect import Prospect
@@ -140,7 +140,7 @@ class RunCounts:
 class Run:
     """The stages of a run, in their order."""
 
-    def __init__(self, work: Work, stages: Stages) -> None:
+    def __init__(self, work: RunContext, stages: Stages) -> None:
         self.work = work
         self.begin = stages.begin
         self.only = stages.only
@@ -175,7 +175,7 @@ class Run:
         with resumable(work.output):
             return self._claimed(work)
 
-    def _claimed(self, work: Work) -> Ran:
+    def _claimed(self, work: RunContext) -> Ran:
         """Do the stages in the folder of the run, which no other process may enter meanwhile."""
         self.check()
         with self.workdir.claimed(work.call.force, self.rank, self.world):
@@ -208,7 +208,7 @@ class Run:
         if self.rank == 0:
             outcome.check_free(work)
 
-    def _all(self, work: Work) -> Ran:
+    def _all(self, work: RunContext) -> Ran:
         done: dict[str, str] = {}
         for stage in self.stages():
             again = self.does_again(stage.name)

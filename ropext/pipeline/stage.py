@@ -18,7 +18,7 @@ from ropext.files.checkpoint.staging import recover, remove_output
 from ropext.files.checkpoint.unchanged import check_unchanged
 from ropext.options.fields import CONTENT, FILES, NUMBERS, Options
 from ropext.pipeline.hashes import Hashes
-from ropext.pipeline.work import USED, Work
+from ropext.pipeline.work import USED, RunContext
 from ropext.results.overlap import both, from_json, trained_in
 
 
@@ -46,7 +46,7 @@ def resumable(output: Path) -> AbstractContextManager[None]:
 class Stage(Step):
     """A stage of a run."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RunContext) -> None:
         self.work = work
 
     @property

@@ -13,7 +13,7 @@ from ropext.options.recipe import PLAN
 from ropext.pipeline.extending import warned, write_extension
 from ropext.pipeline.stage import CheckpointStage, Stage
 from ropext.pipeline.training_stages import FinetuneStage, FitStage
-from ropext.pipeline.work import Work
+from ropext.pipeline.work import RunContext
 from ropext.results.metrics import TEXT_METRICS, WHOLE_METRICS
 from ropext.results.report.text import size
 from ropext.scaling import is_function
@@ -154,6 +154,6 @@ class EvaluateStage(Stage):
 STAGE_KINDS = (PlanStage, ExtendStage, FitStage, FinetuneStage, EvaluateStage)
 
 
-def stages_of(work: Work) -> list[Stage]:
+def stages_of(work: RunContext) -> list[Stage]:
     """Return all stages of a run but the report, in their order."""
     return [stage(work) for stage in STAGE_KINDS if stage.name in work.recipe.stages]

@@ -13,8 +13,8 @@ from ropext.evaluation.contenders import readable
 from ropext.evaluation.documents import read_corpus
 from ropext.evaluation.forward import NanInLogits
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant, applied
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import with_weights
 from ropext.models.load import load_model, loading_of, memory_errors, out_of_memory, silenced
 from ropext.pipeline.prospect import Prospect
@@ -26,7 +26,7 @@ from ropext.results.values import FEWEST_DOCUMENTS
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateResults:
     """The measurement of all candidates."""
 
     order: Standing
@@ -36,12 +36,12 @@ class Tried:
     tokens: int  # read forward
 
 
-def choosing_file(folder: Path) -> Path:
+def choice_documents_path(folder: Path) -> Path:
     """Return the path of the documents for the choice."""
     return folder / "choosing.jsonl"
 
 
-def read_forms(prospect: Prospect, folder: Path, call: Call) -> Tried:
+def read_forms(prospect: Prospect, folder: Path, call: Call) -> CandidateResults:
     """Measure every candidate on the documents for the choice; an interrupted choice resumes."""
     say = call.hooks.say
     say(
@@ -73,19 +73,19 @@ class FormReader:
         self.not_finite = dict[str, str]()
         self.tokens = 0
 
-    def read(self) -> Tried:
+    def read(self) -> CandidateResults:
         """Measure the forms that a checkpoint can hold, then compare the others with the lowest of
         them."""
         prospect = self.prospect
         values = prospect.reading.unstored()
-        values["data"] = str(choosing_file(self.folder))
+        values["data"] = str(choice_documents_path(self.folder))
         files = prospect.reading.changed(**values)
         wanted = corpus.Wanted((prospect.target,), True, files.max_docs)
         documents = read_corpus(files, prospect.encoder, wanted).documents
         loading = loading_of(files, self.call.trust_remote_code)
         model = load_model(with_weights(prospect.snapshot), loading)
         reader = Reader(partial(applied, model), files)
-        reads = Reads(prospect.frame, documents)
+        reads = Workload(prospect.frame, documents)
         finite = self._read(reader, self.forms, reads)
         if not finite:
             raise InputError(f"every method gives logits that are not finite: {self.not_finite}")
@@ -97,9 +97,9 @@ class FormReader:
             above = tail_above(both, variant.label, lowest.label)
             sentences.append(in_memory(variant.label, above, lowest.label))
         chose = trained(document.known_by[1:] for document in documents)
-        return Tried(order, chose, tuple(sentences), self.not_finite, self.tokens)
+        return CandidateResults(order, chose, tuple(sentences), self.not_finite, self.tokens)
 
-    def _read(self, reader: Reader, variants: Iterable[Variant], reads: Reads) -> list[Variant]:
+    def _read(self, reader: Reader, variants: Iterable[Variant], reads: Workload) -> list[Variant]:
         """Measure the variants that were not measured before; return the variants with finite
         logits."""
         finite = list[Variant]()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ropext.base.atomic import os_errors
 from ropext.base.lengths import doubling_grid
-from ropext.base.narration import NOBODY, Call, scrub, told_of_files
-from ropext.base.stepdir import Step, StepDir, left_by
+from ropext.base.narration import NOBODY, Call, file_progress, scrub
+from ropext.base.stepdir import Step, StepDir, files_of_step
 from ropext.base.workdir import MANIFEST, Flat, beside
 from ropext.files.checkpoint import Snapshot, open_snapshot, with_weights
 from ropext.files.checkpoint.provenance import check_code, versions
-from ropext.files.inspecting import plan_of, told_far
+from ropext.files.inspecting import plan_of, with_far_warning
 from ropext.models.processes import is_main
 from ropext.options.fields import EVALUATE, EXTEND, FINETUNE, FIT
 from ropext.options.recipe import Recipe
@@ -36,7 +36,7 @@ USED = "documents_used"  # documents for the choice, documents for the verdict
 
 
 @dataclass(frozen=True)
-class Work:
+class RunContext:
     """One run: its recipe, its model, the plan of its extension, and its paths."""
 
     recipe: Recipe
@@ -104,7 +104,7 @@ class Work:
 
     @cached_property
     def hashes(self) -> Hashes:
-        return Hashes(told_of_files(self.call.hooks.say))
+        return Hashes(file_progress(self.call.hooks.say))
 
     def say(self, sentence: str) -> None:
         """Print a sentence, and write it to the log with its time."""
@@ -132,7 +132,7 @@ class Work:
 
     def has_done(self, step: Step) -> bool:
         """Return True if a stage need not be done again."""
-        return left_by(step, self.folder) is not None
+        return files_of_step(step, self.folder) is not None
 
     def checkpoint(self, stage: str) -> Path:
         """Return the path of a stage's checkpoint.
@@ -190,7 +190,7 @@ class Work:
         )
 
 
-def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> Work:
+def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> RunContext:
     """Open the model of a recipe and plan its extension.
 
     Refuse a local model without weights, a gate that will not be measured, and model code that
@@ -200,11 +200,11 @@ def plan_run(recipe: Recipe, output: Path, call: Call = NOBODY) -> Work:
     if not base.is_on_hub:
         base.require_weights()
     plan = plan_of(base, recipe.extension(), base.name)
-    plan.require_help()
+    plan.raise_if_refused()
     if not recipe.trains:
-        plan = told_far(plan)
+        plan = with_far_warning(plan)
         plan.require_training()
-    work = Work(recipe, base, plan, output, call)
+    work = RunContext(recipe, base, plan, output, call)
     work.check_gates()
     if call.trust_remote_code:  # refused now, not after hours of other work
         check_code(base)

@@ -93,7 +93,7 @@ class PlannedExtension(Protocol):
 
 
 @dataclass(frozen=True)
-class StandingModel:
+class UnextendedModel:
     """A model that is to be run as it stands."""
 
     name: str  # by which other programs find it
@@ -239,7 +239,7 @@ class Carrier:
                 keys[key] = stated
         return gguf.flags(row.name, rope, keys)
 
-    def as_it_stands(self, standing: StandingModel) -> Programs:
+    def read_unextended(self, standing: UnextendedModel) -> Programs:
         """Return how each loader reads a model as it stands, and how to run it."""
         model = self.model
         main = model.scaled_sites[0]

@@ -12,7 +12,7 @@ from ropext.planning.carrier import (
     Carrier,
     PlannedExtension,
     Programs,
-    StandingModel,
+    UnextendedModel,
     Words,
 )
 from ropext.scaling.forms import Params
@@ -113,7 +113,7 @@ class GgufCarrier(Carrier):
             return ""
         return gguf.flags(self.architecture, rope, keys)
 
-    def as_it_stands(self, standing: StandingModel) -> Programs:
+    def read_unextended(self, standing: UnextendedModel) -> Programs:
         context = self.model.context
         readings = self.readings(self.model.scaled_sites[0], context)
         nothing: Params = {}  # for Ollama's environment: the file is scaled already

@@ -60,7 +60,7 @@ def attempt_of(recipe: Extend, method: str, knobs: object) -> Attempt:
 
 
 @dataclass(frozen=True)
-class WishedSite:
+class WantedSite:
     """What a method asks for at a site, and the method's own dict for it."""
 
     site: RopeSite  # with the embedding that is scaled, the wanted spectrum, and the dict as it was
@@ -75,11 +75,11 @@ class Attempts:
         self.carrier = carrier
         self.model = carrier.model
         self.target = target
-        self._wishes: dict[tuple[str, Attempt], WishedSite] = {}
+        self._wishes: dict[tuple[str, Attempt], WantedSite] = {}
         self._planned: dict[tuple[str, Attempt], RopeSite | None] = {}
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
 
-    def wish(self, site: RopeSite, attempt: Attempt) -> WishedSite:
+    def wish(self, site: RopeSite, attempt: Attempt) -> WantedSite:
         """Return what the method asks for; raise UsageError if it cannot be run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
@@ -89,14 +89,14 @@ class Attempts:
         if attempt.from_original:
             rope = site.rope.original()
         if attempt.method == LENGTH_ONLY:
-            wish = WishedSite(site.of(rope), _stated_anew(site, self.target), moves=False)
+            wish = WantedSite(site.of(rope), _stated_anew(site, self.target), moves=False)
         else:
             knobs = attempt.knobs
             scaled = scaling.scale(rope, attempt.method, self.target, knobs, attempt.attention)
             wanted = scaling.compose(rope, scaled, self.target)
             native = scaling.native(rope, scaled)
             moves = wanted.inv_freq != rope.spectrum.inv_freq
-            wish = WishedSite(replace(site, rope=rope, wanted=wanted), native, moves)
+            wish = WantedSite(replace(site, rope=rope, wanted=wanted), native, moves)
         self._wishes[key] = wish
         return wish
 

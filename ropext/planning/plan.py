@@ -7,7 +7,7 @@ from typing import Any
 from ropext import scaling
 from ropext.base.errors import RopextError, UnsupportedModel, UsageError, listed
 from ropext.base.jsontext import values_json
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.base.table import Table
 from ropext.families import Model, loaders
 from ropext.families.published import Published
@@ -151,7 +151,7 @@ class ExtensionPlan:
         """Why `extend` does not write this plan; None where it does."""
         return None
 
-    def require_help(self) -> None:
+    def raise_if_refused(self) -> None:
         """Raise what `extend` refuses this plan with."""
         refusal = self.refusal
         if refusal is not None:
@@ -316,7 +316,7 @@ class Plan(ExtensionPlan):
         if briefly or self.recipe.length_only or why_unfolded(self.carrier):
             return facts
         target = str(self.target)
-        line = pasted(
+        line = join_for_shells(
             "ropext", "serve", self.name, "--method", self_extend.NAME, "--target", target
         )
         facts.append(("in memory", f"Self-Extend, which no file can store: {line}"))

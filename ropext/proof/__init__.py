@@ -23,19 +23,19 @@ from ropext.files.checkpoint.provenance import Record
 from ropext.planning import ExtensionPlan
 from ropext.proof.comparing import (
     LISTED,
-    Promise,
+    ExpectedRotary,
     Proof,
     check_built,
     compare,
+    compare_distances,
     compare_tensors,
-    compare_told,
 )
 from ropext.scaling.rope import CONFIG, Positions
 
 if TYPE_CHECKING:
     from ropext.proof.answers import Built, ChildJob, DirectoryJob, WantedNumbers
 
-__all__ = ["Promise", "Proof", "compare"]
+__all__ = ["ExpectedRotary", "Proof", "compare"]
 
 TIMEOUT = 1800.0  # seconds for one child process, of the largest mixtures of experts
 LEAST_SECONDS = 600.0  # for each directory, even if its model is small
@@ -58,19 +58,21 @@ class Forward:
         return None if self.base is None else families.as_read(dict(self.base))
 
 
-def promised(model: Model, *, stock: bool = False) -> Promise:
+def expected_rotary(model: Model, *, stock: bool = False) -> ExpectedRotary:
     """Return a config's promise as ropext reads it; with `stock`, as transformers is known to read
     it.
 
     The site with the largest ratio of context to original context sets the bound of all sites.
     """
     sites = model.stock_sites if stock else model.sites
-    return Promise(sites, max(site.rope.context / site.rope.original_context for site in sites))
+    return ExpectedRotary(
+        sites, max(site.rope.context / site.rope.original_context for site in sites)
+    )
 
 
-def recorded(record: Record) -> Promise:
+def recorded(record: Record) -> ExpectedRotary:
     """Return the promise of a ropext.json."""
-    return Promise(record.sites, record.target / record.context)
+    return ExpectedRotary(record.sites, record.target / record.context)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class BuildRequest:
     directory: Path
     text_path: Sequence[str] = ()  # to the part of the config that holds the rope dict
     base: JsonObject | None = None  # the config before; `forward` overrides it if it has one
-    forward: tuple[Forward, Promise] | None = None
+    forward: tuple[Forward, ExpectedRotary] | None = None
     last: int = 0  # tokens that a model without rotation has to read ...
     listen: bool = False  # ... and whether to note which distances its attention receives
 
@@ -181,7 +183,7 @@ def require_buildable(config: JsonObject) -> None:
 
 def prove(
     directory: Path,
-    promise: Promise,
+    promise: ExpectedRotary,
     *,
     forward: Forward | None,
     text_path: Sequence[str] = (),
@@ -200,8 +202,8 @@ def prove(
     base = None
     known = None
     if forward is not None and forward.read is not None:
-        base = promised(forward.read)
-        known = promised(forward.read, stock=True)
+        base = expected_rotary(forward.read)
+        known = expected_rotary(forward.read, stock=True)
     try:
         return compare(built, promise, read=base, known=known)
     except ProofFailed as failed:
@@ -251,7 +253,7 @@ def prove_table(
     proved["tensors_not_compared"] = packed
     proved["forward"] = last["said"]
     if listen:
-        proved["forward"] += compare_told(last, positions)
+        proved["forward"] += compare_distances(last, positions)
     if built["untied"]:
         proved["untied"] = built["untied"]
     return proved
@@ -276,7 +278,7 @@ def prove_plan(
     text_path = locate(dict(plan.config)).path
     proved = prove(
         directory,
-        Promise(plan.sites, plan.factor),
+        ExpectedRotary(plan.sites, plan.factor),
         forward=Forward(plan.context, plan.target, base),
         text_path=text_path,
         trust_remote_code=trust_remote_code,

@@ -22,7 +22,7 @@ FORWARD_BOUND = 1e-4
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedRotary:
     """The rotary embeddings that transformers must build from a config."""
 
     sites: tuple[Site, ...]
@@ -36,7 +36,7 @@ class Promise:
         bound = max(1e-6, 1e-7 * self.factor) * forms.steepness(site.params)
         return 4 * bound if site.params.get("rope_type") == "llama3" else bound
 
-    def only(self, sites: Iterable[Site]) -> "Promise":
+    def only(self, sites: Iterable[Site]) -> "ExpectedRotary":
         """Return the promise about these sites alone."""
         return replace(self, sites=tuple(sites))
 
@@ -131,7 +131,7 @@ def _differences(built: "BuiltRotary", site: Site, bound: float) -> list[Differe
     return out
 
 
-def _compare_rotary(built: "Built", promise: Promise) -> list[Difference]:
+def _compare_rotary(built: "Built", promise: ExpectedRotary) -> list[Difference]:
     """Return the worst number of every rotary module, compared with the site nearest to it.
 
     Raise ProofFailed if a module has no site, if there is no module, or if no module uses a scaled
@@ -166,7 +166,7 @@ def _bad(difference: Difference) -> bool:
     return not difference.error <= difference.bound
 
 
-def _compare_softmax(built: "Built", promise: Promise) -> list[Difference]:
+def _compare_softmax(built: "Built", promise: ExpectedRotary) -> list[Difference]:
     worst = [_nearest_factor(module, promise).difference for module in built["attention"]]
     if not worst and any(site.wanted.softmax_factor != 1 for site in promise.sites):
         raise ProofFailed("verification: no attention module has a softmax scale to compare")
@@ -259,7 +259,7 @@ class _Match:
         return "; ".join([*said, f"{where} is {numbers}"])
 
 
-def _nearest(module: "BuiltRotary", promise: Promise) -> _Match:
+def _nearest(module: "BuiltRotary", promise: ExpectedRotary) -> _Match:
     """Return the match with the site whose worst number differs least from a rotary module."""
     params = module.get("params", {})
     matches = []
@@ -269,7 +269,7 @@ def _nearest(module: "BuiltRotary", promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def _nearest_factor(module: "BuiltAttention", promise: Promise) -> _Match:
+def _nearest_factor(module: "BuiltAttention", promise: ExpectedRotary) -> _Match:
     """Return the match with the site whose softmax factor is nearest to an attention module's."""
     name = module["module"]
     factor = module["softmax_factor"]
@@ -282,7 +282,7 @@ def _nearest_factor(module: "BuiltAttention", promise: Promise) -> _Match:
     return min(matches, key=lambda match: match.difference.error)
 
 
-def worst_of_base(built: "Built", promise: Promise, read: Promise) -> _Match:
+def worst_of_base(built: "Built", promise: ExpectedRotary, read: ExpectedRotary) -> _Match:
     """Return the module of the base, as transformers builds it, that differs most from the reading.
 
     Each module is compared with the site that it matches in the written model. A module that no
@@ -308,9 +308,9 @@ def worst_of_base(built: "Built", promise: Promise, read: Promise) -> _Match:
 
 def _compare_base(
     built: "Built",
-    promise: Promise,
-    read: Promise,
-    known: Promise,
+    promise: ExpectedRotary,
+    read: ExpectedRotary,
+    known: ExpectedRotary,
 ) -> str:
     """Return the comparison of transformers' reading of the base with ropext's, as a sentence.
 
@@ -345,11 +345,11 @@ def check_built(built: "Built") -> None:
 
 def compare(
     built: "Built",
-    promise: Promise,
+    promise: ExpectedRotary,
     *,
     tensors: bool = True,
-    read: Promise | None = None,
-    known: Promise | None = None,
+    read: ExpectedRotary | None = None,
+    known: ExpectedRotary | None = None,
 ) -> Proof:
     """Compare the model that transformers built with the promise, and its base with `read`, or with
     `known`.
@@ -387,7 +387,7 @@ def compare(
     )
 
 
-def compare_told(last: "ReadAnswer", positions: Positions) -> str:
+def compare_distances(last: "ReadAnswer", positions: Positions) -> str:
     """Compare the distances at which transformers' attention receives a new value with the
     formula's.
 

@@ -25,7 +25,7 @@ from ropext.results import BASE, EXTENDED, SCHEMA
 from ropext.results.metrics import ReadText, TextPair, text_differences, text_values
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import Overlap
-from ropext.results.perplexity import Documents, Frame, Reading, strided_values
+from ropext.results.perplexity import Documents, EvaluationSettings, Reading, strided_values
 from ropext.results.retrieval import (
     FOUND,
     ItemScore,
@@ -89,7 +89,7 @@ class Measurement:
     """Models by their labels, on the same documents and questions. `path` is None if nothing was
     kept. Of several processes only the first has the models' numbers."""
 
-    frame: Frame = field(repr=False)
+    frame: EvaluationSettings = field(repr=False)
     models: Mapping[str, MeasuredModel] = field(repr=False)
     documents: Documents | None = field(default=None, repr=False)
     facts: EvaluationFacts = field(default=EvaluationFacts(), repr=False)

@@ -13,7 +13,7 @@ from ropext.results import STRIDED
 from ropext.results.scoring import Scoring
 
 if TYPE_CHECKING:
-    from ropext.results.perplexity import Documents, Frame, Reading
+    from ropext.results.perplexity import Documents, EvaluationSettings, Reading
     from ropext.results.values import Value
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ReadText:
     """A model's reading of the documents, and the base's reading to compare it with."""
 
-    frame: "Frame"
+    frame: "EvaluationSettings"
     reading: "Reading"
     base: "Reading | None" = None
     documents: "Documents | None" = None  # without them bytes are not known
@@ -34,7 +34,7 @@ class ReadText:
 class TextPair:
     """Two readings of the same documents; their difference is the first minus the second."""
 
-    frame: "Frame"
+    frame: "EvaluationSettings"
     first: "Reading"
     second: "Reading"
 

@@ -125,7 +125,7 @@ EFFECTIVE_MARGIN = 0.02
 
 
 @dataclass(frozen=True)
-class Frame:
+class EvaluationSettings:
     """The settings that all numbers of one evaluation share."""
 
     context: int
@@ -239,7 +239,9 @@ class OctaveLoss:
     gain: Value | None = None
 
 
-def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[OctaveLoss]:
+def by_position(
+    frame: EvaluationSettings, reading: Reading, base: Reading | None
+) -> list[OctaveLoss]:
     """Return the NLL in each octave of positions."""
     octave_losses = list[OctaveLoss]()
     for start, stop in frame.octaves():
@@ -254,7 +256,7 @@ def by_position(frame: Frame, reading: Reading, base: Reading | None) -> list[Oc
 
 
 def strided_values(
-    frame: Frame, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
+    frame: EvaluationSettings, windows: Mapping[int, Sequence[npt.NDArray[Any]]]
 ) -> dict[str, Value]:
     """Return `hf_stride@C` from each document's weighted sum and weight under the strided loop."""
     values = dict[str, Value]()
@@ -264,7 +266,7 @@ def strided_values(
     return values
 
 
-def verdicts(frame: Frame, values: Mapping[str, Value], label: str) -> list[str]:
+def verdicts(frame: EvaluationSettings, values: Mapping[str, Value], label: str) -> list[str]:
     """Return the numbers' meaning in sentences; the first one says if truncation beats the
     extension. Below eight documents there is none."""
     losing = dict[int, Value]()

@@ -11,7 +11,7 @@ from ropext.base.lengths import length_text
 from ropext.results import BASE, FITTED, TUNED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement, item_differences, joined
 from ropext.results.overlap import marked
-from ropext.results.perplexity import Frame, Reading
+from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.scoring import Span
 from ropext.results.values import FEWEST_DOCUMENTS, MARGIN, RISK, Value
 
@@ -103,7 +103,7 @@ def standing(measured: Measurement, span: Span | None = None) -> Standing:
 
 
 def lead(
-    frame: Frame, lowest: Reading, other: Reading, span: Span, comparisons: int
+    frame: EvaluationSettings, lowest: Reading, other: Reading, span: Span, comparisons: int
 ) -> float | None:
     """Return the least nats per token by which `lowest` is below `other`; None below eight
     documents.
@@ -172,7 +172,7 @@ def lost(measured: Measurement, label: str, start: str) -> Value | None:
 class Ranking:
     """Methods ordered by their tail before the longest length, with the numbers of each."""
 
-    frame: Frame
+    frame: EvaluationSettings
     standing: Standing
     values: Mapping[str, Mapping[str, Value]]  # of every method
     taken: str  # the one to use

@@ -42,7 +42,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, Store, write_
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import overlap_in
-from ropext.results.perplexity import SHORT_WINDOW, Documents, Frame
+from ropext.results.perplexity import SHORT_WINDOW, Documents, EvaluationSettings
 from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import scoring_of
 from ropext.results.values import Bootstrap
@@ -262,11 +262,11 @@ def _measurement(path: Path, manifest: JsonObject, results: JsonObject) -> Measu
     return Measurement(frame, models, documents, facts, manifest, path)
 
 
-def _frame(results: JsonObject) -> Frame:
+def _frame(results: JsonObject) -> EvaluationSettings:
     lengths = tuple(int(length) for length in results["lengths"])
     if not lengths:
         raise ValueError("no lengths")
-    return Frame(
+    return EvaluationSettings(
         context=int(results["context"]),
         lengths=lengths,
         tail=int(results["tail_tokens"]),
@@ -311,7 +311,7 @@ def _read_items(path: Path, left_out: Collection[str]) -> dict[str, list[ItemSco
     return items
 
 
-def _read_documents(path: Path, frame: Frame) -> Documents:
+def _read_documents(path: Path, frame: EvaluationSettings) -> Documents:
     names = list[str]()
     prefix_hashes = list[Mapping[int, str]]()
     files = list[Path]()

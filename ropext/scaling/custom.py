@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ropext.base.errors import UsageError, class_of
+from ropext.base.errors import UsageError, class_name
 from ropext.scaling.given import Function, function_called, innermost
 from ropext.scaling.method import Method, Scaling
 from ropext.scaling.rope import Rope, Spectrum, compression
@@ -113,7 +113,7 @@ def _numbers(name: str, result: Any) -> tuple[tuple[float, ...], float]:
         count = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise UsageError(
             f"--method {name} must return two things, the inverse frequencies and the attention "
-            f"factor (1.0 for none); it returned {class_of(result)}{count}"
+            f"factor (1.0 for none); it returned {class_name(result)}{count}"
         )
     frequencies, attention = result
     return tuple(map(float, frequencies)), float(attention)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject
-from ropext.base.narration import Say, interruptible, silent
+from ropext.base.narration import Say, interruptible, no_messages
 from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
 from ropext.serving.answers import Answers
@@ -293,5 +293,5 @@ def has_key() -> bool:
 def run(port: ModelPort, taken: socket.socket) -> None:
     """Answer requests until Ctrl-C, which ends a server."""
     gc.freeze()  # or the many objects of a large request have the model's searched, for seconds
-    with suppress(KeyboardInterrupt), interruptible(silent, "", at_once=True), silenced():
+    with suppress(KeyboardInterrupt), interruptible(no_messages, "", at_once=True), silenced():
         server_of(port).run(sockets=[taken])

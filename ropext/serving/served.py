@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropext.base.errors import UnsupportedModel
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import Say, silent
+from ropext.base.narration import Say, no_messages
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
 from ropext.evaluation.variants import follows_length, reach_of
 from ropext.files.checkpoint import open_snapshot
@@ -66,7 +66,7 @@ class ServeOptions:
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
 
 
-def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveModel:
+def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> LiveModel:
     """Load a causal language model and its tokenizer, and extend it in memory if the options ask
     for it."""
     snapshot = open_snapshot(wish.directory, revision=wish.revision)
@@ -79,7 +79,7 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = silent) -> LiveMod
     plan = None
     if wish.extend is not None:
         plan = plan_config(snapshot.config, wish.extend, wish.name, wish.fold)
-        plan.require_help()
+        plan.raise_if_refused()
         limit = plan.target
         for warning in plan.warnings:
             say(f"warning: {warning}")

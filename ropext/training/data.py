@@ -18,12 +18,12 @@ from ropext.base.lengths import length_text
 from ropext.evaluation import corpus
 from ropext.evaluation.corpus.selection import NO_LIMIT, REMEDY
 from ropext.evaluation.documents import DocumentWords, read_corpus
-from ropext.evaluation.reads import NEXT_TOKEN, Prediction, Reads
+from ropext.evaluation.workload import NEXT_TOKEN, Prediction, Workload
 from ropext.options.evaluate import DocumentOptions, Evaluate
 from ropext.options.training import Finetune, Fit, TrainingOptions
 from ropext.results.overlap import NO_DOCUMENTS, Trained, trained
 from ropext.results.values import FEWEST_DOCUMENTS
-from ropext.training.rows import glue
+from ropext.training.rows import join_documents
 
 # One in SHARE of the documents that can judge is held out: at least eight documents, but never
 # more than one in LARGEST_SHARE.
@@ -100,8 +100,8 @@ class _Parts:
         # fewest tokens of a held-out document
         self.least = 1 if division.joined else division.target
         self.drawn_below = DRAWN if division.judging else ""  # keys that are drawn
-        self.drawn = corpus.Basket(most)
-        self.others = corpus.Basket(most)
+        self.drawn = corpus.SmallestKeys(most)
+        self.others = corpus.SmallestKeys(most)
         self.enough = division.judging * division.target
         self.held = 0  # tokens of the drawn documents, as they will be read
         self.longest = 0
@@ -187,14 +187,14 @@ def judge_of(
     seed: int,
     bos: int | None = None,
     prediction: Prediction = NEXT_TOKEN,
-) -> Reads:
+) -> Workload:
     """Return the reads by which documents of the target's length judge; `lengths` are the context
     and the target."""
     frame = prediction.frame(lengths[0], lengths, seed)
-    return Reads(frame, tuple(documents), prediction=prediction, bos=bos)
+    return Workload(frame, tuple(documents), prediction=prediction, bos=bos)
 
 
-def tokens_of(reads: Reads | None) -> int:
+def tokens_of(reads: Workload | None) -> int:
     """Count the tokens that are read through windows of the target's length."""
     if reads is None:
         return 0
@@ -250,7 +250,7 @@ def _glued(
             f"--packing glued: of {data.tokens + held} tokens in {data.read} documents {held} are "
             f"held out to judge the fit, and each part must reach {length_text(target)}: {ways}"
         )
-    fitted = glue(data.documents, separator, options.seed)
+    fitted = join_documents(data.documents, separator, options.seed)
     return replace(data, documents=tuple(fitted), held_out=windows)
 
 

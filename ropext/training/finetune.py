@@ -16,8 +16,8 @@ from ropext.base.narration import Show
 from ropext.evaluation import corpus
 from ropext.evaluation.corpus.selection import NO_LIMIT, REMEDY
 from ropext.evaluation.reader import Models
-from ropext.evaluation.reads import masked_tokens
 from ropext.evaluation.variants import Variant, applied
+from ropext.evaluation.workload import masked_tokens
 from ropext.families.config import text_part
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.headers import read_header
@@ -40,10 +40,18 @@ from ropext.training import (
 )
 from ropext.training.learning import NEXT_TOKEN_LEARNING, Learning, MaskedLearning
 from ropext.training.new_rows import NewRows
-from ropext.training.objective import Moving, Objective
+from ropext.training.objective import Objective, TrainedPart
 from ropext.training.origin import Origin, open_origin
 from ropext.training.result import Finetuned
-from ropext.training.rows import ControlRows, KeyRows, Rows, WithShort, glue, rows_in, strategy_of
+from ropext.training.rows import (
+    ControlRows,
+    KeyRows,
+    Rows,
+    WithShort,
+    join_documents,
+    rows_in,
+    strategy_of,
+)
 from ropext.training.training import Training
 
 if TYPE_CHECKING:
@@ -87,7 +95,7 @@ def prepare(model: str, source: str, options: Finetune) -> "AdapterObjective":
     read = data.read(source, options, encoder, division)
     documents = list(read.documents)
     if options.packing == "glued":
-        documents = glue(documents, encoder.tokenizer.eos_token_id, options.seed)
+        documents = join_documents(documents, encoder.tokenizer.eos_token_id, options.seed)
     judging = data.judging_documents(read, options, encoder, record.target)
     reads = None
     if judging and not processes.is_fsdp():
@@ -154,7 +162,7 @@ class AdapterObjective(Objective[Finetuned]):
         if self.settings.is_open:
             self.remarks.append(f"at most {self.settings.steps.value} steps, {STOPS}")
         if options.retrieval_share:
-            self.remarks.append(report.asked_text(options.retrieval_share))
+            self.remarks.append(report.trained_to_retrieve_text(options.retrieval_share))
         self.tuned = trainer.History()
         self.control: trainer.History | None = None
 
@@ -182,7 +190,7 @@ class AdapterObjective(Objective[Finetuned]):
             f"target, too few to hold one out; name others with --eval, or {REMEDY}"
         )
 
-    def moving(self, model: "PreTrainedModel") -> Moving:
+    def moving(self, model: "PreTrainedModel") -> TrainedPart:
         from accelerate import init_empty_weights
 
         device = models.device(self.options)
@@ -202,7 +210,7 @@ class AdapterObjective(Objective[Finetuned]):
         new_rows = self.new_rows.counted(joined) if self.new_rows else []
         for rows in new_rows:
             count -= rows.fixed
-        return Moving(
+        return TrainedPart(
             names=tuple(names),
             count=count,
             size=4 * count,  # float32
@@ -367,4 +375,6 @@ class AdapterObjective(Objective[Finetuned]):
             adapter=self.tuned.best_checkpoint,
             control=None if self.control is None else self.control.best_checkpoint,
         )
-        tuned_writing.write_tuned(result, weights, files, tuned_report.finetune_story(result), show)
+        tuned_writing.write_tuned(
+            result, weights, files, tuned_report.finetune_summary(result), show
+        )

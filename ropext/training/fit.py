@@ -45,7 +45,7 @@ def prepare(
         raise UnsupportedModel(
             f"{model} is a masked language model ({plan.model.model_type}); fit reads causal ones"
         )
-    plan.require_help()
+    plan.raise_if_refused()
     check_geometry(plan)
     snapshot = with_weights(snapshot)
     pairs = plan.main.rope.dim // 2

@@ -11,7 +11,7 @@ from ropext.results import FITTED, START
 from ropext.results.perplexity import by_position
 from ropext.results.values import Value
 from ropext.training.report import (
-    Story,
+    TrainingSummary,
     json_files,
     section_of,
 )
@@ -104,7 +104,7 @@ def _fit_factors(done: Fitted) -> Table:
     return Table(title, "", tuple(header), tuple(rows))
 
 
-def fit_story(done: Fitted) -> Story:
+def fit_story(done: Fitted) -> TrainingSummary:
     """Return the story of a fit, for the record and the card."""
     training = done.training
     objective = done.objective
@@ -126,7 +126,7 @@ def fit_story(done: Fitted) -> Story:
             f"A fit of the RoPE frequencies was tried ({done.tokens:,} tokens) and not kept: "
             f"{done.reason}."
         )
-    return Story(section, (summary,), fit_tables(done), training.used.to_json())
+    return TrainingSummary(section, (summary,), fit_tables(done), training.used.to_json())
 
 
 def fit_files(done: Fitted) -> dict[str, bytes]:

@@ -17,12 +17,14 @@ from ropext.base.narration import Show
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.card import Card, card_of
 from ropext.files.checkpoint.provenance import record_of
-from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
-from ropext.training.report import Story, write_files
+from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
+from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Fitted
 
 
-def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: Show) -> None:
+def write_fitted(
+    done: Fitted, extras: Mapping[str, bytes], story: TrainingSummary, show: Show
+) -> None:
     """Write and verify OUT, as a whole or not at all; `extras` are files of OUT."""
     objective = done.objective
     plan = done.plan
@@ -42,6 +44,6 @@ def write_fitted(done: Fitted, extras: Mapping[str, bytes], story: Story, show: 
         finish = partial(objective.finish, output, objective.call)
     record = record_of(plan, provenance.base_of(snapshot), objective.call.command)
     source = DirectorySource(snapshot, plan.config, prove, card_with_numbers, finish)
-    manner = WriteManner(link=done.training.options.link, force=objective.call.force, show=show)
+    manner = WriteOptions(link=done.training.options.link, force=objective.call.force, show=show)
     full = replace(record, more=dict(record.more) | story.sections("fit"))
     write(source, output, full, manner)

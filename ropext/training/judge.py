@@ -9,11 +9,11 @@ from pathlib import Path
 from torch import nn
 
 from ropext.base.jsontext import Json, JsonObject
-from ropext.base.narration import Hooks, Show, unseen
+from ropext.base.narration import Hooks, Show, no_progress
 from ropext.evaluation import corpus
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Variant
+from ropext.evaluation.workload import Workload
 from ropext.results import BASE, CONTROL, TUNED
 from ropext.results.measurement import MeasuredModel, Measurement, Store
 from ropext.results.metrics import ReadText, text_values
@@ -33,9 +33,9 @@ KNOBS = "knobs.json"  # the knobs of a judged step
 def read_now(
     model: nn.Module,
     variant: Variant,
-    reads: Reads,
+    reads: Workload,
     store: Store | None = None,
-    pause: Show = unseen,
+    pause: Show = no_progress,
 ) -> Measurement:
     """Read documents with a model as it computes now."""
     stores = {variant.label: store or Store()}
@@ -43,7 +43,7 @@ def read_now(
     return Reader(lambda _: nullcontext(model)).measure([variant], reads, stores, progress)
 
 
-def short_tokens_of(reads: Reads) -> int:
+def short_tokens_of(reads: Workload) -> int:
     """Count the tokens that the base reads in its short windows."""
     windows = short_windows(reads.frame.longest, reads.frame.context)
     return len(reads.documents) * forward_tokens(windows)
@@ -100,7 +100,7 @@ class JudgedSteps:
     """The steps that were judged on the way. Each step's spectrum and reading are kept on the disk,
     so that a resumed run knows them and any step can be written in the end."""
 
-    def __init__(self, folder: Path, reads: Reads, variant: Variant) -> None:
+    def __init__(self, folder: Path, reads: Workload, variant: Variant) -> None:
         self.folder = folder
         self.reads = reads
         self.variant = variant

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from ropext.evaluation.reads import NEXT_TOKEN, MaskedTokens, Prediction
+from ropext.evaluation.workload import NEXT_TOKEN, MaskedTokens, Prediction
 from ropext.results.perplexity import MASK_STRIDE
 from ropext.training.loss import use_sliced_loss
 from ropext.training.rows import MASKED, Row

@@ -20,11 +20,11 @@ from ropext.base.narration import (
     Call,
     Hooks,
     Show,
+    file_progress,
     kept_after_interrupt,
+    no_progress,
     pausing,
     told,
-    told_of_files,
-    unseen,
 )
 from ropext.base.workdir import (
     SCHEMA,
@@ -38,8 +38,8 @@ from ropext.base.workdir import (
     release,
 )
 from ropext.evaluation.reader import Progress, Reader
-from ropext.evaluation.reads import Reads
 from ropext.evaluation.variants import Computing, Variant
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.digests import Digests
 from ropext.files.checkpoint.provenance import taken_digests, versions, weights_digest
@@ -52,7 +52,7 @@ from ropext.files.checkpoint.staging import (
 )
 from ropext.files.checkpoint.unchanged import check_unchanged
 from ropext.models import processes
-from ropext.models.head import foretold_bend
+from ropext.models.head import predicted_head_problem
 from ropext.models.load import free_memory, memory_errors, skeleton
 from ropext.options.fields import FILES, NUMBERS
 from ropext.options.tasks import Item
@@ -83,7 +83,7 @@ COPIES = 4
 
 
 @dataclass(frozen=True)
-class Moving:
+class TrainedPart:
     """The trained part of a model."""
 
     names: tuple[str, ...]  # layers that get a LoRA, or the spectrum
@@ -93,7 +93,7 @@ class Moving:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """The parts that a training moves, and the memory that it takes."""
 
     targets: tuple[str, ...]  # trained parts, new rows of tables among them
@@ -131,7 +131,7 @@ class Objective(ABC, Generic[Done]):
     title: str  # names the training in a clause
     remarks: Sequence[str]  # notes before the training
     facts: Mapping[str, Json] = {}  # values that --json shows for this kind alone
-    needs: Needs
+    needs: Requirements
     folder: Path
     finish: Finish | None = None  # adds to a fit's OUT, before that has its name
     output: Path
@@ -155,11 +155,11 @@ class Objective(ABC, Generic[Done]):
         """Return the number of tokens read without gradients."""
 
     @abstractmethod
-    def moving(self, model: "PreTrainedModel") -> Moving:
+    def moving(self, model: "PreTrainedModel") -> TrainedPart:
         """Return the trained part of a model without weights; refuse a device or a launch that
         cannot train it."""
 
-    def decides(self, show: Show = unseen, *, files: bool = False) -> dict[str, Json]:
+    def decides(self, show: Show = no_progress, *, files: bool = False) -> dict[str, Json]:
         """Return all values that decide the numbers. With `files`, add the options that decide only
         files, and the digests of the files that the output takes from its base. If no digest of the
         weights is remembered, ropext reads them, and `show` shows the progress."""
@@ -200,14 +200,14 @@ class Objective(ABC, Generic[Done]):
         activations = KEPT_BYTES * tokens * config.hidden_size * config.num_hidden_layers
         numbers = sum(parameter.numel() for parameter in model.parameters())
         moved = self.moving(model)
-        self.needs = Needs(
+        self.needs = Requirements(
             targets=moved.names + moved.new_rows,
             new_rows=moved.new_rows,
             moving=moved.count,
             moving_bytes=COPIES * moved.size,
             weight_bytes=models.dtype(options).itemsize * numbers,
             recompute=activations > PLENTY * free_memory(models.device(options)),
-            sliced=self.training.learning.why_whole or foretold_bend(model),
+            sliced=self.training.learning.why_whole or predicted_head_problem(model),
         )
         return self
 
@@ -219,7 +219,7 @@ class Objective(ABC, Generic[Done]):
         if call.force or not file.is_file() or not guard.is_as_written(output):
             return None
         kept = read_object(file)
-        names = differences(kept[DECIDES], self.decides(told_of_files(call.hooks.say), files=True))
+        names = differences(kept[DECIDES], self.decides(file_progress(call.hooks.say), files=True))
         if not names:
             return self.kind.of(output, kept[CONTENT])
         why = f"it differs in {first_of(names)}"
@@ -331,7 +331,7 @@ class Objective(ABC, Generic[Done]):
         began."""
         say = call.hooks.say
         now = versions()
-        place = Workdir(output, self.command, self.decides(told_of_files(say)), {"versions": now})
+        place = Workdir(output, self.command, self.decides(file_progress(say)), {"versions": now})
         begun = read(place.folder) if place.has_begun() else None
         before = None if begun is None else begun.get("versions")
         if isinstance(before, dict) and (changed := differences(before, now)):
@@ -362,7 +362,7 @@ class Objective(ABC, Generic[Done]):
                 check_unchanged(self.snapshot, "trained")  # its files become a part of OUT
                 with self._guarded(output):
                     self.say("writing the checkpoint, then verifying it with transformers")
-                    self.write(result, told_of_files(self.say))
+                    self.write(result, file_progress(self.say))
         return result
 
     @contextmanager
@@ -394,7 +394,7 @@ class Objective(ABC, Generic[Done]):
         return Measurement(judge.frame, self.models, judge.described)
 
     @property
-    def reads(self) -> Reads:
+    def reads(self) -> Workload:
         """Return the reads that judge; there must be some."""
         assert self.judge is not None
         return self.judge

@@ -15,7 +15,7 @@ from ropext.files.checkpoint.provenance import (
     Record,
     read_record,
     record_of_config,
-    scaled_by_config,
+    scaling_in_words,
 )
 from ropext.files.schemes import read_positions
 from ropext.files.schemes.plan import growth_of
@@ -154,7 +154,7 @@ def open_origin(model: str) -> Origin:
         )
     extended = f"extended from {record.context} to {record.target} tokens"
     if rotary is not None:
-        history = scaled_by_config(rotary) if record.more.get(READ_FROM) else extended
+        history = scaling_in_words(rotary) if record.more.get(READ_FROM) else extended
         two_sets_up_to = 0
         for site in rotary.scaled_sites:
             if site.rope.short_pair_factors:

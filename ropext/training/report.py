@@ -20,7 +20,7 @@ MANY_PASSES = 8
 
 
 @dataclass(frozen=True)
-class Story:
+class TrainingSummary:
     """The texts and numbers of a training, for the record and the cards."""
 
     section: JsonObject  # of ropext.json, under "finetune" or "fit"
@@ -111,7 +111,7 @@ def section_of(
     return section
 
 
-def asked_text(share: float) -> str:
+def trained_to_retrieve_text(share: float) -> str:
     """Say that the model was trained to retrieve; readers of its retrieval scores must know
     that."""
     return (

@@ -199,7 +199,7 @@ class Fitted(TrainingResult):
         return replace(super().of(output, content), judgements=judgements, closed_forms=forms)
 
 
-def opened_training(output: Path) -> Finetuned | Fitted | None:
+def read_training_result(output: Path) -> Finetuned | Fitted | None:
     """Read the result that a training left in its output, the last one of two; None if there is
     none."""
     kinds: tuple[type[Finetuned], type[Fitted]] = (Finetuned, Fitted)

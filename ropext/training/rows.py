@@ -257,7 +257,9 @@ class ControlRows(Sequence[Row]):
         return Row(row.ids[piece], np.arange(length), row.scored[piece])
 
 
-def glue(documents: Sequence[Document], separator: int | None, seed: int) -> list[Document]:
+def join_documents(
+    documents: Sequence[Document], separator: int | None, seed: int
+) -> list[Document]:
     """Join all documents into one, in a drawn order; attention crosses from each into the next."""
     order = np.random.default_rng((seed, 2)).permutation(len(documents))
     ids: list[Ids] = []

@@ -298,7 +298,7 @@ def remove(model: nn.Module) -> None:
             del module.forward
 
 
-def make_live(
+def install_space(
     model: "PreTrainedModel", sites: Sequence[RopeSite], target: int, space: Space
 ) -> None:
     """Install the space. Check on the model itself that it computes the same as before, and that a

@@ -28,7 +28,7 @@ from ropext.training.judge import (
     read_now,
     short_tokens_of,
 )
-from ropext.training.objective import Moving, Objective
+from ropext.training.objective import Objective, TrainedPart
 from ropext.training.result import Fitted
 from ropext.training.rows import Row, Rows, WithShort
 from ropext.training.starts import Starts, plan_with
@@ -117,13 +117,13 @@ class SpectrumObjective(Objective[Fitted]):
             asked += len(self.models[label].items) * self.target
         return passes * self.training.judged * self.target + self._base_tokens + asked
 
-    def moving(self, model: "PreTrainedModel") -> Moving:
+    def moving(self, model: "PreTrainedModel") -> TrainedPart:
         count = 0
         size = 0
         for numbers in self.space(next(iter(self.starts))).parameters():
             count += numbers.numel()
             size += numbers.nbytes
-        return Moving((f"the spectrum ({self.within})",), count, size)
+        return TrainedPart((f"the spectrum ({self.within})",), count, size)
 
     def space(self, start: str) -> spectrum.Space:
         """Return the space that moves, beginning at a closed form."""
@@ -222,7 +222,7 @@ class SpectrumObjective(Objective[Fitted]):
             if reason is not None:
                 self.note(f"the loss needs whole logits: {reason}")
             self.check_jumps(model)
-            spectrum.make_live(model, plan.sites, self.target, space)
+            spectrum.install_space(model, plan.sites, self.target, space)
             tail = self.reads.frame.tail_span(self.target)[0]
             learner = spectrum.Learner(model, space, sliced=reason is None, tail=tail)
             self.say(

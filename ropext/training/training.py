@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ropext.evaluation.corpus import DocumentEncoder
-from ropext.evaluation.reads import Reads
+from ropext.evaluation.workload import Workload
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record
 from ropext.options.training import TrainingOptions
@@ -28,7 +28,7 @@ class Training:
     data: TrainingData
     encoder: DocumentEncoder
     rows: Rows
-    judge: Reads | None  # None if no document is read
+    judge: Workload | None  # None if no document is read
     chooses_step: bool  # the documents that judge choose the step that is written
     learning: Learning = NEXT_TOKEN_LEARNING
 

@@ -13,11 +13,11 @@ from ropext.results.overlap import overlap_in
 from ropext.results.values import FEWEST_DOCUMENTS, Value, Values
 from ropext.training.judge import BEYOND_CONTROL, GAIN, Numbers
 from ropext.training.report import (
-    Story,
-    asked_text,
+    TrainingSummary,
     json_files,
     section_of,
     short_windows_text,
+    trained_to_retrieve_text,
 )
 from ropext.training.result import RESULT, Finetuned
 from ropext.training.tables import finetune_table
@@ -112,7 +112,7 @@ def _interval(gain: Value) -> str:
     return f" (95 % interval {-high:+.4f} to {-low:+.4f}{known})"
 
 
-def finetune_story(done: Finetuned) -> Story:
+def finetune_summary(done: Finetuned) -> TrainingSummary:
     """Return the story of a fine-tuning, for the record and the card."""
     training = done.training
     needs = done.objective.needs
@@ -139,7 +139,7 @@ def finetune_story(done: Finetuned) -> Story:
         f"{' and '.join(ways)}."
     ]
     if options.retrieval_share:
-        summary.append(asked_text(options.retrieval_share))
+        summary.append(trained_to_retrieve_text(options.retrieval_share))
     summary += short_windows_text(training)
     summary += verdict(done.numbers, training.target)
     if lineage := training.lineage(overlap):
@@ -152,7 +152,7 @@ def finetune_story(done: Finetuned) -> Story:
     )
     table = finetune_table(done.numbers, training.target, overlap, caption)
     tables = () if table is None else (table,)
-    return Story(section, tuple(summary), tables, training.used.to_json())
+    return TrainingSummary(section, tuple(summary), tables, training.used.to_json())
 
 
 def _loss_at(by_step: Sequence[Mapping[str, float]], step: int) -> float | None:

@@ -18,13 +18,13 @@ from ropext import proof
 from ropext.base.atomic import os_errors
 from ropext.base.bundled import MODELS
 from ropext.base.jsontext import JsonObject, dump
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.files import inspecting
 from ropext.files.checkpoint import Snapshot, card, open_snapshot, provenance
 from ropext.files.checkpoint.adapter import WEIGHTS
 from ropext.files.checkpoint.snapshot import ADAPTER_CONFIG, INDEX
 from ropext.files.checkpoint.staging import Output, check_space, staged
-from ropext.files.checkpoint.weights import weigh
+from ropext.files.checkpoint.weights import identify_weights
 from ropext.files.checkpoint.writing import copy_file, place
 from ropext.models.adapter import add_adapter
 from ropext.models.load import Loading, auto_class, is_masked, load_model
@@ -35,7 +35,7 @@ from ropext.results.overlap import HASHES
 from ropext.training.new_rows import NewRows
 from ropext.training.objective import room_for
 from ropext.training.origin import Origin
-from ropext.training.report import Story, write_files
+from ropext.training.report import TrainingSummary, write_files
 from ropext.training.result import Finetuned
 
 ADAPTER = "adapter"
@@ -86,7 +86,7 @@ def write_tuned(
     done: Finetuned,
     weights: TunedWeights,
     extras: Mapping[str, bytes],
-    story: Story,
+    story: TrainingSummary,
     show: Show,
 ) -> None:
     """Write OUT as a whole or not at all; first verify the model that stock transformers builds
@@ -142,7 +142,7 @@ def _carry(
     names: Iterable[str],
     directory: Path,
     link: Link = "copy",
-    show: Show = unseen,
+    show: Show = no_progress,
 ) -> dict[str, str]:
     """Copy or link the base's files unchanged, and return their known SHA-256 values. The base's
     config.json replaces save_pretrained's own, which lacks the legacy spellings."""
@@ -173,7 +173,7 @@ def _carry_base(snapshot: Snapshot, directory: Path, link: Link, show: Show) -> 
 
 
 def _record(
-    origin: Origin, directory: Path, story: Story, compared: JsonObject
+    origin: Origin, directory: Path, story: TrainingSummary, compared: JsonObject
 ) -> provenance.Record:
     """Return the base's record with the new weights, the run, a proof of the tuned checkpoint, and
     the table's comparison `compared`."""
@@ -187,14 +187,16 @@ def _record(
     names = sorted(path.name for path in directory.glob("*.safetensors"))
     return replace(
         record,
-        weights={name: weigh(directory / name) for name in names},
+        weights={name: identify_weights(directory / name) for name in names},
         versions=provenance.versions(),
         proof=dict(compared) | dict(proved),
         more=dict(record.more) | story.sections("finetune"),
     )
 
 
-def _write_card(origin: Origin, directory: Path, story: Story, title: str, what: str) -> None:
+def _write_card(
+    origin: Origin, directory: Path, story: TrainingSummary, title: str, what: str
+) -> None:
     """Write the model card; `what` names the trained parts."""
     record = origin.record
     readings = None
@@ -231,7 +233,7 @@ def _write_card(origin: Origin, directory: Path, story: Story, title: str, what:
     (directory / card.README).write_bytes(card.render(text, readme).encode(errors="replace"))
 
 
-def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) -> None:
+def write_adapter(origin: Origin, adapter: Path, directory: Path, story: TrainingSummary) -> None:
     """Write PEFT's two files, and a card whose lines load them from anywhere."""
     hub_id = origin.snapshot.hub_id
     copy_adapter(adapter, directory, hub_id or f"../{BASE}", origin.snapshot.commit, story)
@@ -239,7 +241,7 @@ def write_adapter(origin: Origin, adapter: Path, directory: Path, story: Story) 
 
 
 def copy_adapter(
-    adapter: Path, directory: Path, base: str, revision: str | None, story: Story
+    adapter: Path, directory: Path, base: str, revision: str | None, story: TrainingSummary
 ) -> None:
     """Copy a trained adapter into a new folder, under the name of its base."""
     directory.mkdir()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from ropext.base.errors import UsageError
 from ropext.base.inputs import model_name
-from ropext.base.narration import Say, Show, silent, unseen
+from ropext.base.narration import Say, Show, no_messages, no_progress
 from ropext.endpoint.beside import PlainServer
 from ropext.endpoint.server import require_server
 from ropext.files.checkpoint import Snapshot, open_snapshot, provenance, with_weights
-from ropext.files.inspecting import open_model, read_again, said_of
+from ropext.files.inspecting import naming_config, open_model, read_again
 from ropext.files.schemes import read_positions
 from ropext.options.door import public
 from ropext.scaling.rope import Positions
@@ -44,8 +44,8 @@ def verify(
     dtype: str = "auto",
     device: str = "cpu",
     trust_remote_code: bool = False,
-    say: Say = silent,
-    show: Show = unseen,
+    say: Say = no_messages,
+    show: Show = no_progress,
 ) -> Verification:
     """Check a checkpoint directory against its own record, a saved plan, or its base.
 
@@ -105,7 +105,7 @@ def check_directory(
 def _subject(snapshot: Snapshot, against: str | None, depth: Depth) -> Subject:
     """Return the subject of the checks for a model that rotates."""
     record = provenance.record_in(snapshot)
-    with said_of(snapshot):
+    with naming_config(snapshot):
         model = snapshot.as_read()
     claim, base = claim_of(snapshot, model, record, against)
     return Subject(snapshot, model, record, claim, base, depth)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ropext.base.jsontext import Json, values_json
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.families import Model
 from ropext.files.checkpoint import Snapshot
 from ropext.files.checkpoint.provenance import Record
@@ -73,7 +73,7 @@ class Depth:
     deep: bool = False  # every byte of the weights
     keep: bool = False  # their SHA-256 is written into the record
     trust_remote_code: bool = False
-    show: Show = unseen
+    show: Show = no_progress
 
 
 HEADERS_ALONE = Depth()

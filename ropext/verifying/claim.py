@@ -13,9 +13,9 @@ from ropext.base import bundled
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, read_redirected
 from ropext.families import Model, stock
-from ropext.files.checkpoint import Snapshot, check_asked, provenance, with_weights
+from ropext.files.checkpoint import Snapshot, check_foreign_parts, provenance, with_weights
 from ropext.files.inspecting import open_model
-from ropext.proof import Promise
+from ropext.proof import ExpectedRotary
 from ropext.scaling import forms
 from ropext.scaling.rope import CONFIG, Site
 
@@ -31,9 +31,9 @@ class Claim:
     edited: tuple[str, ...] = ()  # dotted keys of it that the extension writes
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> ExpectedRotary:
         """Return what transformers should build from it."""
-        return Promise(self.sites, self.target / self.context)
+        return ExpectedRotary(self.sites, self.target / self.context)
 
 
 def claim_of(
@@ -105,8 +105,8 @@ def read_plan(path: Path) -> dict[str, Json]:
     """Read a plan, and check that its config can be built as a model's."""
     plan = read_redirected(path)
     if isinstance(config := plan.get("config"), dict):
-        check_asked(config, f"{path}, its config")
-        stock.ask_about(config)
+        check_foreign_parts(config, f"{path}, its config")
+        stock.describe_unknown_types(config)
     return plan
 
 
@@ -124,7 +124,7 @@ def planned_claim(path: Path, flag: str = "--against ") -> Claim:
             raise ValueError("its factor is not its target over its context")
         edits = provenance.edits_of(plan)
         base = provenance.undone(plan["config"], edits)
-        stock.ask_about(base)
+        stock.describe_unknown_types(base)
         edited = tuple(edit.key for edit in edits)
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]

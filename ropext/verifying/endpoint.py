@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ropext import families, proof
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.jsontext import JsonObject, read_object
-from ropext.base.narration import Say, silent, told
-from ropext.endpoint.beside import PlainServer, Prompts, compare_beside, prompt_lengths
+from ropext.base.narration import Say, no_messages, told
+from ropext.endpoint.beside import PlainServer, Prompts, compare_with_plain, prompt_lengths
 from ropext.endpoint.server import served_model, server_at
 from ropext.files.checkpoint import open_snapshot
 from ropext.proof.neighbours import Neighbour
@@ -37,7 +37,7 @@ class AskedServer:
     dtype: str = "auto"  # for the model that transformers runs
     device: str = "cpu"
     config: JsonObject | None = None  # for that model, in place of its directory's
-    say: Say = silent
+    say: Say = no_messages
 
     def check(self, subject: Subject, probe: Probe) -> Check:
         """Ask the server, as it serves a directory or a file."""
@@ -64,7 +64,7 @@ class AskedServer:
         plain = beside.answers(Prompts(at, model.vocab_size))
         server = server_at(self.url)
         name, _ = served_model(server, self.url)
-        done = compare_beside(server, name, plain)
+        done = compare_with_plain(server, name, plain)
         return self._check(done.is_on, f"serves {name}; {done.sentence}")
 
     def probe_directory(self, subject: Subject) -> "server.Probe":

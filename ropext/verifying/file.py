@@ -39,7 +39,7 @@ def check_tensors(subject: Subject) -> Iterable[Check]:
     known = _known_tensors(subject)
     deep = subject.depth.deep and bool(known)
     content = deep and any(wish.sha256 for wish in known.values())  # else nobody can compare it
-    weights = proving.weigh_parts(file, content=content, show=subject.depth.show)
+    weights = proving.identify_parts(file, content=content, show=subject.depth.show)
     wrong = None
     if known:
         wrong = _difference(weights, known, deep)
@@ -59,7 +59,7 @@ def _known_tensors(subject: Subject) -> Mapping[str, WeightFile]:
     known."""
     if subject.base is not None:  # another kind is refused with the claim
         depth = subject.depth
-        return proving.weigh_parts(as_file(subject.base), content=depth.deep, show=depth.show)
+        return proving.identify_parts(as_file(subject.base), content=depth.deep, show=depth.show)
     if subject.record is not None:
         return subject.record.weights
     return {}

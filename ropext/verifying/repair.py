@@ -17,7 +17,7 @@ def repair(
     snapshot = open_snapshot(str(directory))
     known = provenance.read_record(snapshot.directory)
     if known is None:
-        fixed = families.respell(families.trusting(snapshot.config, trust))
+        fixed = families.respell(families.with_spelling_in_force(snapshot.config, trust))
     elif trust is not None:
         raise UsageError(
             f"--trust {trust}: {directory} has a ropext.json, which decides; use --fix without"

@@ -16,15 +16,15 @@ from statistics import fmean as mean
 from ropext import families
 from ropext.base.errors import ProofFailed
 from ropext.base.jsontext import JsonObject, untagged
-from ropext.base.narration import Say, Show, duration, silent, unseen
+from ropext.base.narration import Say, Show, duration, no_messages, no_progress
 from ropext.endpoint.logprobs import (
     TOP,
     Pairs,
     next_token,
+    no_logprobs_error,
     require_logprobs,
     special_tokens,
     token_ids,
-    untold,
 )
 from ropext.endpoint.server import Server, served_model, server_at
 from ropext.proof.neighbours import JudgedNeighbour, Neighbour, judge
@@ -184,8 +184,8 @@ class ServerQuestion:
     neighbours: Sequence[Neighbour] = ()
     tolerance: float = TOLERANCE
     vocab_size: int | None = None  # None: as many as the model has logits
-    say: Say = field(default=silent, repr=False)
-    show: Show = field(default=unseen, repr=False)
+    say: Say = field(default=no_messages, repr=False)
+    show: Show = field(default=no_progress, repr=False)
 
     @property
     def texts(self) -> tuple[int, ...]:
@@ -354,9 +354,9 @@ def _answers(opened: "OpenedServer", work: _Work, at: Mapping[int, Sequence[int]
                 answers[size, length] = pairs
                 heard += 1
         if not heard:
-            raise untold(opened.server)
+            raise no_logprobs_error(opened.server)
         if 2 * heard < len(at[size]):
-            raise untold(
+            raise no_logprobs_error(
                 opened.server, f"log-probabilities after only {heard} of {len(at[size])} prompts"
             )
     return answers

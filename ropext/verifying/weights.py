@@ -10,7 +10,12 @@ from ropext.base.narration import Show
 from ropext.files.checkpoint import OTHER_SET, VARIANT, Snapshot, provenance
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.staging import replace_file
-from ropext.files.checkpoint.weights import WeightFile, compare_weights, content_digest, weigh
+from ropext.files.checkpoint.weights import (
+    WeightFile,
+    compare_weights,
+    content_digest,
+    identify_weights,
+)
 from ropext.verifying.checks import Check, Depth
 from ropext.verifying.config import LISTED
 
@@ -58,7 +63,7 @@ def check_weights(
     if base is not None or record is not None:
         source = base or record.weights  # type: ignore[union-attr]
     elif deep:
-        source = {name: weigh(snapshot.path(name)) for name in snapshot.weight_files}
+        source = {name: identify_weights(snapshot.path(name)) for name in snapshot.weight_files}
     else:
         return
     findings = compare_weights(source, snapshot.directory, deep=deep or depth.keep, show=show)

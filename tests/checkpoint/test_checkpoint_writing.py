@@ -19,7 +19,7 @@ from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
 from ropext.files.checkpoint import open_snapshot, writing
 from ropext.files.checkpoint.provenance import read_record
 from ropext.files.checkpoint.weights import compare_weights
-from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
+from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 
 NEW = CONFIG | {"max_position_embeddings": 8192}
 
@@ -27,7 +27,7 @@ NEW = CONFIG | {"max_position_embeddings": 8192}
 def extend(model: Path, output: Path, config=NEW, prove=None, card=card, **manner):
     snapshot = open_snapshot(str(model), weights=True)
     source = DirectorySource(snapshot, config, prove or dict, card)
-    manner = WriteManner(no_verify=prove is None, **manner)
+    manner = WriteOptions(no_verify=prove is None, **manner)
     return write(source, output, record(), manner)
 
 

@@ -21,7 +21,8 @@ def pair(tmp_path: Path):
 
 def record_of(snapshot, content: bool = False):
     return {
-        name: weights.weigh(snapshot.path(name), content=content) for name in snapshot.weight_files
+        name: weights.identify_weights(snapshot.path(name), content=content)
+        for name in snapshot.weight_files
     }
 
 

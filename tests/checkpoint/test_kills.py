@@ -14,7 +14,7 @@ from sample_checkpoint import CONFIG, card, make_model, record, tree
 
 from ropext.base.errors import OutputExists
 from ropext.files.checkpoint import open_snapshot
-from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
+from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +26,7 @@ def extend(base: Path, out: Path, link: str, force: bool) -> None:
     snapshot = open_snapshot(str(base), weights=True)
     new = CONFIG | {"max_position_embeddings": 8192}
     source = DirectorySource(snapshot, new, lambda directory: {"pairs": 2}, card)
-    write(source, out, record(), WriteManner(link=link, force=force))
+    write(source, out, record(), WriteOptions(link=link, force=force))
 
 
 def disturbed(steps: list[str]) -> Iterator[Wish]:

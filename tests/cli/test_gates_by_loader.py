@@ -50,7 +50,7 @@ def test_a_plan_of_what_is_there(extended, names, code, said, capsys):
 
 
 def test_what_runs_it_names_a_place_that_other_programs_find():
-    served = inspecting.as_it_stands("ropext://demo")
+    served = inspecting.read_unextended("ropext://demo")
     for line in served.serving:
         assert "ropext://" not in line.command
         assert str(MODELS["ropext://demo"]) in line.command
@@ -68,7 +68,7 @@ def test_what_was_not_measured_has_a_code_of_its_own(tmp_path, capsys):
     assert "how it is read was not measured" in shown.err
     assert "sglang 0.5.23: not measured (olmoe was not run in it)" in shown.err
     # What is wrong comes before what is not known.
-    served = inspecting.as_it_stands(str(tmp_path))
+    served = inspecting.read_unextended(str(tmp_path))
     with pytest.raises(NotMeasured):
         inspecting.gate(served, ("sglang", "transformers")).raise_if_failed()
     judged = inspecting.gate(served, ("transformers",))
@@ -81,7 +81,7 @@ def test_a_base_has_a_gate_too(tmp_path):
     saved = {k: v for k, v in configs.LLAMA.items() if k not in ("rope_theta", "rope_scaling")}
     saved |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    served = inspecting.as_it_stands(str(tmp_path))
+    served = inspecting.read_unextended(str(tmp_path))
     assert inspecting.gate(served, ("vllm", "transformers==5")).passed
     with pytest.raises(GateFailed, match=r"mlx MLX-LM 0\.32\.2: different"):
         inspecting.gate(served, ("vllm", "mlx")).raise_if_failed()
@@ -90,7 +90,7 @@ def test_a_base_has_a_gate_too(tmp_path):
 def test_a_file_has_one_too(tmp_path):
     scaled = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     path = making.write(tmp_path / "m.gguf", "llama", making.LLAMA | scaled)
-    served = inspecting.as_it_stands(str(path))
+    served = inspecting.read_unextended(str(path))
     assert inspecting.gate(served, ("llama.cpp", "lm-studio")).passed
     with pytest.raises(GateFailed, match=r"mistral\.rs .*: error"):
         inspecting.gate(served, ("mistral.rs",)).raise_if_failed()
@@ -105,7 +105,7 @@ def test_a_file_has_one_too(tmp_path):
 
 @pytest.mark.parametrize(("names", "code"), [("vllm", 0), ("exllamav2", 3), ("mlx,trt-llm", 0)])
 def test_a_verification_has_it_beside_its_checks(extended, monkeypatch, names, code, capsys):
-    served = inspecting.as_it_stands(extended)
+    served = inspecting.read_unextended(extended)
     right = verifying.Verification(extended, (verifying.Check("spectrum", True, ""),), served)
     monkeypatch.setattr(verifying, "check_directory", lambda *args, **how: right)
     done, shown = run("verify", extended, "--for", names, capsys=capsys)

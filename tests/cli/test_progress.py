@@ -11,7 +11,7 @@ from ropext.base import narration
 from ropext.base.narration import interruptible
 from ropext.cli.output import Bar, Out
 from ropext.evaluation.reader import Progress, read_units
-from ropext.evaluation.reads import Unit
+from ropext.evaluation.workload import Unit
 from ropext.files.checkpoint import weights, writing
 from ropext.results.measurement import Store
 
@@ -137,7 +137,7 @@ def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, mon
         now[0] += 2
         return now[0]
 
-    WORKS[verb](one, two, narration.told_of_files(said.append, clock))
+    WORKS[verb](one, two, narration.file_progress(said.append, clock))
     assert said == [
         f"{percent} % (0.0 of 0.0 GB), about {left} left: {verb} one"
         for percent, left in ((3, "3 min"), (18, "3 min"), (33, "2 min"), (48, "2 min"))
@@ -149,7 +149,7 @@ def test_a_file_that_takes_long_is_told_once_in_half_a_minute(now, tmp_path, mon
     monkeypatch.setattr(weights, "CHUNK", 400)
     monkeypatch.setattr(writing, "CHUNK", 400)
     two.with_name("copy").unlink(missing_ok=True)
-    WORKS[verb](one, two, narration.told_of_files(said.append, clock))
+    WORKS[verb](one, two, narration.file_progress(said.append, clock))
     assert not said
 
 

@@ -95,7 +95,7 @@ def test_of_two_spellings_by_layer_type_the_trusted_one_is_written(trust, factor
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
     }
-    fixed = families.respell(families.trusting(config, trust))
+    fixed = families.respell(families.with_spelling_in_force(config, trust))
     (site,) = families.read(fixed).scaled_sites  # read refuses spellings that disagree
     assert (site.params["factor"], site.rope.theta) == (factor, theta)
     assert fixed["rope_theta"] == theta

@@ -19,7 +19,7 @@ from report.pages import check
 
 from ropext.base import bundled
 from ropext.base.errors import Interrupted
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.cli.app import build
 from ropext.pipeline import demo, job
 from ropext.pipeline.demo import EXTENDED, FOLDED, TUNED
@@ -246,7 +246,7 @@ def test_its_lines_are_for_the_platforms_shell(monkeypatch):
     asked = {"method": demo.MORE_METHODS, "factor": (demo.FACTOR,)}
     words = demo._words("eval", "M", PureWindowsPath(r"C:\my runs\x"), asked)
     monkeypatch.setattr(sys, "platform", "win32")
-    said = pasted(*words)
+    said = join_for_shells(*words)
     assert said == r'ropext eval M --method "pi,ntk,self-extend" --factor 4 -o "C:\my runs\x"'
 
 

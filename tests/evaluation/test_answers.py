@@ -8,7 +8,7 @@ import torch
 from small_models import random_ids, tiny
 
 from ropext.evaluation import reading
-from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.evaluation.reading import score_items
 from ropext.options.tasks import Item
 from ropext.options.tasks.asking import match
@@ -17,7 +17,7 @@ BOS = 1
 
 
 def scorer_of(model, chunk=None):
-    scorer = TokenScorer(model, Manner(chunk, 16))
+    scorer = TokenScorer(model, ReadingMode(chunk, 16))
     scorer.self_check()
     return scorer
 

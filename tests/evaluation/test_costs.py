@@ -8,7 +8,7 @@ from small_models import random_ids, tiny
 from torch.profiler import ProfilerActivity, profile
 
 from ropext.evaluation.forward import TokenScorer
-from ropext.evaluation.reader import choose_manner, shape_of
+from ropext.evaluation.reader import choose_reading_mode, shape_of
 
 SLICE_BYTES = 4 << 20
 LLAMA = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16, "vocab_size": 512}
@@ -29,7 +29,7 @@ def peak_of(work):
 def read(model, count, chunk=None):
     """(bytes measured, bytes estimated, manner) of one reading."""
     shape = shape_of(model)
-    scorer = TokenScorer(model, choose_manner(shape, count, 1 << 60, chunk, SLICE_BYTES))
+    scorer = TokenScorer(model, choose_reading_mode(shape, count, 1 << 60, chunk, SLICE_BYTES))
     manner = scorer.self_check()
     ids = random_ids(count, vocabulary=shape.vocabulary)
     scorer.token_nll(ids[:32])
@@ -65,15 +65,18 @@ def test_memory_does_not_grow_with_the_vocabulary():
 
 def test_a_chunk_is_taken_only_where_the_whole_does_not_fit():
     shape = replace(shape_of(tiny(**LLAMA)), hidden=2048, feed_forward=8192)
-    whole = choose_manner(shape, 65536, 1 << 60, None, SLICE_BYTES)
+    whole = choose_reading_mode(shape, 65536, 1 << 60, None, SLICE_BYTES)
     assert whole.chunk is None
     needed = shape.peak_bytes(65536, whole)
-    chunked = choose_manner(shape, 65536, needed, None, SLICE_BYTES)
+    chunked = choose_reading_mode(shape, 65536, needed, None, SLICE_BYTES)
     assert chunked.chunk == 8192  # 16384 tokens by 65536 are a mask of 5.4 GB
     assert shape.peak_bytes(65536, chunked) < 0.8 * needed
     # Where nothing fits it is what takes least; of a narrow model that is the whole.
-    assert choose_manner(shape, 65536, 1, None, SLICE_BYTES).chunk == 1024
+    assert choose_reading_mode(shape, 65536, 1, None, SLICE_BYTES).chunk == 1024
     narrow = shape_of(tiny(**LLAMA))
-    assert choose_manner(narrow, 65536, 1, None, SLICE_BYTES).chunk is None
-    assert choose_manner(shape, 512, 1, 1024, SLICE_BYTES).chunk is None
-    assert choose_manner(replace(shape, device="cuda"), 512, 1 << 60, None, 1 << 30).columns > 1024
+    assert choose_reading_mode(narrow, 65536, 1, None, SLICE_BYTES).chunk is None
+    assert choose_reading_mode(shape, 512, 1, 1024, SLICE_BYTES).chunk is None
+    assert (
+        choose_reading_mode(replace(shape, device="cuda"), 512, 1 << 60, None, 1 << 30).columns
+        > 1024
+    )

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
-from ropext.evaluation.forward import HEAD_BYTES, Manner, NanInLogits, TokenScorer, slice_for
+from ropext.evaluation.forward import HEAD_BYTES, NanInLogits, ReadingMode, TokenScorer, slice_for
 from ropext.evaluation.reading import pinned
 from ropext.evaluation.variants import Variant
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 from ropext.results.values import Bootstrap
 
 STATIC = ["default", "linear", "yarn", "llama3", "proportional"]
@@ -25,7 +25,7 @@ def plain_nll(model, ids):
 
 
 def checked(model, chunk=None, slice_tokens=16, columns=None):
-    scorer = TokenScorer(model, Manner(chunk, slice_tokens, columns=columns))
+    scorer = TokenScorer(model, ReadingMode(chunk, slice_tokens, columns=columns))
     scorer.self_check()
     return scorer
 
@@ -65,7 +65,7 @@ def test_chunked_differs_from_full_when_not_pinned(rope_type):
     """Why pinning is needed; where transformers changes this, pinning can go."""
     model, ids = extended(rope_type), random_ids(LENGTH)
     truth = plain_nll(extended(rope_type), ids)
-    scorer = TokenScorer(model, Manner(48, 16))
+    scorer = TokenScorer(model, ReadingMode(48, 16))
     assert np.abs(scorer.token_nll(ids)[1:] - truth).max() > 0.05
 
 
@@ -107,7 +107,7 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
     """What stock's own modules use at each length says the same; in a family without rotary
     embeddings that ropext knows, each length has a pass where the spectrum may depend on it."""
     lengths = (16, 32, CONTEXT, 128, LENGTH)
-    frame = Frame(CONTEXT, lengths, 16, Bootstrap())
+    frame = EvaluationSettings(CONTEXT, lengths, 16, Bootstrap())
     config = model.config.to_dict() | ({} if known else {"model_type": "gpt2"})
     if not known and model.config.rope_parameters["rope_type"] in DYNAMIC:
         passes = lengths
@@ -121,7 +121,7 @@ def test_the_config_tells_which_passes_serve_the_lengths(model, passes, known):
 
 def test_tokens_of_8_bits_share_a_pass_with_the_window_of_the_base():
     """LLM.int8 treats a column by all tokens of a pass; without outliers each token is alone."""
-    frame = Frame(CONTEXT, (16, CONTEXT, LENGTH), 16, Bootstrap())
+    frame = EvaluationSettings(CONTEXT, (16, CONTEXT, LENGTH), 16, Bootstrap())
     config = extended("yarn").config.to_dict()
     for eight, passes in (
         ({"load_in_8bit": True}, (CONTEXT, LENGTH)),
@@ -243,7 +243,7 @@ def test_half_precision_is_summed_in_float32():
 def test_logits_that_are_not_numbers_stop_with_the_place():
     model = tiny()
     model.model.embed_tokens.weight.data[77] = float("nan")
-    scorer = TokenScorer(model, Manner(None, 16))
+    scorer = TokenScorer(model, ReadingMode(None, 16))
     ids = random_ids(64)
     ids[ids == 77] = 78
     scorer.token_nll(ids)

@@ -23,7 +23,7 @@ from transformers import (
 
 import ropext
 from ropext.base.errors import InputError, UnsupportedModel, UsageError
-from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.pipeline.public import evaluate
 from ropext.results.gates import parse_gate
 from ropext.results.report.compared import compare_runs
@@ -173,7 +173,7 @@ def test_tables_say_what_is_measured_and_other_tails_do_not_compare(place, tmp_p
 @torch.no_grad()
 def test_a_table_shorter_than_the_probe_is_read():
     config = RobertaConfig(vocab_size=90, max_position_embeddings=34, **KEYS)
-    scorer = TokenScorer(RobertaForMaskedLM(config).eval(), Manner(None, 16))
+    scorer = TokenScorer(RobertaForMaskedLM(config).eval(), ReadingMode(None, 16))
     assert scorer.self_check().split
 
 

@@ -22,7 +22,7 @@ from ropext.evaluation.contenders import Contenders, closed_forms, preference
 from ropext.evaluation.corpus import Document
 from ropext.evaluation.measured_plan import RankingRequest, measure
 from ropext.evaluation.ranking import rank
-from ropext.evaluation.reads import NEXT_TOKEN, Reads
+from ropext.evaluation.workload import NEXT_TOKEN, Workload
 from ropext.files.checkpoint import open_snapshot
 from ropext.options import extend
 from ropext.options.evaluate import DocumentOptions
@@ -122,7 +122,7 @@ def demo_bench(documents=8, factor=4):
     read = tuple(
         Document(own, token_bytes=np.ones(len(own)), name=f"{k}") for k, own in enumerate(long)
     )
-    return model, Reads(NEXT_TOKEN.frame(256, (256 * factor,), 0), read)
+    return model, Workload(NEXT_TOKEN.frame(256, (256 * factor,), 0), read)
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import pytest
 import torch
 from small_models import CONTEXT, VOCABULARY, random_ids, rope, tiny
 
-from ropext.evaluation.forward import Manner, TokenScorer
+from ropext.evaluation.forward import ReadingMode, TokenScorer
 from ropext.evaluation.reading import read_pass, read_short, read_strided
 from ropext.results.metrics import ReadText, text_values
-from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.perplexity import Documents, EvaluationSettings, Reading
 from ropext.results.values import Bootstrap
 
 LENGTHS = (32, 64, 128)
@@ -52,7 +52,7 @@ def yarn_truncate(model, documents, max_length):
 
 
 def scorer_of(model):
-    scorer = TokenScorer(model, Manner(None, 16))
+    scorer = TokenScorer(model, ReadingMode(None, 16))
     scorer.self_check()
     return scorer
 
@@ -77,7 +77,7 @@ def test_yarn_protocol_comes_from_the_same_pass():
     texts = [random_ids(128, seed=k) for k in range(9)]
     scorer = scorer_of(model)
     arrays = [read_pass(scorer, ids, 128) for ids in texts]
-    frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
+    frame = EvaluationSettings(CONTEXT, LENGTHS, 16, Bootstrap())
     values = text_values(
         ReadText(frame, Reading("m", {128: arrays}), documents=documents_of(texts))
     )
@@ -121,7 +121,7 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity_under_every_protocol()
     scorer = scorer_of(model)
     whole = [read_pass(scorer, ids, 128) for ids in texts]
     short = [read_short(scorer, ids, CONTEXT) for ids in texts]
-    frame = Frame(CONTEXT, LENGTHS, 16, Bootstrap())
+    frame = EvaluationSettings(CONTEXT, LENGTHS, 16, Bootstrap())
     reading, base = Reading("m", {128: whole}), Reading("base", {128: short})
     values = text_values(ReadText(frame, reading, base, documents_of(texts)))
     for length in LENGTHS:

@@ -62,7 +62,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def read(config):
     """The model of a config, as who opens it has it read."""
-    stock.ask_about(config)
+    stock.describe_unknown_types(config)
     return families.read(config)
 
 
@@ -267,9 +267,9 @@ def test_a_config_that_differs_in_its_rope_alone_is_held_against_stock_too(asked
 def test_of_two_thetas_each_keeps_the_numbers_of_its_own(asked):
     """Both are opened before either is read."""
     other = NOVA | {"rope_theta": 600.0}
-    stock.ask_about(NOVA)
+    stock.describe_unknown_types(NOVA)
     asked[1]["answer"] = answer(theta=601.0)
-    stock.ask_about(other)
+    stock.describe_unknown_types(other)
     families.read(NOVA)
     with pytest.raises(UnsupportedModel, match="computes other frequencies"):
         families.read(other)

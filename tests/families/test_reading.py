@@ -656,7 +656,7 @@ def test_a_renamed_stock_class_is_read_as_that_class():
 def test_an_unknown_type_names_both_versions():
     """The census's and the installed one's, which may know what the census does not."""
     with pytest.raises(InputError) as caught:
-        stock.ask_about(BASE | {"model_type": "lama"})
+        stock.describe_unknown_types(BASE | {"model_type": "lama"})
     said = str(caught.value)
     assert f"those of transformers {config_room.version()}" in said
     assert f"(installed is {transformers.__version__}, which lacks it too)" in said

@@ -244,7 +244,7 @@ def test_stock_is_the_authors_model_or_the_plan_says_not(stock, name: str) -> No
     for label, truth in WITNESSES[name][1].items():
         spectrum = Spectrum(tuple(truth.inv_freq), truth.attention, truth.softmax)
         sites.append(Site(label, spectrum, {}))
-    truths = proof.Promise(tuple(sites), 80.0)
+    truths = proof.ExpectedRotary(tuple(sites), 80.0)
     # The second set is for inputs of 4096 tokens at most, where Phi's authors have plain RoPE.
     found = stock[name] | {
         "rotary": [one | {"short_inv_freq": None} for one in stock[name]["rotary"]]

@@ -173,7 +173,7 @@ def test_what_is_fitted_on_a_file_goes_into_a_file(models, tmp_path, monkeypatch
     assert found.attention_factor == pytest.approx(site["spectrum"]["attention_factor"], rel=1e-6)
     assert found.inv_freq != pytest.approx(site["base"]["inv_freq"], rel=1e-3)
     assert made.config["max_position_embeddings"] == 512
-    assert proving.weigh_parts(made) == proving.weigh_parts(open_gguf(str(file)))
+    assert proving.identify_parts(made) == proving.identify_parts(open_gguf(str(file)))
     assert f"{out}/demo-long.gguf is the GGUF with the fitted frequencies" in said[-1]
 
 

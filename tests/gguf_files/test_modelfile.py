@@ -103,7 +103,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_llama_cpp_reads_ollamas_own_file(store):
-    lines = inspecting.as_it_stands("ollama:whole").serving
+    lines = inspecting.read_unextended("ollama:whole").serving
     assert f"llama-server -m {store['model']} " in lines[0].command
 
 

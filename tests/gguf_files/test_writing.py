@@ -488,7 +488,7 @@ def test_for_names_programs_that_run_a_file(base, tmp_path):
     for name in ("llama.cpp", "gguf", "LM-Studio", "ollama", "lmstudio,ollama"):
         inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name)
     # One answer, whether the file is extended or stands as it is.
-    standing = inspecting.as_it_stands(str(base))
+    standing = inspecting.read_unextended(str(base))
     for ask in (
         lambda name: inspecting.plan(str(base), factor=4.0, method="yarn", for_loaders=name),
         lambda name: inspecting.plan(str(base), factor=4.0, for_loaders=name),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropext.models.head import foretold_bend, logits_after, why_not_plain
+from ropext.models.head import logits_after, predicted_head_problem, why_not_plain
 
 BENT = "it scales or caps its logits"
 IDS = torch.arange(3, 35)[None]
@@ -75,11 +75,13 @@ def test_a_bias_belongs_to_the_matrix_and_a_hook_does_not():
 
 def test_what_class_and_config_foretell():
     model = small()
-    assert foretold_bend(model) is None
+    assert predicted_head_problem(model) is None
     model.config.logit_scale = 0.25
-    assert foretold_bend(model) == "it scales or caps its logits (logit_scale 0.25)"
+    assert predicted_head_problem(model) == "it scales or caps its logits (logit_scale 0.25)"
     model.lm_head = torch.nn.Sequential(model.lm_head)
-    assert foretold_bend(model) == "its output layer is a Sequential, not a plain linear one"
+    assert (
+        predicted_head_problem(model) == "its output layer is a Sequential, not a plain linear one"
+    )
 
 
 @torch.no_grad()

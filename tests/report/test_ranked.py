@@ -8,7 +8,7 @@ import pytest
 from ropext.options import extend
 from ropext.planning import make_plan
 from ropext.results.measurement import MeasuredModel, Measurement
-from ropext.results.perplexity import Frame, Reading
+from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.report.ranking import ranking_table, ranking_text, ranking_verdict
 from ropext.results.report.text import extend_command
 from ropext.results.rules import rank
@@ -23,7 +23,7 @@ CONFIG = {
     "rope_theta": 10000.0,
     "vocab_size": 100,
 }
-FRAME = Frame(context=64, lengths=(256,), tail=16, bootstrap=Bootstrap(0))
+FRAME = EvaluationSettings(context=64, lengths=(256,), tail=16, bootstrap=Bootstrap(0))
 LEVELS = np.linspace(2, 5, 10)
 SWAY = np.array([0.3, -0.3] * 5)
 

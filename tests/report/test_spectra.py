@@ -10,7 +10,7 @@ from ropext import scaling
 from ropext.results import EXTENDED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelSource
-from ropext.results.perplexity import Frame
+from ropext.results.perplexity import EvaluationSettings
 from ropext.results.report import plots
 from ropext.results.report.evaluation import spectra_of
 from ropext.results.values import Bootstrap
@@ -86,7 +86,7 @@ def test_pairs_that_stand_still_and_a_model_alone():
 def test_a_row_whose_cache_is_rounded_hides_no_line_of_the_model_beside_it():
     plain = MeasuredModel(EXTENDED, source=ModelSource(info={"inv_freq": [1.0, 0.5]}))
     rounded = replace(plain, unrounded="yarn")
-    frame = Frame(64, (256,), 16, Bootstrap(0))
+    frame = EvaluationSettings(64, (256,), 16, Bootstrap(0))
     both = Measurement(frame, {"yarn": plain, "yarn+kv-q4_0": rounded})
     assert spectra_of([both]) == {"yarn": (1.0, 0.5)}
     alone = Measurement(frame, {"run:yarn+kv-q4_0": rounded})  # as `compare` names it

@@ -7,12 +7,12 @@ from ropext.results import metrics, rundir
 from ropext.results.gates import Metrics, parse_gate
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.numbers import ModelNumbers
-from ropext.results.perplexity import Documents, Frame, Reading
+from ropext.results.perplexity import Documents, EvaluationSettings, Reading
 from ropext.results.report import tables
 from ropext.results.report.cells import shown
 from ropext.results.values import Bootstrap
 
-FRAME = Frame(64, (64,), 16, Bootstrap(3))
+FRAME = EvaluationSettings(64, (64,), 16, Bootstrap(3))
 FIRST = metrics.Metric(
     "first",
     lambda text, length: text.frame.nll(text.reading, (1, 2)),

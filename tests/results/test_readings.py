@@ -20,7 +20,7 @@ from ropext.results.measurement import MeasuredModel, Measurement, item_differen
 from ropext.results.metrics import ReadText, text_values
 from ropext.results.perplexity import (
     Documents,
-    Frame,
+    EvaluationSettings,
     Reading,
     by_position,
     verdicts,
@@ -80,7 +80,7 @@ def documents(rng, n, lengths, tag="d"):
 @pytest.fixture
 def setting():
     rng = np.random.default_rng(0)
-    frame = Frame(64, (16, 32, 64, 128, 256), 16, Bootstrap(0))
+    frame = EvaluationSettings(64, (16, 32, 64, 128, 256), 16, Bootstrap(0))
     own = documents(rng, 12, frame.lengths)
     return rng, frame, own
 
@@ -229,7 +229,7 @@ def test_runs_on_other_tokens_are_refused_and_partial_overlap_is_counted(setting
     half = Documents(own.names[:9], own.prefix_hashes[:9], own.token_bytes[:9])
     compared = compare_text([contender("a", frame, own, nll), contender("b", frame, half, nll[:9])])
     assert (compared.documents, compared.left_out) == (9, {"a": 3, "b": 0})
-    apart = Frame(64, (17,), 16, Bootstrap())
+    apart = EvaluationSettings(64, (17,), 16, Bootstrap())
     with pytest.raises(InputError, match="no length in common"):
         compare_text([contender("a", frame, own, nll), contender("b", apart, own, nll)])
 

@@ -25,7 +25,7 @@ from ropext.options.training import Finetune
 from ropext.training import learning, models, trainer, tuned_writing
 from ropext.training.finetune import prepare
 from ropext.training.origin import open_origin
-from ropext.training.report import Story, passes_text
+from ropext.training.report import TrainingSummary, passes_text
 
 pytestmark = pytest.mark.slow
 
@@ -226,7 +226,7 @@ def test_the_adapter_of_a_base_on_the_hub_names_the_extended_one_there(extended,
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(tmp_path), "r": 4})
     )
-    story = Story({}, (), (), {})
+    story = TrainingSummary({}, (), (), {})
     there = replace(origin, snapshot=there)
     tuned_writing.write_adapter(there, adapter, tmp_path / "out", story)
     found = json.loads((tmp_path / "out" / "adapter_config.json").read_text())

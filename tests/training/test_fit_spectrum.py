@@ -32,7 +32,7 @@ def live(model, within="longrope", method="yarn", ceiling=16.0, **knobs):
     plan = plan_of(config, method, **knobs)
     space = spectrum.space_of(within, plan.main, TARGET, ceiling)
     apply_config(model, plan_of(config, space.method, **space.knobs()).config)
-    spectrum.make_live(model, plan.sites, TARGET, space)
+    spectrum.install_space(model, plan.sites, TARGET, space)
     return space, plan, config
 
 
@@ -128,7 +128,7 @@ def test_what_is_written_is_what_was_fitted(within, method, form):
     space = spectrum.space_of(within, plan.main, global_target, 16.0)
     apply_config(model, make_plan(config, Extend(method=space.method, target=global_target,
                                           **space.knobs())).config)  # fmt: skip
-    spectrum.make_live(model, plan.sites, global_target, space)
+    spectrum.install_space(model, plan.sites, global_target, space)
     start = space.values()
     assert start[0] == pytest.approx(
         [a / b for a, b in zip(plan.main.rope.spectrum.inv_freq, plan.main.wanted.inv_freq,
@@ -287,7 +287,7 @@ def test_a_model_whose_frequencies_no_module_holds_is_refused():
     plan = plan_of(config_of(model), "pi")
     space = spectrum.space_of("longrope", plan.main, TARGET, 16.0)
     with pytest.raises(UnsupportedModel, match="no rotary module holds the planned frequencies"):
-        spectrum.make_live(model, plan.sites, TARGET, space)  # it was not patched
+        spectrum.install_space(model, plan.sites, TARGET, space)  # it was not patched
 
 
 def test_a_model_that_passes_no_gradient_is_refused():

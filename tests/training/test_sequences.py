@@ -5,7 +5,7 @@ import pytest
 
 from ropext.base.errors import InputError
 from ropext.evaluation.corpus import Document
-from ropext.training.rows import ControlRows, Full, Pose, Rows, glue
+from ropext.training.rows import ControlRows, Full, Pose, Rows, join_documents
 
 
 def counting(size, start=0):
@@ -112,7 +112,7 @@ def test_the_control_of_pose_has_no_jump_in_its_positions():
 
 
 def test_glued_documents_are_all_there_with_separators():
-    whole = glue([counting(5), counting(7, 100)], 2, seed=0)
+    whole = join_documents([counting(5), counting(7, 100)], 2, seed=0)
     assert len(whole) == 1
     assert len(whole[0]) == 14
     assert sorted(whole[0].ids.tolist()) == sorted([*range(5), *range(100, 107), 2, 2])

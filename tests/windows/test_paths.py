@@ -15,7 +15,7 @@ import ropext
 from ropext import extend, plan, verify
 from ropext.base.errors import InputError
 from ropext.base.inputs import is_path
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.base.systems import move
 from ropext.evaluation.corpus.sources import Source, read_documents
 from ropext.families import loaders
@@ -49,7 +49,7 @@ def arguments(line):
 
 def test_words_are_read_back(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    line = pasted(*WORDS)
+    line = join_for_shells(*WORDS)
     assert arguments(line) == WORDS
     # Where cmd and PowerShell look for operators.
     outside = re.sub(r'"(?:\\\\|\\"|[^"])*"', "", line)
@@ -77,7 +77,7 @@ def powershell_word(text):
 @pytest.mark.parametrize("word", ["a$(calc)", "a`b", "x”; calc; “y", "„ $env:TOKEN", "two words"])
 def test_powershell_runs_nothing_of_a_folders_name(monkeypatch, word):
     monkeypatch.setattr(sys, "platform", "win32")
-    assert powershell_word(pasted(word)) == word
+    assert powershell_word(join_for_shells(word)) == word
 
 
 def test_lines_for_windows_have_no_word_of_a_posix_shell(monkeypatch):

@@ -7,9 +7,9 @@ order, whatever the files' names. Documents are never silently cut into several 
 from ropext.evaluation.corpus.encoding import Document, DocumentEncoder, content_hash
 from ropext.evaluation.corpus.selection import (
     MOST_TOKENS,
-    Basket,
     Corpus,
     DistinctTexts,
+    SmallestKeys,
     Wanted,
     choose_documents,
     glue_documents,
@@ -26,12 +26,12 @@ from ropext.evaluation.corpus.sources import (
 
 __all__ = [
     "MOST_TOKENS",
-    "Basket",
     "Corpus",
     "DistinctTexts",
     "Document",
     "DocumentEncoder",
     "RawDocument",
+    "SmallestKeys",
     "Source",
     "Wanted",
     "choose_documents",

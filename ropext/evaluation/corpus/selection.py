@@ -67,7 +67,7 @@ class Corpus:
 
 
 @dataclass
-class Basket:
+class SmallestKeys:
     """The documents with the smallest keys (hexadecimal) that together have `wanted` tokens.
 
     If each counts as one token, it holds `wanted` documents.
@@ -155,7 +155,7 @@ class _ByLength:
 
     def __init__(self, wanted: Wanted, encoder: DocumentEncoder) -> None:
         self.encoder = encoder
-        self.pools = {length: Basket(wanted.max_documents) for length in wanted.lengths}
+        self.pools = {length: SmallestKeys(wanted.max_documents) for length in wanted.lengths}
         self.reaching = dict.fromkeys(wanted.lengths, 0)
         self.longest = wanted.lengths[-1]
         self.enough = STREAMED * wanted.max_documents

@@ -19,7 +19,7 @@ from ropext.base.inputs import (
     read_bytes,
 )
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.options.fields import DOCUMENTS, TABLES, Texts
 
 T = TypeVar("T")
@@ -299,7 +299,7 @@ def _read_file(path: Path, name: str, source: Source, *, named: bool) -> Iterato
         yield from _within(reader(path, name, source), name, source)
     except UnicodeDecodeError:
         raise source.error(
-            f"{path} is not UTF-8 text: `iconv -f latin1 -t utf-8 {pasted(str(path))}` "
+            f"{path} is not UTF-8 text: `iconv -f latin1 -t utf-8 {join_for_shells(str(path))}` "
             "converts it from Latin-1; or give txt, jsonl or parquet"
         ) from None
     except OSError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.families import Model
 from ropext.families.config import auto_class
 from ropext.families.described import Facts
@@ -90,18 +90,18 @@ def serving_lines(
     latest = {reading.loader: reading for reading in newest(known)}
     name = directory.name
     stem = PurePath(name).name or "model"
-    source = pasted(name)
+    source = join_for_shells(name)
     if directory.on_hub:
         source = f"--remote {source}"
     words = {  # of the templates, as a shell takes them
         "target": str(target),
         "place": shlex.quote(name),
-        "directory": pasted(name),
+        "directory": join_for_shells(name),
         "source": source,
-        "python": pasted(_in_python(directory)),
-        "harness": pasted(f"pretrained={name},max_length={target}"),
-        "gguf": pasted(f"{stem}.gguf"),
-        "long": pasted(f"{stem}-long.gguf"),
+        "python": join_for_shells(_in_python(directory)),
+        "harness": join_for_shells(f"pretrained={name},max_length={target}"),
+        "gguf": join_for_shells(f"{stem}.gguf"),
+        "long": join_for_shells(f"{stem}-long.gguf"),
     }
     family_of_gguf = directory.family
     if "longrope-standing" in kinds_of(params):
@@ -168,7 +168,7 @@ def file_override_line(file: str, flags: str, target: int) -> OverrideLine:
     length = str(target)
     words = flags.split()
     argv = ("llama-server", "-m", file, *words, "-c", length, "-np", "1")
-    command = f"llama-server -m {pasted(file)} {flags} -c {length} -np 1"
+    command = f"llama-server -m {join_for_shells(file)} {flags} -c {length} -np 1"
     names = dict(zip(words[::2], words[1::2], strict=False))
     variables = dict[str, str]()
     if names.keys() == ENVIRONMENT.keys():
@@ -184,11 +184,11 @@ def file_lines(
     from ropext.families.loaders.gguf import environment  # late: no directory needs it
 
     words = {
-        "file": pasted(file),
+        "file": join_for_shells(file),
         "name": PurePath(file).name,
-        "named": pasted(PurePath(file).name),
+        "named": join_for_shells(PurePath(file).name),
         "target": str(target),
-        "modelfile": pasted(f"{file}.Modelfile"),
+        "modelfile": join_for_shells(f"{file}.Modelfile"),
     }
     templates = {template["loader"]: template for template in loader_table()["serve_files"]}
     lines = list[Serving]()

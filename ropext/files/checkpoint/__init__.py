@@ -4,7 +4,7 @@ The order of the modules, from the bottom: snapshot, hub, unchanged, tokenizer, 
 staging, provenance, card, writing, push.
 """
 
-from ropext.files.checkpoint.asked import check_asked
+from ropext.files.checkpoint.foreign_parts import check_foreign_parts
 from ropext.files.checkpoint.snapshot import (
     OTHER_SET,
     VARIANT,
@@ -13,4 +13,11 @@ from ropext.files.checkpoint.snapshot import (
     with_weights,
 )
 
-__all__ = ["OTHER_SET", "VARIANT", "Snapshot", "check_asked", "open_snapshot", "with_weights"]
+__all__ = [
+    "OTHER_SET",
+    "VARIANT",
+    "Snapshot",
+    "check_foreign_parts",
+    "open_snapshot",
+    "with_weights",
+]

@@ -12,7 +12,7 @@ from pathlib import Path
 from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.jsontext import write_json
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.base.systems import sync, user_cache
 from ropext.files.checkpoint.weights import content_digest
 
@@ -29,7 +29,7 @@ Known = dict[str, list[int | str]]
 class Digests:
     """The digests of files; `place` is the cache file."""
 
-    def __init__(self, show: Show = unseen, place: Path | None = None) -> None:
+    def __init__(self, show: Show = no_progress, place: Path | None = None) -> None:
         self.show = show
         folder = user_cache()
         self.place = place or (folder and folder / "digests.json")

@@ -23,7 +23,7 @@ from ropext.base.jsontext import Json, JsonObject, digest, dump, noun, read_obje
 from ropext.base.narration import clean_command, scrub
 from ropext.families import Model, stock
 from ropext.families.config import named, shown
-from ropext.files.checkpoint.asked import check_asked
+from ropext.files.checkpoint.foreign_parts import check_foreign_parts
 from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.files.checkpoint.staging import replace_file
 from ropext.files.checkpoint.weights import Count, WeightFile
@@ -330,7 +330,7 @@ def undone(config: JsonObject, edits: Iterable[Edit]) -> dict[str, Json]:
             holder[key] = edit.before
         else:  # the key was new, and null does not mean the same as absent
             holder.pop(key, None)
-    check_asked(out, "the config before its recorded edits")
+    check_foreign_parts(out, "the config before its recorded edits")
     return out
 
 
@@ -382,8 +382,8 @@ def _record(content: dict[str, Json], path: str) -> Record:
                 raise InputError(f"{path} is damaged: a spectrum does not have its digest")
     older: KeptLink | None = link
     while older is not None:  # ropext may build a model from each of these configs
-        check_asked(older.base.config, f"{path}, its base's config")
-        stock.ask_about(older.base.config)
+        check_foreign_parts(older.base.config, f"{path}, its base's config")
+        stock.describe_unknown_types(older.base.config)
         older = older.base.extended
     as_given = {key: content[key] for key in ("base", "knobs", "recipe", "proof")}
     edits = edits_of(content)
@@ -441,7 +441,7 @@ def record_of(plan: ExtensionPlan, base: JsonObject, command: Sequence[str] = ()
     )
 
 
-def scaled_by_config(model: Model) -> str:
+def scaling_in_words(model: Model) -> str:
     """Return by how much the config of a directory without a record scales it. Return "" if it does
     not, or if the config omits the original length."""
     original = model.scaled_sites[0].rope.original_context
@@ -455,7 +455,7 @@ def record_of_config(snapshot: Snapshot) -> Record | None:
     Return None if `scaled_by_config` returns ""."""
     config = snapshot.config
     model = families.read(config)
-    if not scaled_by_config(model):
+    if not scaling_in_words(model):
         return None
     context = model.scaled_sites[0].rope.original_context
     plain = {

@@ -26,7 +26,7 @@ from ropext.base.narration import SILENT, Hooks, Say, kept_after_interrupt, scru
 from ropext.files.checkpoint import card, provenance
 from ropext.files.checkpoint.hub import hub_errors
 from ropext.files.checkpoint.snapshot import Snapshot, open_snapshot, take_inventory
-from ropext.files.checkpoint.weights import weigh
+from ropext.files.checkpoint.weights import identify_weights
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelCard, ModelInfo
@@ -210,7 +210,7 @@ def push(
     snapshot = open_snapshot(str(directory), weights=True)
     for name in snapshot.weight_files:
         # raises if it is no safetensors: a link may lead to any file
-        weigh(snapshot.path(name))
+        identify_weights(snapshot.path(name))
     files = files_of(snapshot)
     contents = {name: _public(name, path) for name, path in files.items()}
     text = (Path(directory) / card.README).read_text("utf-8") if card.README in files else ""

@@ -18,7 +18,7 @@ from ropext.base.inputs import check_link, is_plain_name, read_bytes
 from ropext.base.jsontext import Json, parse_object, read_object
 from ropext.families import Model, stock
 from ropext.families.model import Problem
-from ropext.files.checkpoint.asked import check_asked
+from ropext.files.checkpoint.foreign_parts import check_foreign_parts
 from ropext.files.checkpoint.headers import read_header
 from ropext.planning.carrier import Carrier
 from ropext.scaling.rope import CONFIG
@@ -331,7 +331,7 @@ class Snapshot:
                 f"shards that {INDEX} names: {', '.join(missing[:3])}{more}; fetch it again"
             )
         if not self.weight_files:
-            raise no_weights(self.name, self.left)
+            raise no_weights_error(self.name, self.left)
 
     def misplaced(self) -> Iterator[str]:
         """Yield a sentence for each tensor that is in two shards, or not in the shard that the
@@ -391,7 +391,7 @@ def open_snapshot(
         with suppress(FileNotFoundError):  # `_config` reports it
             states[CONFIG] = state_of(os.stat(directory / CONFIG))
         config = _config(directory, name)
-        stock.ask_about(config)
+        stock.describe_unknown_types(config)
         inventory = take_inventory(directory)
         inventory.states.update(states)  # from before the config was read
         index = _leave_other_sets(directory, inventory, _index(directory / INDEX))
@@ -490,9 +490,9 @@ def _locate(model: str, revision: str | None, weights: bool) -> tuple[Path, str 
     directory, commit = hub.fetch(model, revision, patterns, ignored)
     # Pickles and GGUF are never fetched, only listed.
     if not (directory / "config.json").exists():
-        raise InputError(no_config(model, hub.names(model, revision)))
+        raise InputError(no_config_message(model, hub.names(model, revision)))
     if weights and not any(directory.glob("*.safetensors")):
-        raise no_weights(model, hub.names(model, revision))
+        raise no_weights_error(model, hub.names(model, revision))
     return directory, model, commit
 
 
@@ -517,7 +517,7 @@ def _missing(path: Path) -> str:
 def _config(directory: Path, model: str) -> dict[str, Json]:
     path = directory / "config.json"
     if not os.path.lexists(path):
-        raise InputError(no_config(model, os.listdir(directory)))
+        raise InputError(no_config_message(model, os.listdir(directory)))
     if os.path.lexists(directory / ADAPTER_CONFIG):
         raise InputError(
             f"{model} holds both a model and an adapter ({ADAPTER_CONFIG}); transformers would "
@@ -526,11 +526,11 @@ def _config(directory: Path, model: str) -> dict[str, Json]:
         )
     check_link(path, directory)
     config = read_object(path)
-    check_asked(config, str(path))
+    check_foreign_parts(config, str(path))
     return config
 
 
-def no_config(model: str, names: Iterable[str]) -> str:
+def no_config_message(model: str, names: Iterable[str]) -> str:
     """Return the message for a directory or repository without config.json, by its other files."""
     names = set(names)
     if ADAPTER_CONFIG in names:
@@ -560,7 +560,7 @@ def _index(path: Path) -> dict[str, str] | None:
     return shards
 
 
-def no_weights(model: str, names: Iterable[str]) -> InputError:
+def no_weights_error(model: str, names: Iterable[str]) -> InputError:
     """Return the error for a checkpoint without safetensors, by its other files."""
     names = sorted(names)
     pickled = [name for name in names if PICKLED.fullmatch(name)]

@@ -14,14 +14,14 @@ from pydantic import Field
 from ropext.base import guard
 from ropext.base.errors import InputError
 from ropext.base.inputs import open_regular
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.files.checkpoint.headers import Header, read_header
 from ropext.files.checkpoint.snapshot import Snapshot
 
 CHUNK = 4 << 20  # bytes per read, from each of two compared files
 
 
-def content_digest(path: Path, show: Show = unseen) -> str:
+def content_digest(path: Path, show: Show = no_progress) -> str:
     """Return the SHA-256 of the whole file, read in chunks."""
     digest = hashlib.sha256()
     with open(open_regular(path), "rb") as file:
@@ -31,7 +31,7 @@ def content_digest(path: Path, show: Show = unseen) -> str:
 
 
 def chunks(
-    file: BinaryIO, what: str, show: Show = unseen, part: tuple[int, int] | None = None
+    file: BinaryIO, what: str, show: Show = no_progress, part: tuple[int, int] | None = None
 ) -> Iterator[bytes]:
     """Yield the bytes of a file or of a part of it, CHUNK bytes at a time, and show the
     progress."""
@@ -73,7 +73,7 @@ class WeightFile:
     sha256: Sha256 | None = None
 
 
-def weigh(path: Path, *, content: bool = False, show: Show = unseen) -> WeightFile:
+def identify_weights(path: Path, *, content: bool = False, show: Show = no_progress) -> WeightFile:
     """Return the identity of one weight file. Its content is hashed only with `content`; otherwise
     the SHA-256 comes from its name in the hub's cache, if it has one."""
     header = read_header(path)
@@ -97,7 +97,7 @@ def compare_weights(
     directory: Path,
     *,
     deep: bool = False,
-    show: Show = unseen,
+    show: Show = no_progress,
 ) -> tuple[Finding, ...]:
     """Compare every weight file with the base's own, or with its entry in a record.
 
@@ -162,7 +162,7 @@ def same_inode(one: Path, two: Path) -> bool:
     return stat.S_ISREG(a.st_mode) and (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
-def first_difference(one: Path, two: Path, show: Show = unseen) -> int | None:
+def first_difference(one: Path, two: Path, show: Show = no_progress) -> int | None:
     """Return the first byte at which two files of one size differ, or None."""
     with open(open_regular(one), "rb") as a, open(open_regular(two), "rb") as b:
         if os.fstat(a.fileno()).st_size != os.fstat(b.fileno()).st_size:

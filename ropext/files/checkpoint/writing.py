@@ -18,7 +18,7 @@ from ropext.base.atomic import os_errors
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import JsonObject, dump
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.base.systems import (
     bytes_on_disk,
     copy_in_kernel,
@@ -33,7 +33,12 @@ from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.files.checkpoint.staging import Output, Staged, check_space, existing_parent, staged
 from ropext.files.checkpoint.tokenizer import TOKENIZER
-from ropext.files.checkpoint.weights import WeightFile, compare_weights, known_digest, weigh
+from ropext.files.checkpoint.weights import (
+    WeightFile,
+    compare_weights,
+    identify_weights,
+    known_digest,
+)
 from ropext.options.fields import Link
 from ropext.scaling.rope import Edit
 
@@ -42,14 +47,14 @@ TEXT_ROOM = 64 << 20
 
 
 @dataclass(frozen=True)
-class WriteManner:
+class WriteOptions:
     """The options of a write; none of them changes a number in the output."""
 
     link: Link = "copy"
     force: bool = False
     hash_weights: bool = False
     no_verify: bool = False
-    show: Show = unseen
+    show: Show = no_progress
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,11 @@ class OutputSource(Protocol):
     def left(self) -> Mapping[str, str]:
         """The files that are left behind, each with its reason."""
 
-    def check(self, output: Path, manner: WriteManner) -> Output:
+    def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise on every condition that can be checked before a write; return the output to
         write."""
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
         """Write everything that `prove` checks; return the record with its weights and edits."""
 
     def prove(self, directory: Path, /) -> JsonObject:
@@ -87,7 +92,7 @@ class OutputSource(Protocol):
         """Write the files that describe the output and its proof; return the final record."""
 
 
-def write(source: OutputSource, output: Path, record: Record, manner: WriteManner) -> Written:
+def write(source: OutputSource, output: Path, record: Record, manner: WriteOptions) -> Written:
     """Write `output` as a whole or not at all. `record` describes the extension; its weights and
     its proof are added here."""
     with staged(source.check(output, manner)) as stage:
@@ -119,7 +124,7 @@ class DirectorySource:
     def left(self) -> Mapping[str, str]:
         return self.snapshot.left
 
-    def check(self, output: Path, manner: WriteManner) -> Output:
+    def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise if weights are missing or ambiguous, or if the disk has no room for the copies."""
         snapshot = self.snapshot
         snapshot.require_weights()
@@ -140,7 +145,7 @@ class DirectorySource:
         check_space(output, needed)
         return Output(output, manner.force, [snapshot.directory])
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
         """Write the files, and check that the base's weights did not change meanwhile.
 
         The base is only read. A linked weight file is read for its header only, or whole with
@@ -150,7 +155,7 @@ class DirectorySource:
         weights = dict[str, WeightFile]()
         for name in snapshot.weight_files:
             path = snapshot.path(name)
-            file = weigh(path, content=manner.hash_weights, show=manner.show)
+            file = identify_weights(path, content=manner.hash_weights, show=manner.show)
             if manner.link == "symlink":  # the target of the link may be replaced
                 file = replace(file, sha256=file.sha256 or known_digest(path))
             weights[name] = file
@@ -163,7 +168,9 @@ class DirectorySource:
                 stage.notes += self.write_anew(stage.directory, manner.show)
                 for name in set(self.anew) & weights.keys():
                     path = stage.directory / name
-                    weights[name] = weigh(path, content=manner.hash_weights, show=manner.show)
+                    weights[name] = identify_weights(
+                        path, content=manner.hash_weights, show=manner.show
+                    )
             for finding in compare_weights(weights, stage.directory):
                 if not finding.same:
                     raise InputError(f"the base changed while it was read: {finding.sentence}")
@@ -190,7 +197,7 @@ def _carry(
     snapshot: Snapshot,
     stage: Staged,
     edits: Iterable[Edit],
-    manner: WriteManner,
+    manner: WriteOptions,
     anew: Sequence[str],
 ) -> dict[str, str]:
     """Copy or link the base's files. Return the SHA-256 of each file if it is known.
@@ -266,7 +273,7 @@ LINKED_BY: dict[Link, tuple[Link, ...]] = {
 LINKED = {"hard": "hard linked", "symlink": "symlinked"}
 
 
-def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed:
+def place(source: Path, target: Path, link: Link, show: Show = no_progress) -> Placed:
     """Copy or link a weight file into the output.
 
     A symlink gets the absolute path of the real file (not of a link in between), so the output may
@@ -299,7 +306,7 @@ def place(source: Path, target: Path, link: Link, show: Show = unseen) -> Placed
     return Placed(note, copy_file(source, target, show))
 
 
-def copy_file(source: Path, target: Path, show: Show = unseen) -> str:
+def copy_file(source: Path, target: Path, show: Show = no_progress) -> str:
     """Copy a regular file's content and return its SHA-256. The kernel copies if possible, and
     holes stay holes."""
     digest = hashlib.sha256()
@@ -327,7 +334,7 @@ class Copying:
     source: int
     target: int
     path: Path
-    show: Show = unseen
+    show: Show = no_progress
     passed: Callable[[bytes], object] | None = None
 
     def part(self, start: int, end: int, shift: int) -> None:

@@ -18,7 +18,7 @@ from ropext.families.loaders.gguf import (
 from ropext.files.gguf.file import GgufFile
 from ropext.files.gguf.geometry import FREQS, LONG, SHORT, known_key, part_with
 from ropext.files.gguf.header import FLOAT32, STRING, UINT32
-from ropext.planning.carrier import PlannedExtension, Programs, StandingModel
+from ropext.planning.carrier import PlannedExtension, Programs, UnextendedModel
 from ropext.planning.gguf_carrier import GgufCarrier
 from ropext.scaling.forms import Params
 from ropext.scaling.rope import ABSENT, Edit, RopeSite
@@ -140,8 +140,8 @@ class FileCarrier(GgufCarrier):
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
         return self._of_parts(super().serving(plan, place))
 
-    def as_it_stands(self, standing: StandingModel) -> Programs:
-        programs = super().as_it_stands(standing)
+    def read_unextended(self, standing: UnextendedModel) -> Programs:
+        programs = super().read_unextended(standing)
         return replace(programs, serving=self._of_parts(programs.serving))
 
     def _of_parts(self, lines: tuple[Serving, ...]) -> tuple[Serving, ...]:

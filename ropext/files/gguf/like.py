@@ -4,7 +4,7 @@ import re
 
 from ropext import families, scaling
 from ropext.base.errors import InputError, UsageError
-from ropext.base.narration import pasted
+from ropext.base.narration import join_for_shells
 from ropext.families.loaders.gguf import alike
 from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.headers import Header, read_header
@@ -82,7 +82,7 @@ def _by_method(request: Extend, record: Record, rope: Rope) -> Extend | None:
 
 
 def _differs(source: Snapshot, model: GgufFile, what: str) -> InputError:
-    place = pasted(source.name)
+    place = join_for_shells(source.name)
     return InputError(
         f"{model.name} was not converted from {source.name}: {what} differ, as after training; "
         f"convert it (python convert_hf_to_gguf.py {place} --outfile OUT.gguf), then `ropext "

@@ -8,7 +8,7 @@ from pathlib import Path
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.families.loaders.gguf import STORED, architecture, farthest
 from ropext.families.loaders.gguf import read as ggml_read
 from ropext.files.checkpoint.weights import WeightFile
@@ -21,8 +21,8 @@ from ropext.scaling.rope import Spectrum
 PIECE = 4 << 20  # bytes read at once
 
 
-def weigh_parts(
-    model: GgufFile, *, content: bool = False, show: Show = unseen
+def identify_parts(
+    model: GgufFile, *, content: bool = False, show: Show = no_progress
 ) -> dict[str, WeightFile]:
     """Return the identity of the tensors of each part, without rope factors."""
     weights = dict[str, WeightFile]()
@@ -81,8 +81,8 @@ def spectra_in(model: GgufFile) -> list[Spectrum]:
     dim = model.geometry.dim
     spectra = list[Spectrum]()
     if not row.only:
-        as_it_stands = rope_of(model.parts, row, dim, context, ollama=False)
-        spectra.append(ggml_read(as_it_stands, dim))
+        read_unextended = rope_of(model.parts, row, dim, context, ollama=False)
+        spectra.append(ggml_read(read_unextended, dim))
     in_ollama = rope_of(model.parts, row, dim, context, ollama=True)
     spectra.append(ggml_read(in_ollama, dim))
     return spectra
@@ -125,7 +125,7 @@ def prove_file(
             f"verification: ropext cannot read back the written file: {error}"
         ) from None
     done = compare(written, wanted, length)
-    if weigh_parts(written) != weigh_parts(base):
+    if identify_parts(written) != identify_parts(base):
         raise ProofFailed(f"verification: {target} has other tensors than {base.name}")
     for name in base.head.entries:
         if name in changed or name in (FILLER, PARTS):

@@ -20,13 +20,13 @@ from ropext.base.systems import bytes_on_disk
 from ropext.files.checkpoint import provenance
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.staging import Output, Staged, check_space
-from ropext.files.checkpoint.writing import TEXT_ROOM, Copying, WriteManner, place
+from ropext.files.checkpoint.writing import TEXT_ROOM, Copying, WriteOptions, place
 from ropext.files.gguf.file import FILLER, PARTS, RECORD, WHOLE, GgufFile
 from ropext.files.gguf.header import F32, FORMATS, STRING, UINT32, GgufHeader, read_gguf
 from ropext.files.gguf.keys import Values, changes
 from ropext.files.gguf.modelfile import modelfile as modelfile_of
 from ropext.files.gguf.opening import open_gguf
-from ropext.files.gguf.proving import prove_file, weigh_parts
+from ropext.files.gguf.proving import identify_parts, prove_file
 from ropext.scaling.rope import RopeSite
 
 METHOD = "ropext.method"
@@ -54,7 +54,7 @@ class FileSource:
         """The keys and the tensors that change."""
         return changes(self.model, self.site, self.target)
 
-    def check(self, output: Path, manner: WriteManner) -> Output:
+    def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise if the output does not suit the number of files, or if the disk has no room for
         them."""
         parts = self.model.parts
@@ -72,9 +72,9 @@ class FileSource:
         reads = [part.path for part in parts]
         return Output(output, manner.force, reads, _is_file(output), written)
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
         """Write the file, with the record as one of its keys."""
-        weights = weigh_parts(self.model, content=manner.hash_weights, show=manner.show)
+        weights = identify_parts(self.model, content=manner.hash_weights, show=manner.show)
         record = replace(record, weights=weights)
         keys, tensors = self.changed
         target = self._file_in(stage.directory, output)

@@ -6,29 +6,29 @@ Kept apart from the pipeline so that these commands start at once.
 from ropext.files.inspecting.model import (
     Inspection,
     inspect,
+    naming_config,
     open_model,
     plan,
     plan_config,
     plan_of,
     planned,
-    said_of,
-    told_far,
+    with_far_warning,
 )
-from ropext.files.inspecting.serving import Served, as_it_stands, gate, read_again, serving
+from ropext.files.inspecting.serving import Served, gate, read_again, read_unextended, serving
 
 __all__ = [
     "Inspection",
     "Served",
-    "as_it_stands",
     "gate",
     "inspect",
+    "naming_config",
     "open_model",
     "plan",
     "plan_config",
     "plan_of",
     "planned",
     "read_again",
-    "said_of",
+    "read_unextended",
     "serving",
-    "told_far",
+    "with_far_warning",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ropext.base.errors import UsageError, class_of
+from ropext.base.errors import UsageError, class_name
 from ropext.base.inputs import not_a_model
 from ropext.base.jsontext import JsonObject
 from ropext.families import stock
@@ -32,14 +32,14 @@ class HasConfig(Protocol):
     config: object
 
 
-def held_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
+def in_memory_snapshot(given: object, *, before_patch: bool = False) -> Snapshot:
     """Return a snapshot of a config or a model in memory; `before_patch` of what the model computed
     before `ropext.patch`."""
     config = _config_held(given, before_patch)
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise UsageError("this config has no model_type, so it is no config of transformers")
-    stock.ask_about(config)
+    stock.describe_unknown_types(config)
     name = str(config.get("_name_or_path") or "") or kind
     return Snapshot(name=name, directory=NOWHERE, config=dict(config), files={}, left={})
 
@@ -69,5 +69,5 @@ def _config_held(given: object, before_patch: bool) -> JsonObject:
     if before_patch:
         held = getattr(live, ORIGINAL, held)
     if not isinstance(held, Config):
-        raise UsageError(f"{class_of(given)} has no config of transformers")
+        raise UsageError(f"{class_name(given)} has no config of transformers")
     return _config_held(held, before_patch)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ropext.base.errors import UsageError
-from ropext.files.inspecting.model import open_model, said_of
+from ropext.files.inspecting.model import naming_config, open_model
 from ropext.files.schemes import read_positions
 from ropext.options.memory import MemoryOptions, bytes_of
 from ropext.planning.memory import MemoryFit, fit_memory
@@ -18,7 +18,7 @@ def memory_fit(
     snapshot = open_model(model, revision=revision)
     if read_positions(snapshot.config) is not None:
         raise UsageError(f"--memory knows models that rotate, and {model} does not")
-    with said_of(snapshot):
+    with naming_config(snapshot):
         read = snapshot.as_read()
     return fit_memory(
         snapshot.carries(read),

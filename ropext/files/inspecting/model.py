@@ -30,7 +30,7 @@ from ropext.scaling.self_extend import FoldOptions
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from ropext.files.schemes.inspection import Unrotated
+    from ropext.files.schemes.inspection import PositionFacts
 
 
 def open_given(
@@ -41,9 +41,9 @@ def open_given(
         return open_model(model, revision=revision)
     if revision is not None:
         raise UsageError(f"revision {revision} is of a hub id, and this model is in memory")
-    from ropext.files.inspecting.held import held_snapshot  # late: no command needs it
+    from ropext.files.inspecting.held import in_memory_snapshot  # late: no command needs it
 
-    return held_snapshot(model, before_patch=before_patch)
+    return in_memory_snapshot(model, before_patch=before_patch)
 
 
 def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Snapshot:
@@ -57,7 +57,7 @@ def open_model(model: str | PathLike[str], *, revision: str | None = None) -> Sn
 
 
 @contextmanager
-def said_of(snapshot: Snapshot) -> Iterator[None]:
+def naming_config(snapshot: Snapshot) -> Iterator[None]:
     """Let errors about what a snapshot says of positions name where it says so."""
     try:
         yield
@@ -127,7 +127,7 @@ def inspect(
     context: int | None = None,
     original_context: int | None = None,
     revision: str | None = None,
-) -> "Inspection | Unrotated":
+) -> "Inspection | PositionFacts":
     """Return what position scheme a model has, and what follows from it.
 
     A model in memory, or a config, is seen by its config, as it computes now.
@@ -142,7 +142,7 @@ def inspect(
         from ropext.files.schemes.inspection import inspect_scheme  # late: no rotary model needs it
 
         return inspect_scheme(snapshot, positions, snapshot.name, _limits(snapshot))
-    with said_of(snapshot):
+    with naming_config(snapshot):
         read = snapshot.read(context, original_context)
     carrier = snapshot.carries(read)
     record = provenance.record_in(snapshot)
@@ -187,10 +187,10 @@ def planned(snapshot: Snapshot, name: str, request: Extend) -> ExtensionPlan:
             return made
         again = f"[again] this extends it again, after {provenance.history(record)}"
         return replace(made, warnings=(*made.warnings, again))
-    return told_far(plan_of(snapshot, request, name))
+    return with_far_warning(plan_of(snapshot, request, name))
 
 
-def told_far(made: Plan) -> Plan:
+def with_far_warning(made: Plan) -> Plan:
     """The plan of an extension that no training follows, with what that costs far out; nothing is
     recommended if `extend` refuses it."""
     warning = far(made)
@@ -215,7 +215,7 @@ def plan_config(
         return make_folded_plan(config, recipe, name, fold or FoldOptions())
     if fold is not None:
         raise UsageError(f"window, group and literal are of method {self_extend.NAME}")
-    stock.ask_about(config)
+    stock.describe_unknown_types(config)
     if read_positions(dict(config)) is None:
         return make_plan(config, recipe, name)
     from ropext.files.schemes.plan import make_table_plan  # late: no rotary model needs it
@@ -229,7 +229,7 @@ def plan_of(snapshot: Snapshot, request: Extend, name: str) -> Plan:
         from ropext.files.gguf import request_like  # late: a directory needs none of it
 
         request = request_like(snapshot, request)
-    with said_of(snapshot):
+    with naming_config(snapshot):
         record = record_in(snapshot)
         if record is not None and request.from_original:
             made = _from_record(snapshot, record, request, name)

@@ -8,10 +8,10 @@ from ropext.base.errors import GateFailed, NotMeasured
 from ropext.base.jsontext import values_json
 from ropext.families import Model, loaders
 from ropext.files.checkpoint import Snapshot
-from ropext.files.checkpoint.provenance import Record, record_in, scaled_by_config
-from ropext.files.inspecting.model import open_model, said_of
+from ropext.files.checkpoint.provenance import Record, record_in, scaling_in_words
+from ropext.files.inspecting.model import naming_config, open_model
 from ropext.files.schemes import read_positions
-from ropext.planning.carrier import Carrier, StandingModel
+from ropext.planning.carrier import Carrier, UnextendedModel
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class Served:
 
 def read_again(snapshot: Snapshot) -> Served:
     """What loaders make of a config as it stands, and how to serve it."""
-    with said_of(snapshot):
+    with naming_config(snapshot):
         model, conflicts = snapshot.interpret()
     record = record_in(snapshot)
     context = model.scaled_sites[0].rope.original_context
     if record is not None:
         context = record.context
     carrier = snapshot.carries(model)
-    standing = StandingModel(
+    standing = UnextendedModel(
         snapshot.place,
         snapshot.config,
         context,
         on_hub=snapshot.is_on_hub,
         disagrees=bool(conflicts),
     )
-    read = carrier.as_it_stands(standing)
+    read = carrier.read_unextended(standing)
     return Served(snapshot.name, carrier, record, read.readings, read.serving)
 
 
@@ -102,7 +102,7 @@ def _told(readings: Sequence[loaders.LoaderReading]) -> str:
     return "; ".join(parts)
 
 
-def as_it_stands(model: str, *, revision: str | None = None) -> Served | None:
+def read_unextended(model: str, *, revision: str | None = None) -> Served | None:
     """How each loader reads anybody's model; None where it does not rotate."""
     snapshot = open_model(model, revision=revision)
     return None if read_positions(snapshot.config) is not None else read_again(snapshot)
@@ -114,4 +114,4 @@ def serving(model: str, *, revision: str | None = None) -> Served | None:
     if read_positions(snapshot.config) is not None:
         return None
     served = read_again(snapshot)
-    return served if served.record or scaled_by_config(served.model) else None
+    return served if served.record or scaling_in_words(served.model) else None

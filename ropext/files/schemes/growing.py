@@ -15,7 +15,7 @@ from typing import Any
 from ropext.base.errors import InputError, ProofFailed
 from ropext.base.inputs import open_regular
 from ropext.base.jsontext import dump, read_object
-from ropext.base.narration import Show, unseen
+from ropext.base.narration import Show, no_progress
 from ropext.base.systems import open_raw, read_at, write_at
 from ropext.files.checkpoint.headers import Header, Tensor, read_header
 from ropext.files.checkpoint.snapshot import INDEX, Snapshot
@@ -98,7 +98,7 @@ def _other_length(
 
 
 def rewrite(
-    source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = unseen
+    source: Path, target: Path, growth: Growth, names: Iterable[str], show: Show = no_progress
 ) -> tuple[str, ...]:
     """Write a weight file with its tables grown; return the stale buffers that it leaves out."""
     header = read_header(source)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Unrotated:
+class PositionFacts:
     """The facts about a model without a rotary embedding, from small files and weight headers."""
 
     name: str
@@ -48,9 +48,9 @@ class Unrotated:
 
 def inspect_scheme(
     snapshot: Snapshot, positions: Positions, name: str, limits: JsonObject
-) -> Unrotated:
+) -> PositionFacts:
     """Find the tables of a model that does not rotate, if its weights are present."""
     stored = tuple[PositionTable, ...]()
     if positions.tensors and snapshot.weight_files:
         stored = find_tables(snapshot, positions)
-    return Unrotated(name, positions, limits, stored, snapshot.directory)
+    return PositionFacts(name, positions, limits, stored, snapshot.directory)

@@ -299,7 +299,7 @@ def patch(
 
     live = base_model(model)
     made = plan_of(model, window=window, group=group, literal=literal, **options)
-    made.require_help()
+    made.raise_if_refused()
     check_rotation(live)
     is_first = plan_in(live) is None
     apply_plan(model, made)

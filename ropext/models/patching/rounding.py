@@ -70,7 +70,7 @@ def rounded_keys(keys: Tensor, kind: str, *, pairs_adjacent: bool) -> Tensor:
     With `pairs_adjacent`, as in llama.cpp, the two channels of a rotary pair are neighbours; in
     transformers they are half a head apart.
     """
-    turn = turn_of_keys(kind, keys.shape[-1])
+    turn = hadamard_size_of_keys(kind, keys.shape[-1])
     if not pairs_adjacent:
         return rounded_cache(keys, kind, turn)
     reordered = keys.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
@@ -123,7 +123,7 @@ def _hadamard(size: int, device: torch.device) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-def turn_of_keys(kind: str, width: int) -> int:
+def hadamard_size_of_keys(kind: str, width: int) -> int:
     """Return the size of the matrix by which llama.cpp multiplies keys of this width; 0 for
     none."""
     if not turn_of_values(kind, width):
@@ -201,7 +201,7 @@ def kept_layers(config: dict[str, Json]) -> tuple[CacheLayer, ...]:
 
     Raise UnsupportedModel if no config gives them, or if the layers attend to other numbers.
     """
-    stock.ask_about(config)
+    stock.describe_unknown_types(config)
     layers = families.as_read(config).kv_layers
     if layers is None:
         raise UnsupportedModel("--kv: what the layers of this model keep in a cache is not known")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ropext.base.atomic import library_errors
-from ropext.base.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_of
+from ropext.base.errors import InputError, OutputExists, UnsupportedModel, UsageError, class_name
 from ropext.base.inputs import from_home
 from ropext.base.jsontext import Json, JsonObject
 from ropext.files.checkpoint import open_snapshot, provenance
@@ -19,8 +19,8 @@ from ropext.files.checkpoint.tokenizer import (
     find_truncation,
     length_edits,
 )
-from ropext.files.checkpoint.weights import WeightFile, weigh
-from ropext.files.checkpoint.writing import WriteManner, write, write_texts
+from ropext.files.checkpoint.weights import WeightFile, identify_weights
+from ropext.files.checkpoint.writing import WriteOptions, write, write_texts
 from ropext.models.patching import base_model, name_of, original_of, plan_in
 from ropext.options.door import public
 from ropext.options.extend import Writing
@@ -44,21 +44,21 @@ class MemorySource:
 
     left: ClassVar[Mapping[str, str]] = {}
 
-    def check(self, output: Path, manner: WriteManner) -> Output:
+    def check(self, output: Path, manner: WriteOptions) -> Output:
         """Raise an error if this is no transformers model, or if the output exists: save overwrites
         nothing."""
         from transformers import PreTrainedModel
 
         if not isinstance(self.model, PreTrainedModel):
             raise UsageError(
-                f"save wants a transformers model, not {class_of(self.model)}; "
+                f"save wants a transformers model, not {class_name(self.model)}; "
                 "merge an adapter first (merge_and_unload)"
             )
         if output.exists():
             raise OutputExists(f"{output} is there already; save writes to a new directory")
         return Output(output, reads=[name_of(base_model(self.model))])
 
-    def put(self, stage: Staged, record: Record, output: Path, manner: WriteManner) -> Record:
+    def put(self, stage: Staged, record: Record, output: Path, manner: WriteOptions) -> Record:
         with library_errors(output):
             return self._put(stage, record)
 
@@ -66,7 +66,7 @@ class MemorySource:
         base_model(self.model).save_pretrained(stage.directory)
         weights = dict[str, WeightFile]()
         for file in sorted(stage.directory.glob("*.safetensors")):
-            weights[file.name] = weigh(file)
+            weights[file.name] = identify_weights(file)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(stage.directory)
         snapshot = open_snapshot(stage.directory)
@@ -133,7 +133,7 @@ def save(
     record = record_of(made, _base_of(live))
     record = replace(record, more=dict(record.more) | {SAVED: True})
     source = MemorySource(model, made.config, prove, tokenizer)
-    return write(source, from_home(directory), record, WriteManner(no_verify=no_verify)).output
+    return write(source, from_home(directory), record, WriteOptions(no_verify=no_verify)).output
 
 
 def _check_finite(model: "PreTrainedModel") -> None:

@@ -12,7 +12,7 @@ from ropext.options.tasks import find_task
 from ropext.results import BASE, rundir
 from ropext.results.gates import Gate
 from ropext.results.measurement import Measurement
-from ropext.results.perplexity import Frame, Reading
+from ropext.results.perplexity import EvaluationSettings, Reading
 from ropext.results.report import html, plots, tables
 from ropext.results.report.gates import failures, gate_table
 from ropext.results.report.html import Page, Pictures
@@ -129,7 +129,7 @@ def middle(start: int, stop: int) -> float:
     return math.sqrt(start * stop)
 
 
-def _by_position(frame: Frame) -> Spans:
+def _by_position(frame: EvaluationSettings) -> Spans:
     octaves = frame.octaves(PARTS)
     # The first, all early tokens together, has no place on the axis.
     octaves = octaves[1:] or octaves

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from ropext.files.schemes.inspection import Unrotated
+    from ropext.files.schemes.inspection import PositionFacts
+
 
 Style = dict[str, Any]  # a line's style, as matplotlib takes it
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and two more.
@@ -401,7 +402,7 @@ def by_pair(axis: "Axes", values: Sequence[float], label: str, style: Style) -> 
     axis.plot(range(len(values)), values, label=label, marker=marker, ms=3.5, **style)
 
 
-def write(of: "ExtensionPlan | Inspection | Unrotated", path: Path) -> None:
+def write(of: "ExtensionPlan | Inspection | PositionFacts", path: Path) -> None:
     """Write the file for --plot: spectra, or the similarity of the rows of a position table."""
     if isinstance(of, ExtensionPlan | Inspection):
         named = of.spectra()

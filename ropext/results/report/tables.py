@@ -9,7 +9,7 @@ from ropext.options.tasks import RULER, THIRTEEN, find_task
 from ropext.results import EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked
-from ropext.results.perplexity import Frame, OctaveLoss
+from ropext.results.perplexity import EvaluationSettings, OctaveLoss
 from ropext.results.report.cells import (
     HALF,
     Column,
@@ -125,7 +125,7 @@ def _rows(run: Measurement, *, questions: bool = False) -> list[tuple[str, dict[
     return rows
 
 
-def tail_of(frame: Frame) -> str:
+def tail_of(frame: EvaluationSettings) -> str:
     """Describe the tokens in the tail before each length of a frame."""
     return frame.scoring.tail_text(frame.tail, frame.lengths)
 

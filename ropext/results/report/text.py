@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropext.base.jsontext import JsonObject
-from ropext.base.narration import continued, pasted
+from ropext.base.narration import continued, join_for_shells
 from ropext.base.table import WIDTH, columns, folded
 from ropext.families import Model
 from ropext.families.config import named
-from ropext.files.checkpoint.provenance import scaled_by_config
+from ropext.files.checkpoint.provenance import scaling_in_words
 from ropext.files.inspecting import Inspection, Served, serving
 from ropext.options.extend import Extend
 from ropext.options.fields import flag
@@ -25,7 +25,7 @@ from ropext.scaling.tables import alike
 if TYPE_CHECKING:
     from ropext.families.loaders import LoaderReading, Serving
     from ropext.files.checkpoint.writing import Written
-    from ropext.files.schemes.inspection import Unrotated
+    from ropext.files.schemes.inspection import PositionFacts
 
 
 def size(count: float) -> str:
@@ -186,7 +186,7 @@ def _beyond(site: RopeSite, target: int) -> str:
     return f"{line} (--pairs lists them)"
 
 
-def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
+def inspection(seen: "Inspection | PositionFacts", pairs: bool = False) -> str:
     """Write `ropext inspect` as text; with `pairs`, a row for each pair."""
     if not isinstance(seen, Inspection):
         return _unrotated(seen)
@@ -204,13 +204,13 @@ def inspection(seen: "Inspection | Unrotated", pairs: bool = False) -> str:
             parts.append(f"\n{pair_table(site, seen.target)}")
     for note in model.notes + model.obstacles:
         parts.append("\n" + folded(f"note: {note}"))
-    name = pasted(seen.name)
+    name = join_for_shells(seen.name)
     following = f"verify {name}" if seen.extended else f"plan {name} --target {seen.target}"
     parts.append(f"\nnext: ropext {following}")
     return "\n".join(parts)
 
 
-def _unrotated(seen: "Unrotated") -> str:
+def _unrotated(seen: "PositionFacts") -> str:
     """Write `ropext inspect` of a model without a rotary embedding as text."""
     scheme = seen.positions
     kind = scheme.model_type
@@ -232,7 +232,7 @@ def _unrotated(seen: "Unrotated") -> str:
         rows, width = table.shape
         facts.append(("table", f"{table.name} in {table.file}: {rows} x {width}, {table.dtype}"))
     facts += _limit_facts(seen.limits)
-    end = f"next: ropext plan {pasted(seen.name)} --factor 2"
+    end = f"next: ropext plan {join_for_shells(seen.name)} --factor 2"
     if seen.advice:
         end = folded(f"note: {seen.advice}")
     return f"{seen.name}\n{fact_lines(facts)}\n\n{end}"
@@ -370,7 +370,7 @@ def extend_command(made: ExtensionPlan) -> str:
     if made.untrained_factor >= ASKED_UNTRAINED and not made.recipe.untrained:
         words.append("--untrained")
     words += ["-o", made.words.name]
-    return pasted(*words)
+    return join_for_shells(*words)
 
 
 def serving_text(lines: Iterable["Serving"]) -> str:
@@ -397,7 +397,7 @@ def serving_text(lines: Iterable["Serving"]) -> str:
 def extended(made: ExtensionPlan, written: "Written", every: bool = False) -> str:
     """Write the answer of `extend`: the files, the verification, how to serve them (in `every`
     engine or in one), and what to do next."""
-    out = pasted(str(written.output))
+    out = join_for_shells(str(written.output))
     parts = [f"wrote {written.output}: {made.context:,} -> {made.target:,} tokens by {made.method}"]
     parts.append(_files(written.files))
     parts.append(_verification(written.proof, out))
@@ -446,7 +446,7 @@ def usual_lines(lines: Sequence["Serving"], words: Words) -> Sequence["Serving"]
 
 
 def _to_serve(output: Path, usual: Iterable["Serving"]) -> str:
-    others = f"for other engines: ropext plan {pasted(str(output))}"
+    others = f"for other engines: ropext plan {join_for_shells(str(output))}"
     return f"to serve it ({others})\n{serving_text(usual)}"
 
 
@@ -500,7 +500,7 @@ def served_headline(read: Served) -> str:
     head = f"{read.directory}: {read.model.context:,} tokens"
     if read.record:
         head += f", extended from {read.record.context:,} by {read.record.method}"
-    elif scaled := scaled_by_config(read.model):
+    elif scaled := scaling_in_words(read.model):
         head += f", {scaled}"
     return head
 

@@ -1,7 +1,7 @@
 """Define the work of a model in units: how it predicts tokens, its documents and its questions.
 
 A unit is one document in one regime, or the questions about one haystack; its result is one file in
-a variant's store. Only `Reads.units` lists them: for the work, for its cost, and to load the
+a variant's store. Only `Workload.units` lists them: for the work, for its cost, and to load the
 results. Only `read_unit` reads one.
 """
 
@@ -40,7 +40,7 @@ from ropext.options.evaluate import Evaluate
 from ropext.options.tasks import Item
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
-from ropext.results.perplexity import MASK_STRIDE, Documents, Frame, Reading
+from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings, Reading
 from ropext.results.retrieval import ItemScore
 from ropext.results.scoring import ALL_TOKENS, MaskedTail, Scoring
 from ropext.results.values import Bootstrap
@@ -57,11 +57,15 @@ class NextToken:
     protocol: ClassVar[str | None] = None  # as --protocol names it
     sees_all: ClassVar[bool] = False
 
-    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
         """Return the lengths at which documents are read, and the tokens scored there."""
-        return Frame(context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring)
+        return EvaluationSettings(
+            context, lengths, tail_tokens(context), Bootstrap(seed), self.scoring
+        )
 
-    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
+    def read(
+        self, scorer: TokenScorer, ids: Ids, length: int, frame: EvaluationSettings
+    ) -> TokenNll:
         """Return the NLL of the first `length` tokens of a document, read in one pass."""
         return read_pass(scorer, ids, length)
 
@@ -93,13 +97,15 @@ class MaskedTokens:
             raise UsageError(f"--lengths {length} has no room for text next to the special tokens")
         return room
 
-    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> Frame:
+    def frame(self, context: int, lengths: tuple[int, ...], seed: int) -> EvaluationSettings:
         """Return a frame in which every length scores the same tokens, so that the shortest bounds
         the tail."""
         tail = min(tail_tokens(context), self.text_in(lengths[0]))
-        return Frame(context, lengths, tail, Bootstrap(seed), self.scoring)
+        return EvaluationSettings(context, lengths, tail, Bootstrap(seed), self.scoring)
 
-    def read(self, scorer: TokenScorer, ids: Ids, length: int, frame: Frame) -> TokenNll:
+    def read(
+        self, scorer: TokenScorer, ids: Ids, length: int, frame: EvaluationSettings
+    ) -> TokenNll:
         """Return the NLL of the last `frame.tail` tokens, each masked once, in the window of
         `length` tokens at the end of `ids`.
 
@@ -190,11 +196,11 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Reads:
+class Workload:
     """The documents and questions for every variant; a variant with the short window answers no
     questions."""
 
-    frame: Frame
+    frame: EvaluationSettings
     documents: tuple[Document, ...] = ()
     questions: tuple[tuple[Item, ...], ...] = ()  # each group over one haystack
     prediction: Prediction = NEXT_TOKEN
@@ -204,7 +210,7 @@ class Reads:
     # The base's store, if the next token of each model is compared with the base's.
     against: str | None = None
 
-    def of(self, begin: int, end: int) -> "Reads":
+    def of(self, begin: int, end: int) -> "Workload":
         """Return the reads of only some documents, without questions."""
         return replace(self, documents=self.documents[begin:end], questions=())
 
@@ -366,7 +372,7 @@ class Reads:
 
 
 def read_unit(
-    unit: Unit, reads: Reads, scorer: TokenScorer, against: Against | None = None
+    unit: Unit, reads: Workload, scorer: TokenScorer, against: Against | None = None
 ) -> dict[str, Any]:
     """Read one unit; return the content of each of its files.
 

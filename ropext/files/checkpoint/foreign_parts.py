@@ -25,7 +25,7 @@ SHAPES = "model_args"
 ARCHITECTURE = "architecture"  # timm loads a folder or a repository if the name has a colon
 
 
-def check_asked(config: JsonObject, where: str) -> None:
+def check_foreign_parts(config: JsonObject, where: str) -> None:
     """Raise InputError if a config loads code or files that do not belong to the checkpoint."""
     for part in parts(Dict(config)):
         for key, value in part.values.items():
