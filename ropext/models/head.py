@@ -1,8 +1,8 @@
 """Check whether a model's logits are its hidden states times one matrix, and nothing else.
 
 Only then may ropext compute them in tiles, and the loss in slices. The class and the config of a
-model predict it (`foretold_bend`), for a forecast. Before it computes, ropext checks it by running
-the model (`why_not_plain`).
+model predict it (`predicted_head_problem`), for a forecast. Before it computes, ropext checks it
+by running the model (`why_not_plain`).
 """
 
 from collections.abc import Callable, Iterator

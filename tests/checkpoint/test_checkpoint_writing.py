@@ -352,10 +352,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from sample_checkpoint import card, record
 from ropext.files.checkpoint import open_snapshot
-from ropext.files.checkpoint.writing import DirectorySource, WriteManner, write
+from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 snapshot = open_snapshot(sys.argv[1], weights=True)
 source = DirectorySource(snapshot, snapshot.config, dict, card)
-write(source, Path(sys.argv[2]), record(), WriteManner(link="hard", no_verify=True))
+write(source, Path(sys.argv[2]), record(), WriteOptions(link="hard", no_verify=True))
 heavy = {"torch", "transformers", "huggingface_hub", "numpy", "safetensors"} & set(sys.modules)
 peak = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
 print(int(peak) // 1024, sorted(heavy))

@@ -452,7 +452,7 @@ def scaling_in_words(model: Model) -> str:
 
 def record_of_config(snapshot: Snapshot) -> Record | None:
     """Build a record from the scaling that a config states, for a directory of another program.
-    Return None if `scaled_by_config` returns ""."""
+    Return None if `scaling_in_words` returns ""."""
     config = snapshot.config
     model = families.read(config)
     if not scaling_in_words(model):
