@@ -419,7 +419,8 @@ def _first_word(plan: PortPlan, question: Question, length: int, count: Count) -
     word = "-".join(rng.sample(NOUNS, 2))
     shorter = cut(question, count, length - WITNESS, plan.wish.api)
     text = (
-        f"{word} is the first word of this message.\n\n{shorter.asked.text}\n\n"
+        f"{word} is the first word of this message.\n\n"
+        f"{shorter.asked.instruction}{shorter.asked.text}\n\n"
         "What is the first word of this message?"
     )
     reply = plan.port.ask(text, question.room)

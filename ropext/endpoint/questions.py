@@ -35,10 +35,9 @@ class Question:
 
     def prompt(self, api: str) -> str:
         """A user's words; to a model that goes on with a text, also how its answer begins."""
-        whole = f"{self.asked.text}{self.asked.question}"
         if api == "chat":
-            return whole
-        return f"{whole}\n{self.asked.opening}"
+            return self.asked.prompt
+        return f"{self.asked.prompt}\n{self.asked.opening}"
 
 
 @dataclass(frozen=True)
@@ -148,21 +147,30 @@ def cut_alike(
         if left is longest[question.asked.text]:
             pairs.append((question, question))
         else:
-            asked = replace(question.asked, text=left.asked.text)
+            asked = replace(
+                question.asked, instruction=left.asked.instruction, text=left.asked.text
+            )
             pairs.append((question, replace(question, asked=asked, counted=left.counted)))
     return pairs
 
 
 def cut(question: Question, count: Count, window: int, api: str) -> Question:
-    """The same question over the end of its text, as much of it as a window holds."""
+    """Return the question with its text truncated, so that its prompt and answer fit a window.
+
+    The instruction and the end of the text are kept. If a window is too short for the instruction
+    and the question, the instruction is removed, too.
+    """
     if question.counted + question.room <= window:
         return question
     text = question.asked.text
     budget = window - question.room
     kept = int(len(text) * budget / question.counted)
-    best = replace(question, asked=replace(question.asked, text=""), counted=0)
+    asked = replace(question.asked, text="")
+    if count(replace(question, asked=asked).prompt(api)) > budget:
+        asked = replace(asked, instruction="")
+    best = replace(question, asked=asked, counted=0)
     for _ in range(STEPS):
-        shorter = replace(question, asked=replace(question.asked, text=_end(text, kept)))
+        shorter = replace(question, asked=replace(asked, text=_end(text, kept)))
         tokens = count(shorter.prompt(api))
         if tokens <= budget and tokens > best.counted:
             best = replace(shorter, counted=tokens)

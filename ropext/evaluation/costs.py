@@ -106,15 +106,18 @@ def count_evaluation(
 
 
 def work_of(lineup: Lineup, reads: Workload) -> list[Passes]:
-    """Count passes by kind, from configs alone, with questions last; every variant except the base
-    answers the same questions."""
+    """Count passes by kind, from configs alone, with questions last; variants with the short window
+    answer the same questions on truncated text."""
     variants = lineup.variants
     parts = dict[Any, Passes]()
     readers = [variant.label for variant in variants if not variant.reads_short]
     everyone = readers[0] if len(readers) == 1 else f"each of {len(readers)} variants"
     for variant in variants:
         for unit in reads.units(variant):
-            what = f"{everyone if unit.asks else variant.label}, {unit.kind}"
+            reader = variant.label
+            if unit.asks and not variant.reads_short:
+                reader = everyone
+            what = f"{reader}, {unit.kind}"
             key = unit.asks, what, not unit.asks and unit.size
             before = parts.get(key, Passes(what, 0, 0))
             parts[key] = Passes(what, before.passes + unit.passes, max(before.tokens, unit.size))

@@ -4,7 +4,7 @@ report."""
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,7 +144,7 @@ class Evaluation:
         lineup = self.lineup
         options = self.options
         reads = self.reads
-        items = [asdict(item) for group in reads.questions for item in group]
+        items = [item.identity for group in reads.questions for item in group]
         tokenizer = self.encoder.tokenizer
         vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
         template = str(getattr(tokenizer, "chat_template", None))

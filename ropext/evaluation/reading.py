@@ -7,7 +7,6 @@ that is the answer of greedy decoding, so nothing is generated. If an answer onl
 given names (`Item.references`), teacher forcing gives its beginning, and greedy decoding the rest.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -143,7 +142,6 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
     answer = torch.as_tensor(item.answer, device=logits.device)
     nll = torch.logsumexp(logits, -1) - logits.gather(1, answer[:, None])[:, 0]
     predicted = tuple(int(token) for token in logits.argmax(-1))
-    prompt_hash = hashlib.sha256(np.asarray(item.prompt, "<i4").tobytes()).hexdigest()
     return ItemScore(
         task=item.task,
         length=item.length,
@@ -152,7 +150,7 @@ def _judge(item: Item, logits: "torch.Tensor") -> ItemScore:
         answer_nll=float(nll.cpu().double().mean()),  # Apple's GPU has no float64
         answer_tokens=len(item.answer),
         exact=predicted == tuple(item.answer),
-        prompt_hash=prompt_hash[:32],
+        prompt_hash=item.prompt_hash,
         answer=tuple(item.answer),
         predicted=predicted,
         text_hash=item.text_hash,

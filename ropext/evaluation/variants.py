@@ -140,7 +140,7 @@ class Variant:
 
     @property
     def reads_short(self) -> bool:
-        """Return whether the variant reads through the short window, and answers no questions."""
+        """Return whether the variant reads through the short window, also the questions."""
         return self.kind in SHORT
 
     @property

@@ -38,6 +38,7 @@ from ropext.evaluation.reading import (
 from ropext.evaluation.variants import Variant
 from ropext.options.evaluate import Evaluate
 from ropext.options.tasks import Item
+from ropext.options.tasks.item import truncated
 from ropext.results import BASE
 from ropext.results.measurement import MeasuredModel, Measurement, Store, array_name
 from ropext.results.perplexity import MASK_STRIDE, Documents, EvaluationSettings, Reading
@@ -177,7 +178,7 @@ class Unit:
     items: tuple[Item, ...] = ()  # the questions
     document: Document | None = None
     digest: str = ""  # digest of the document's tokens
-    regime: str = ""  # the document's regime: short, pass-LENGTH or stride-LENGTH
+    regime: str = ""  # short, pass-LENGTH or stride-LENGTH; of questions, only short
     served: tuple[int, ...] = ()  # lengths at which a pass is compared with the base
 
     @property
@@ -197,8 +198,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Workload:
-    """The documents and questions for every variant; a variant with the short window answers no
-    questions."""
+    """The documents and questions for every variant; a variant with the short window gets the
+    questions with their text truncated to its context."""
 
     frame: EvaluationSettings
     documents: tuple[Document, ...] = ()
@@ -223,9 +224,8 @@ class Workload:
             if self.is_strided and not variant.reads_short:
                 for window in self.frame.lengths:
                     yield self._strided(document, name, variant, window)
-        if self.questions and not variant.reads_short:
-            for items, name in self._groups:
-                yield self._of_questions(items, name, variant.label)
+        for items, name in self._groups_of(variant):
+            yield self._of_questions(items, name, variant)
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
@@ -236,12 +236,22 @@ class Workload:
     @cached_property
     def _groups(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
         """Return each group of questions with the file of its answers."""
-        pairs = []
-        for items in self.questions:
-            content = digest([asdict(item) for item in items])[:8]
-            name = f"{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
-            pairs.append((items, ANSWERS + name))
-        return tuple(pairs)
+        return tuple((items, self._file_of(items)) for items in self.questions)
+
+    @cached_property
+    def _truncated(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
+        """Return the same with the text truncated to the trained context."""
+        window = self.frame.context - (self.bos is not None)
+        shorter = filter(None, (truncated(items, window) for items in self.questions))
+        return tuple((items, self._file_of(items)) for items in shorter)
+
+    def _groups_of(self, variant: Variant) -> tuple[tuple[tuple[Item, ...], str], ...]:
+        return self._truncated if variant.reads_short else self._groups
+
+    def _file_of(self, items: tuple[Item, ...]) -> str:
+        """Name the file of the answers to a group of questions."""
+        content = digest([item.identity for item in items])[:8]
+        return f"{ANSWERS}{items[0].task}-{self._length_of(items)}-{items[0].index}-{content}.json"
 
     def tokens(self, variant: Variant) -> int:
         """Count the forward tokens of a variant."""
@@ -253,8 +263,7 @@ class Workload:
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return the scores of the questions from the store, in a fixed order."""
-        groups = () if variant.reads_short else self._groups
-        rows = [row for _, name in groups for row in store.get(name)]
+        rows = [row for _, name in self._groups_of(variant) for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 
@@ -354,20 +363,24 @@ class Workload:
         """Return the length of a prompt, its BOS included."""
         return items[0].length + (self.bos is not None)
 
-    def _of_questions(self, items: tuple[Item, ...], name: str, label: str) -> Unit:
+    def _of_questions(self, items: tuple[Item, ...], name: str, variant: Variant) -> Unit:
         """Return the unit of the questions about one haystack."""
         length = self._length_of(items)
+        kind = f"{items[0].task} at {length_text(length)}"
+        if items[0].whole:
+            kind += ", truncated"
         # A haystack that several questions share is read once.
         shared = items[0].shared if len(items) > 1 else 0
         tokens = shared + sum(item.most_read - shared for item in items)
         return Unit(
             name=name,
-            what=f"{items[0].task} at {length} ({label})",
-            kind=f"{items[0].task} at {length_text(length)}",
+            what=f"{items[0].task} at {length} ({variant.label})",
+            kind=kind,
             passes=1,
             size=tokens,
             tokens=tokens,
             items=items,
+            regime="short" if variant.reads_short else "",
         )
 
 
@@ -382,7 +395,10 @@ def read_unit(
     document = unit.document
     if document is None:
         length = unit.items[0].length + (reads.bos is not None)
-        with pinned(scorer.model, length):
+        span = length
+        if unit.regime == "short":
+            span = min(length, frame.context)
+        with pinned(scorer.model, span):
             scores = score_items(scorer, unit.items, reads.bos, reads.decode)
         return {unit.name: [values_json(score) | {"length": length} for score in scores]}
     ids = document.ids[: frame.longest]

@@ -93,7 +93,7 @@ class EvaluateStage(Stage):
     """The stage that evaluates all checkpoints."""
 
     name = EVALUATE
-    schema = Evaluate.key_schema
+    schema = Evaluate.key_schema + 1  # the base answers the questions, too
     everyone = True
 
     @property

@@ -280,8 +280,7 @@ class Metrics:
         whole = list[str]()
         if self.options.data is not None:
             self._text_metrics(variant, run, at, whole)
-        if BASE not in (variant, run):  # the base is not asked
-            self._task_metrics(run, at, whole)
+        self._task_metrics(run, at, whole)
         return at, whole
 
     def _text_metrics(

@@ -47,9 +47,9 @@ def rows(path):
 
 def test_answers_are_kept_as_they_were_said(whole):
     found = rows(whole.path)
-    assert [row["task"] for row in found] == ["niah_multikey_2"] * 2 + ["niah_single_1"] * 2 + [
-        "vt"
-    ] * 2
+    tasks = ["niah_multikey_2"] * 2 + ["niah_single_1"] * 2 + ["vt"] * 2
+    assert [row["task"] for row in found] == tasks * 2
+    assert [row["variant"] for row in found] == ["base"] * 6 + ["untouched"] * 6
     for row in found:
         assert 0 <= row["score"] <= 1
         assert row["said"] == make_tokenizer().decode(row["predicted"], skip_special_tokens=True)
@@ -98,7 +98,7 @@ def test_what_it_cannot_do_is_not_measurable_and_no_zero(model, tmp_path):
     assert done.results["variants"]["untouched"]["metrics"] == {}
     assert "vt is not measurable here" in (tmp_path / "run/report.md").read_text()
     assert not (tmp_path / "run/plots/retrieval-vt.png").exists()
-    assert len(rows(tmp_path / "run")) == 6  # as they were said
+    assert len(rows(tmp_path / "run")) == 2 * 6  # as they were said
     (outcome,) = judge(done, [parse_gate("vt@4k.value < 0.5")])
     assert not outcome.passed
     assert "not measurable here" in outcome.reason
@@ -136,8 +136,8 @@ def test_the_forecast_is_what_is_read_at_most(model, monkeypatch):
     hooks = Hooks(show=lambda done, total, what: expected.append(total))
     evaluate(model, **vars(hooks), **ASKED)
     costs = costs_of(model, **ASKED)
-    # One haystack of two questions, and four prompts alone.
-    assert [part.passes for part in costs.work] == [2, 1, 2]
+    # One haystack of two questions, and four prompts alone: of the base, and of the untouched.
+    assert [part.passes for part in costs.work] == [2, 1, 2] * 2
     assert expected[0] == costs.tokens
     assert 0.9 * costs.tokens < sum(seen) <= costs.tokens
 

@@ -417,8 +417,7 @@ def test_compare_two_variants_of_one_run(runs, capsys):
     assert "Loss difference to yarn-4x" in said.out
 
 
-def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path):
-    """The base reads through its short window and is asked nothing."""
+def test_answers_are_compared_with_the_truncated_baseline(runs, capsys, tmp_path):
     words = ["--tasks", "passkey", "--items", "1", "--lengths", "64,256", "--quiet"]
     words += ["--method", "yarn", "--factor", "4", "-o", str(tmp_path / "asked")]
     docs = ["--data", str(runs / "docs.jsonl")]
@@ -426,7 +425,7 @@ def test_answers_are_compared_though_the_base_comes_first(runs, capsys, tmp_path
     code, said = run("compare", str(tmp_path / "asked"), "--json", capsys=capsys)
     assert code == 0
     found = json.loads(said.out)["retrieval"]
-    assert list(found) == ["yarn-4x"]  # against the untouched model
+    assert list(found) == ["untouched", "yarn-4x"]  # against the base
     assert "passkey@256" in found["yarn-4x"]
 
 

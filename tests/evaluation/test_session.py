@@ -86,7 +86,7 @@ def test_the_table_every_paper_prints(whole):
         gain = metric(whole, label, "in_window_nll@256") - metric(whole, label, "tail_nll@256")
         assert metric(whole, label, "gain@256") == pytest.approx(gain, abs=1e-9)
         assert metric(whole, label, "in_window@256") == metric(whole, "base", "tail@256")
-    assert len((whole.path / "items.jsonl").read_text().splitlines()) == 3 * 3 * 2
+    assert len((whole.path / "items.jsonl").read_text().splitlines()) == 4 * 3 * 2
 
 
 def test_in_memory_equals_the_saved_extension_and_its_recorded_base(place, whole):
@@ -302,8 +302,8 @@ def test_several_needles_share_their_haystack(place):
     options = {"tasks": "mkey", "items": 2, "depths": "0.2,0.8", "lengths": "128,256"}
     done = evaluate(str(place / "model"), place / "needles", haystack="noise", **options)
     rows = [json.loads(line) for line in (done.path / "items.jsonl").read_text().splitlines()]
-    assert [(row["length"], row["depth"]) for row in rows[:2]] == [(128, 0.2), (128, 0.8)]
-    assert len(rows) == 8
+    assert [row["variant"] for row in rows] == ["base"] * 8 + ["untouched"] * 8
+    assert [(row["length"], row["depth"]) for row in rows[8:10]] == [(128, 0.2), (128, 0.8)]
 
 
 def test_a_longrope_with_two_sets_is_read_in_two_passes(place):

@@ -72,8 +72,16 @@ def test_the_same_questions_on_cut_text(tmp_path, capsys) -> None:
     cut = told["variants"]["cut"]["metrics"]
     assert cut["found@256"]["value"] == 1.0
     assert cut["found@1024"]["value"] == pytest.approx(1 / 3)
-    longest = max(len(words(body["messages"][0]["content"])) for _, body in fake.asked)
-    assert longest > 900
+    prompts = [body["messages"][0]["content"] for _, body in fake.asked]
+    assert max(len(words(prompt)) for prompt in prompts) > 900
+    # A truncated prompt keeps the instruction, the end of the text, and the question.
+    whole = [prompt for prompt in prompts if len(words(prompt)) > 900]
+    ends = 0
+    for prompt in prompts:
+        instruction, text = prompt.split("\n\n", 1)
+        assert instruction.endswith("a question about one of them follows.")
+        ends += prompt not in whole and any(longer.endswith(f" {text}") for longer in whole)
+    assert ends == len(whole) == 6
     # At 256 the two rows are one: nothing is asked twice.
     assert len(fake.asked) == 12 + 6
     assert "truncated to 256, on this server" in Path(tmp_path / "o/report.md").read_text("utf-8")

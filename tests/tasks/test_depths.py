@@ -24,7 +24,7 @@ def farthest(around, units):
         for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
             order = Order(units, (depth,), 4096, random.Random(seed))
             asked = Needles(around=around)(order)[0]
-            body, key = asked.text.split("\n\n", 1)[1], asked.question.split(" of ")[1].rstrip("?")
+            body, key = asked.text, asked.question.split(" of ")[1].rstrip("?")
             worst = max(worst, abs(body.index(f"The secret number of {key}") / len(body) - depth))
     return worst
 

@@ -34,15 +34,24 @@ SENTENCE_END = re.compile(r"(?<=[.!?’])\s+(?=[A-Z‘“])|\n")
 
 @dataclass(frozen=True)
 class Asked:
-    """One question over a text; `opening` begins the answer, in completion and in chat form."""
+    """One question over a text; `opening` begins the answer, in completion and in chat form.
 
-    text: str  # the instruction and the context: what questions may share
+    A truncated prompt keeps the instruction, the end of the text and the question.
+    """
+
+    text: str  # questions may share it
     question: str
     opening: str
     references: tuple[str, ...]
     depth: float | None = None  # None: the answer is in several places
     answer: str = ""  # as it would be written; the references with commas, if empty
     part: bool = False  # one reference is enough
+    instruction: str = ""  # comes before the text
+
+    @property
+    def prompt(self) -> str:
+        """The instruction, the text and the question."""
+        return f"{self.instruction}{self.text}{self.question}"
 
     @property
     def written(self) -> str:
@@ -56,12 +65,12 @@ class Asked:
     @property
     def digest(self) -> str:
         """A digest that tells this question in words from any other."""
-        return hashlib.sha256(f"{self.text}{self.question}".encode()).hexdigest()[:32]
+        return hashlib.sha256(self.prompt.encode()).hexdigest()[:32]
 
     def after(self, example: "Asked") -> "Asked":
         """Return the same question behind an example with its answer."""
-        shown = f"{example.text}{example.question}\n{example.opening} {example.written}\n\n"
-        return replace(self, text=shown + self.text)
+        shown = f"{example.prompt}\n{example.opening} {example.written}\n\n"
+        return replace(self, instruction=shown + self.instruction)
 
 
 def match(answer: str, references: Sequence[str], part: bool) -> float:
@@ -102,12 +111,12 @@ class Worded:
         """Build the questions over the longest context that fits; a common prefix is shared."""
 
         def count(question: Asked) -> int:
-            prompt = encoder.encode(_prompt(encoder, question))
+            prompt = encoder.encode(encoder.render(question.prompt, question.opening))
             return len(prompt) + self._answer_room(encoder, question)
 
         items = list[Item]()
         for question in self.fitting(count, wanted):
-            prompt, answer = self._encoded(encoder, question)
+            prompt, answer, text = self._encoded(encoder, question)
             item = Item(
                 task=self.name,
                 length=wanted.length,
@@ -120,6 +129,7 @@ class Worded:
                 part=question.part,
                 room=self._answer_room(encoder, question),
                 text_hash=question.digest,
+                text=text,
             )
             items.append(item)
         if len(items) == 1:
@@ -152,9 +162,10 @@ class Worded:
         """Return the task's room, or the answer's size if a tokenizer needs more for it."""
         return max(self.room, len(encoder.encode(" " + question.written)))
 
-    def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens]:
-        """Encode prompt and answer together, and cut them at the place at which they part."""
-        prompt = _prompt(encoder, question)
+    def _encoded(self, encoder: Asker, question: Asked) -> tuple[Tokens, Tokens, tuple[int, int]]:
+        """Encode prompt and answer together, and cut them at the place at which they part; return
+        also where the text begins and ends in the prompt."""
+        prompt = encoder.render(question.prompt, question.opening)
         whole = tuple(encoder.encode(f"{prompt} {question.written}"))
         cut = common_prefix(whole, tuple(encoder.encode(prompt)))
         back = encoder.decode(whole[cut:])
@@ -164,7 +175,14 @@ class Worded:
                 f"it decodes {question.written[:60]!r} as {back[:60]!r}, so no answer would be "
                 "right"
             )
-        return whole[:cut], whole[cut:]
+        tokens = whole[:cut]
+        before, found, _ = prompt.partition(question.instruction + question.text)
+        if not found:  # the chat template changed it
+            return tokens, whole[cut:], (0, 0)
+        before += question.instruction
+        begin = common_prefix(tokens, tuple(encoder.encode(before)))
+        end = common_prefix(tokens, tuple(encoder.encode(before + question.text)))
+        return tokens, whole[cut:], (begin, end)
 
     def _most_that_fits(self, needed: Callable[[int], int], budget: int) -> int:
         """Find the largest number of units that fits; their size grows almost evenly."""
@@ -203,10 +221,6 @@ def worded_task(
 ) -> Task:
     """Return the entry in the list of tasks for a task in words."""
     return Task(maker.name, summary, maker, per_haystack, ruler, details=details)
-
-
-def _prompt(encoder: Asker, question: Asked) -> str:
-    return encoder.render(question.text + question.question, question.opening)
 
 
 @functools.cache

@@ -55,8 +55,9 @@ def _list(others: int, often: int, seldom: int, rng: random.Random) -> Asked:
     words = wanted * often + drawn[TEN:] * seldom
     rng.shuffle(words)
     return Asked(
-        text="Some words of the numbered list below stand in it more often than the others.\n\n"
-        f"{_numbered(words)}\n\n",
+        instruction="Some words of the numbered list below stand in it more often than the "
+        "others.\n\n",
+        text=f"{_numbered(words)}\n\n",
         question="Which ten words of the list above are the most common?",
         opening="The ten most common words of the list are:",
         references=tuple(wanted),
@@ -80,8 +81,9 @@ def frequent(order: Order) -> list[Asked]:
         text += [word] * int(order.units * rank**-ALPHA / ZETA)
     order.rng.shuffle(text)
     asked = Asked(
-        text="The text below is in code. Count how often each coded word stands in it; dots are no "
-        f"word.\n\n{' '.join(text)}\n\n",
+        instruction="The text below is in code. Count how often each coded word stands in it; dots "
+        "are no word.\n\n",
+        text=f"{' '.join(text)}\n\n",
         question="Which three coded words are the most frequent?",
         opening="The three most frequent coded words of the text are:",
         references=tuple(words[1:4]),

@@ -9,8 +9,9 @@ parts leave, never the other way round. An item that does not fit is an error. R
 
 import hashlib
 import random
+import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from ropext.base.errors import UsageError
@@ -62,6 +63,30 @@ class Item:
     part: bool = False  # one reference is enough
     room: int = 0  # tokens that may be generated
     text_hash: str = ""  # of a question in words, whoever encodes it
+    text: tuple[int, int] = (0, 0)
+    """Where the text begins and ends in the prompt, between instruction and question. (0, 0): the
+    whole prompt, which ends with a short question."""
+    whole: str = ""  # hash of the whole prompt, if this one is truncated
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """Return what identifies an answer: all fields except those that only truncation needs."""
+        fields = dict(vars(self))
+        del fields["text"], fields["whole"]
+        return fields
+
+    @property
+    def prompt_hash(self) -> str:
+        """Return the hash that identifies the question, whether its text is truncated or not."""
+        if self.whole:
+            return self.whole
+        packed = struct.pack(f"<{len(self.prompt)}i", *self.prompt)
+        return hashlib.sha256(packed).hexdigest()[:32]
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens of the prompt and of the room for its answer."""
+        return len(self.prompt) + max(len(self.answer), self.room)
 
     @property
     def most_read(self) -> int:
@@ -76,6 +101,32 @@ class Item:
         if self.shared:
             return once + len(self.prompt) - self.shared + self.room
         return once + 1 + self.room
+
+
+FEWEST_READ = 2  # tokens of a truncated prompt
+
+
+def truncated(items: Sequence[Item], window: int) -> tuple[Item, ...]:
+    """Return the questions over one text with its beginning removed, so that each fits a window.
+
+    The end of the text is kept, and so are the instruction before it and the question after it. If
+    a window is too short for instruction and question, the end of the prompt is kept. Return
+    nothing if the answers alone fill the window.
+    """
+    surplus = max(item.size for item in items) - window
+    if surplus <= 0:
+        return tuple(items)
+    if surplus > min(len(item.prompt) for item in items) - FEWEST_READ:
+        return ()
+    begin = min(item.text[0] for item in items)
+    if begin + surplus > min(item.text[1] or len(item.prompt) for item in items):
+        begin = 0
+    kept = list[Item]()
+    for item in items:
+        prompt = item.prompt[:begin] + item.prompt[begin + surplus :]
+        shared = max(0, item.shared - surplus)
+        kept.append(replace(item, prompt=prompt, shared=shared, whole=item.prompt_hash))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

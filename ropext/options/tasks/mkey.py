@@ -132,14 +132,18 @@ def in_words(order: Order) -> list[Asked]:
     keys = order.rng.sample(range(10 ** (DIGITS - 1), 10**DIGITS), len(names))
     statements = [f"The key of {name} is {key}." for name, key in zip(names, keys, strict=True)]
     joined = " ".join(planted(hay, statements, order.depths))
-    text = (
-        "Some keys are told in the text below. Keep them in mind: a question about one of "
-        f"them follows.\n\n{joined}\n\n"
-    )
     questions = list[Asked]()
     for name, key, depth in zip(names, keys, order.depths, strict=True):
-        question = f"What is the key of {name}?"
-        questions.append(Asked(text, question, f"The key of {name} is", (str(key),), depth))
+        asked = Asked(
+            instruction="Some keys are told in the text below. Keep them in mind: a question about "
+            "one of them follows.\n\n",
+            text=f"{joined}\n\n",
+            question=f"What is the key of {name}?",
+            opening=f"The key of {name} is",
+            references=(str(key),),
+            depth=depth,
+        )
+        questions.append(asked)
     return questions
 
 

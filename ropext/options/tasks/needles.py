@@ -58,8 +58,16 @@ class Needles:
         """Whether one question asks for all values, which then have no depth."""
         return self.values * self.asked > 1
 
+    @property
+    def _instruction(self) -> str:
+        return (
+            f"Some secret {self.value}s are told in the text below. Keep them in mind: a question "
+            "about them follows.\n\n"
+        )
+
     def _about_one(self, text: str, key: str, values: list[str], depth: float) -> Asked:
         return Asked(
+            instruction=self._instruction,
             text=text,
             question=f"What is the secret {self.value} of {key}?",
             opening=f"As the text tells, the secret {self.value} of {key} is",
@@ -75,6 +83,7 @@ class Needles:
         for key in keys:
             references += values[key]
         return Asked(
+            instruction=self._instruction,
             text=text,
             question=f"List the secret {self.value}s of {named}, all of them.",
             opening=f"As the text tells, the secret {self.value}s of {named} are",
@@ -92,11 +101,7 @@ class Needles:
             places.append(order.rng.random())
         filler = self._filler(order, statements[count:])
         separator = " " if self.around == "book" else "\n"
-        joined = separator.join(planted(filler, needles, places))
-        return (
-            f"Some secret {self.value}s are told in the text below. Keep them in mind: a question "
-            f"about them follows.\n\n{joined}\n\n"
-        )
+        return f"{separator.join(planted(filler, needles, places))}\n\n"
 
     def _keys(self, order: Order) -> list[str]:
         """Draw different keys: the needles', and among other needles one for each unit."""

@@ -62,18 +62,23 @@ class OverPassages:
             places.append(depth)
             places += (rng.random() for _ in known.passages[1:])
         passages = planted(self._others(order.units, needed, rng), needed, places)
-        numbered = list[str]()
+        text = ""
         for number, passage in enumerate(passages, 1):
-            numbered.append(f"Passage {number}:\n{passage}\n\n")
-        text = (
-            "Answer by the passages below, as briefly as you can.\n\n"
-            f"{''.join(numbered)}"
-            "Answer by the passages above, as briefly as you can.\n\n"
-        )
-        return [
-            Asked(text, f"Question: {known.question}", "Answer:", known.answers, depth, part=True)
-            for known, depth in zip(questions, order.depths, strict=True)
-        ]
+            text += f"Passage {number}:\n{passage}\n\n"
+        asked = list[Asked]()
+        for known, depth in zip(questions, order.depths, strict=True):
+            one = Asked(
+                instruction="Answer by the passages below, as briefly as you can.\n\n",
+                text=text,
+                question="Answer by the passages above, as briefly as you can.\n\n"
+                f"Question: {known.question}",
+                opening="Answer:",
+                references=known.answers,
+                depth=depth,
+                part=True,
+            )
+            asked.append(one)
+        return asked
 
     def _drawn(self, rng: random.Random) -> list[KnownAnswer]:
         """Draw from the user's questions, one for each passage.

@@ -82,8 +82,9 @@ def _asked(order: Order, depth: float) -> Asked:
         key = _key(order.rng)
     text = " ".join(planted(hay, [f"The pass key is {key}."], [depth]))
     return Asked(
-        text="A pass key is told in the text below. Keep it in mind: a question about it "
-        f"follows.\n\n{text}\n\n",
+        instruction="A pass key is told in the text below. Keep it in mind: a question about it "
+        "follows.\n\n",
+        text=f"{text}\n\n",
         question="What is the pass key?",
         opening="The pass key is",
         references=(key,),

@@ -36,7 +36,8 @@ def _chain(lines: int, rng: random.Random) -> Asked:
     places = sorted(rng.random() for _ in assignments)
     text = "\n".join(planted([NOISE] * lines, assignments, places))
     return Asked(
-        text=f"The text below assigns variables, some of them by way of others.\n\n{text}\n\n",
+        instruction="The text below assigns variables, some of them by way of others.\n\n",
+        text=f"{text}\n\n",
         question=f"Which variables hold the value {value}?",
         opening=f"In the text above {len(names)} variables hold the value {value}:",
         references=tuple(names),

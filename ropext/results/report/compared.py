@@ -47,7 +47,7 @@ class Compared(Result):
     parts: Mapping[str, Measurement]  # each model alone
     text: Comparison | None
     items: Mapping[str, Mapping[str, Value]]  # differences of answers, against `asked`
-    asked: str  # the first model with answers; the base has none
+    asked: str  # the first model with answers
     split: Mapping[str, Mapping[tuple[str, int], Discordance]]  # the same, text by text
 
     @property

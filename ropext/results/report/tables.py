@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ropext.base.lengths import length_text
 from ropext.base.table import BLANK, Number, Table, with_rows
 from ropext.options.tasks import RULER, THIRTEEN, find_task
-from ropext.results import EXTENDED, UNTOUCHED
+from ropext.results import BASE, EXTENDED, UNTOUCHED
 from ropext.results.measurement import MeasuredModel, Measurement
 from ropext.results.overlap import marked
 from ropext.results.perplexity import EvaluationSettings, OctaveLoss
@@ -373,8 +373,16 @@ def _explained(run: Measurement, columns: Sequence[str]) -> str:
         lines.insert(0, NO_SCALING)
     if tasks:
         counts = " or ".join(map(str, _question_counts(run, tasks)))
-        lines.append(f"{', '.join(tasks)}: {score_text(tasks)}, of {counts} questions")
+        line = f"{', '.join(tasks)}: {score_text(tasks)}, of {counts} questions"
+        if _is_asked_truncated(run):
+            line += f"; base: the same questions, their text truncated to {context} tokens"
+        lines.append(line)
     return "\n".join(lines)
+
+
+def _is_asked_truncated(run: Measurement) -> bool:
+    """Return whether the base has answers; runs until November 2026 did not ask it."""
+    return any(run.models[label].items for label in run.labels(BASE))
 
 
 def _question_counts(run: Measurement, tasks: Sequence[str]) -> list[int]:
@@ -465,6 +473,8 @@ def _task_table(run: Measurement, task: str) -> Table:
         "haystack count less, by how similar they are); effective: the longest length with 85 % of "
         "the score inside the context"
     )
+    if _is_asked_truncated(run):
+        note += "; base: the same questions, their text truncated to its context"
     if task in THIRTEEN:
         note += f"; {RULERS}"
     rows = _rows(run, questions=True)
