@@ -224,7 +224,7 @@ class Workload:
             if self.is_strided and not variant.reads_short:
                 for window in self.frame.lengths:
                     yield self._strided(document, name, variant, window)
-        for items, name in self._groups_of(variant):
+        for items, name in self._groups[variant.reads_short]:
             yield self._of_questions(items, name, variant)
 
     @cached_property
@@ -234,19 +234,16 @@ class Workload:
         return tuple(document.prefix_hashes([longest])[longest] for document in self.documents)
 
     @cached_property
-    def _groups(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
-        """Return each group of questions with the file of its answers."""
-        return tuple((items, self._file_of(items)) for items in self.questions)
-
-    @cached_property
-    def _truncated(self) -> tuple[tuple[tuple[Item, ...], str], ...]:
-        """Return the same with the text truncated to the trained context."""
-        window = self.frame.context - (self.bos is not None)
-        shorter = filter(None, (truncated(items, window) for items in self.questions))
-        return tuple((items, self._file_of(items)) for items in shorter)
-
-    def _groups_of(self, variant: Variant) -> tuple[tuple[tuple[Item, ...], str], ...]:
-        return self._truncated if variant.reads_short else self._groups
+    def _groups(self) -> dict[bool, list[tuple[tuple[Item, ...], str]]]:
+        """Return each group of questions with the file of its answers, by whether the text is
+        truncated to the trained context."""
+        groups: dict[bool, list[tuple[tuple[Item, ...], str]]] = {False: [], True: []}
+        for items in self.questions:
+            groups[False].append((items, self._file_of(items)))
+            shorter = truncated(items, self.frame.context - (self.bos is not None))
+            if shorter:
+                groups[True].append((shorter, self._file_of(shorter)))
+        return groups
 
     def _file_of(self, items: tuple[Item, ...]) -> str:
         """Name the file of the answers to a group of questions."""
@@ -263,7 +260,7 @@ class Workload:
 
     def answers(self, variant: Variant, store: Store) -> list[ItemScore]:
         """Return the scores of the questions from the store, in a fixed order."""
-        rows = [row for _, name in self._groups_of(variant) for row in store.get(name)]
+        rows = [row for _, name in self._groups[variant.reads_short] for row in store.get(name)]
         scores = read_values(list[ItemScore], rows, variant.label)
         return sorted(scores, key=lambda s: (s.task, s.length, s.index, s.depth or 0.0))
 

@@ -8,6 +8,7 @@ parts leave, never the other way round. An item that does not fit is an error. R
 """
 
 import hashlib
+import operator
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -113,14 +114,16 @@ def truncated(items: Sequence[Item], window: int) -> tuple[Item, ...]:
     a window is too short for instruction and question, the end of the prompt is kept. Return
     nothing if the answers alone fill the window.
     """
-    surplus = max(item.size for item in items) - window
+    longest = max(items, key=operator.attrgetter("size"))
+    surplus = longest.size - window
     if surplus <= 0:
         return tuple(items)
-    if surplus > min(len(item.prompt) for item in items) - FEWEST_READ:
-        return ()
-    begin = min(item.text[0] for item in items)
-    if begin + surplus > min(item.text[1] or len(item.prompt) for item in items):
-        begin = 0
+    begin = longest.text[0]
+    for item in items:
+        if surplus > len(item.prompt) - FEWEST_READ:
+            return ()
+        if begin + surplus > (item.text[1] or len(item.prompt)):
+            begin = 0
     kept = list[Item]()
     for item in items:
         prompt = item.prompt[:begin] + item.prompt[begin + surplus :]
