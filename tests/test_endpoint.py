@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import run
+from json_schema import check
 
 import ropext
 from ropext.base import bundled
@@ -276,6 +277,7 @@ def noisy(compute, nats: float):
 
 def asked_about(directory: Path, url: str, capsys) -> tuple[int, dict, str]:
     code, told = run("verify", directory, "--endpoint", url, "--json", capsys=capsys)
+    check(json.loads(told.out), "verify")
     checks = {check["what"]: check for check in json.loads(told.out)["checks"]}
     return code, checks["endpoint"], told.err
 

@@ -1,7 +1,8 @@
-"""docs/schemas: what results.json, ropext.json and `plan --json` hold, and nothing else.
+"""docs/schemas: the keys of results.json, ropext.json and outcome.json, and of `plan --json`,
+`verify --json` and `run --json`, and no others.
 
-Files of other kinds (fitted, tuned, runs, servers, several caches) are held against them where
-their tests have them: grep for `json_schema`.
+Tests of other kinds (fitted, tuned, runs, servers, several caches) compare their files with the
+schemas where they have them: grep for `json_schema`.
 """
 
 import copy
@@ -16,7 +17,7 @@ from json_schema import check, check_file, complaints, schema_of
 from tiny_checkpoint import make_llama
 
 TRANSCRIPTS = Path(__file__).parent / "golden/transcripts"
-NAMES = ("results", "ropext", "plan")
+NAMES = ("results", "ropext", "plan", "verify", "run", "outcome")
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 1024}
 GPT2 |= {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 300}
 T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 300}
@@ -85,6 +86,42 @@ def test_the_plan_and_the_record_of_outputs(tmp_path, capsys):
         code, said = run("plan", *words, "--json", "--quiet", capsys=capsys)
         assert code == 0
         check(json.loads(said.out), "plan")
+
+
+def test_every_kind_of_verification(tmp_path, capsys):
+    """Right, wrong, of a model without a rotation, of a GGUF, with --for, and an error."""
+    make_llama(tmp_path / "model")
+    longer = ["extend", f"{tmp_path}/model", "--factor", "2", "--method", "yarn", "--no-verify"]
+    assert run(*longer, "-o", f"{tmp_path}/long", capsys=capsys)[0] == 0
+    base = making.write(tmp_path / "base.gguf")
+    grown = ["extend", str(base), "--factor", "2", "--no-verify", "-o", f"{tmp_path}/long.gguf"]
+    assert run(*grown, capsys=capsys)[0] == 0
+    found = []
+    for words in (
+        ["long"],
+        ["long", "--for", "vllm"],
+        ["long.gguf"],
+        ["long", "--against", "./no"],
+    ):
+        words = [f"{tmp_path}/{words[0]}", *words[1:]]
+        code, said = run("verify", *words, "--json", "--quiet", capsys=capsys)
+        check(json.loads(said.out), "verify")
+        found.append((code, *sorted(json.loads(said.out))))
+    plain = ["checks", "context", "directory", "loaders", "method", "passed", "serving", "target"]
+    error = ["error", "exit_code", "option"]
+    assert found == [(0, *plain), (0, *sorted([*plain, "gate"])), (0, *plain), (2, *error)]
+    config = tmp_path / "long/config.json"
+    config.write_text(config.read_text("utf-8").replace('"factor": 2.0', '"factor": 3.0'))
+    code, said = run("verify", f"{tmp_path}/long", "--json", capsys=capsys)
+    check(json.loads(said.out), "verify")
+    assert (code, sorted(json.loads(said.out))) == (3, ["checks", "directory", "passed"])
+
+
+def test_the_counts_of_a_run(tmp_path, capsys):
+    words = ["extend", "ropext://demo", "--factor", "2", "--eval", "ropext://held-out"]
+    code, said = run(*words, "--dry-run", "--json", capsys=capsys)
+    assert code == 0
+    check(json.loads(said.out), "run")
 
 
 def places(value, schema, whole, path=()):

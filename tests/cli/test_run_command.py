@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from json_schema import check, check_file
 
 
 @pytest.fixture
@@ -26,6 +27,8 @@ def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
     assert err.splitlines() == [f"{name}: begins" for name in ("plan", "extend", "report")]
     code, out, err = ropext("run", "r.yaml", "-o", "out", "--json", "--quiet")
     assert (code, err) == (0, "")
+    check(json.loads(out), "run")
+    check_file(tmp_path / "out.run/outcome.json")
     assert json.loads(out)["stages"] == {
         "plan": "skipped",
         "extend": "skipped",

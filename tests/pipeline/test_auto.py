@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import run
+from json_schema import check
 from marked import manifest
 
 import ropext
@@ -126,6 +127,7 @@ def test_a_dry_run_tells_what_would_be_tried_and_writes_nothing(tmp_path, monkey
     for count, more in ((32, ()), (3, ("evaluate.max_docs=3",))):
         told = json.loads(run(*words, *more, capsys=capsys)[1].out)
         tokens = (len(methods) + 2) * count * 512
+        check(told, "run")
         said = f"{forms}, self-extend: {tokens:,} tokens, on {count} documents"
         assert told["stages"]["choose"] == said
 

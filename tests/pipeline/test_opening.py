@@ -7,6 +7,7 @@ import shutil
 import command_line
 import numpy as np
 import pytest
+from json_schema import check, check_file
 
 import ropext
 from ropext.base import guard
@@ -172,7 +173,9 @@ def test_a_run_is_opened_by_its_output(tmp_path):
             opened = ropext.open(place)
             assert opened == done
             assert opened.to_json() == done.to_json() | {"stages": dict(opened.stages)}
+            check(done.to_json(), "run")
             assert opened.table() == done.table()
+        check_file(tmp_path / "whole.run/outcome.json")
         assert [row["model"] for row in opened.table()][:3] == ["base", "untouched", "extended"]
         assert opened.losses()["extended"].shape == (2, 512)
     assert (failed := opened).to_json()["gates"][0]["passed"] is False

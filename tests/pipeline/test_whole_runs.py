@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Forked, in_two_processes, run
-from json_schema import check
+from json_schema import check, check_file
 
 import ropext
 
@@ -173,6 +173,8 @@ def test_the_control_stands_in_the_table_and_reads_as_its_training_read_it(tmp_p
     }  # fmt: skip
     done = ropext.run(recipe, "out")
     assert done.output
+    check(done.to_json(), "run")
+    check_file(Path("out.run/outcome.json"))
     variants = done.to_json()["evaluation"]["variants"]
     assert list(variants) == ["base", "untouched", "control", "extended", "tuned"]
     # The same adapter, loaded anew, on the same documents.

@@ -36,5 +36,5 @@ def check(value, name):
 
 
 def check_file(path):
-    """Compare results.json or ropext.json with the schema of its name."""
+    """Compare results.json, ropext.json or outcome.json with the schema of its name."""
     check(json.loads(path.read_text("utf-8")), path.stem)
