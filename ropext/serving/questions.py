@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers.cli.serving.utils import BaseHandler, Modality
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
-from ropext.models.tokenizer import ask, panics_refused
+from ropext.models.tokenizer import panics_refused
+from ropext.serving.messages import rendered
 from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel
 
@@ -51,6 +51,7 @@ NOT_DONE: Mapping[str, tuple[Json, ...]] = {
     "tool_choice": (None, "auto", "none"),
     "functions": (None, []),
     "audio": (None,),
+    "modalities": (None, ["text"]),
 }
 
 
@@ -167,7 +168,7 @@ def check_model(served: LiveModel, name: Json) -> None:
 def prompt_ids(served: LiveModel, body: Body, is_chat: bool) -> tuple[int, ...]:
     """Return the tokens of a request's messages (through the chat template), or of its prompt."""
     if is_chat:
-        text = _rendered(served, body)
+        text = rendered(served, body)
         return tuple(_encoded(served, text, False, "messages"))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -199,34 +200,6 @@ def _encoded(served: LiveModel, text: str, special: bool, param: str) -> list[in
     except InputError as error:
         raise Refusal(str(error), 400, param) from None
     return list(ids)
-
-
-def _rendered(served: LiveModel, body: Body) -> str:
-    """Render the messages with the chat template, in a process that can be stopped."""
-    messages = body.get("messages")
-    words = body.get("chat_template_kwargs") or {}
-    if not isinstance(messages, list) or not messages:
-        raise Refusal("messages must be a list of at least one message", 400, "messages")
-    if not isinstance(words, dict):
-        raise Refusal("chat_template_kwargs must be an object", 400, "chat_template_kwargs")
-    if not served.tokenizer.chat_template:
-        raise Refusal(f"{served.name} has no chat template; use /v1/completions", 400, "messages")
-    try:
-        turns = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise Refusal(
-            "each message must have a role, and a text or parts of type text as its content",
-            400,
-            "messages",
-        ) from None
-    words = {**served.tokenizer.special_tokens_map, **words, "tools": body.get("tools")}
-    opening = bool(body.get("add_generation_prompt", True))
-    try:
-        template = served.tokenizer.get_chat_template(None, body.get("tools"))
-        question = {"template": template, "messages": turns, "words": words, "opening": opening}
-        return str(ask("render", question))
-    except (ValueError, TimeoutError) as error:
-        raise Refusal(f"the chat template refuses this: {error}", 400, "messages") from None
 
 
 def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:

@@ -38,3 +38,159 @@ def test_a_list_of_prompts_gets_an_answer_to_each(openai, loaded, as_ids):
         reasons[choice.index] = choice.finish_reason
     assert texts == wanted
     assert reasons == dict.fromkeys(range(3), "length")
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }};{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({% for key, value in "
+    "c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}){% endfor %};{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def templated(loaded, monkeypatch):
+    """Give the model another chat template."""
+    tokenizer = loaded["self-extend"].tokenizer
+    return lambda template: monkeypatch.setattr(tokenizer, "chat_template", template)
+
+
+@pytest.fixture
+def same(openai, loaded):
+    """Check that messages are read as a text: its tokens are counted, and its answer is given."""
+    tokenizer = loaded["self-extend"].tokenizer
+
+    def check(messages, text, **more):
+        answer = openai.chat.completions.create(messages=messages, max_tokens=5, **GREEDY, **more)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        wanted = openai.completions.create(prompt=ids, max_tokens=5, **GREEDY)
+        assert answer.usage.prompt_tokens == len(ids)
+        assert answer.choices[0].message.content == wanted.choices[0].text
+
+    return check
+
+
+def refused(openai, messages, **more):
+    """The sentence of a refusal."""
+    package = pytest.importorskip("openai")
+    with pytest.raises(package.BadRequestError) as caught:
+        openai.chat.completions.create(messages=messages, max_tokens=3, **GREEDY, **more)
+    return caught.value.body["message"]
+
+
+def test_an_answer_can_be_sent_back_with_its_nulls(openai, same):
+    messages = [{"role": "user", "content": "the fox"}]
+    answer = openai.chat.completions.create(messages=messages, max_tokens=4, **GREEDY)
+    sent = answer.choices[0].message.model_dump()
+    assert sent["tool_calls"] is sent["audio"] is sent["refusal"] is None
+    text = f"<user>the fox\n<assistant>{sent['content']}\n<user>dog\n<assistant>"
+    same([*messages, sent, {"role": "user", "content": "dog"}], text)
+
+
+@pytest.mark.parametrize("arguments", ["", "{}"])
+def test_a_tool_call_without_arguments_is_one_with_none(templated, same, arguments):
+    templated(TOOLS_TEMPLATE)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "fox"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "dog"},
+    ]
+    same(messages, "<user>fox;<assistant>look();<tool>dog;<assistant>")
+
+
+def test_the_text_next_to_a_tool_call_and_thoughts_reach_the_template(templated, same):
+    templated(TOOLS_TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}"))
+    call = {"id": "1", "function": {"name": "look", "arguments": '{"at": "dog"}'}}
+    message = {"role": "assistant", "content": "the ", "reasoning_content": "fox "}
+    messages = [{"role": "user", "content": "fox"}, message | {"tool_calls": [call]}]
+    same(messages, "<user>fox;<assistant>fox the look(at=dog);<assistant>")
+
+
+def test_tools_reach_the_template_and_are_left_out_on_request(templated, same):
+    templated(TOOLS_TEMPLATE)
+    messages = [{"role": "user", "content": "fox"}]
+    listed = (
+        '[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]'
+    )
+    same(messages, f"{listed};<user>fox;<assistant>", tools=[TOOL])
+    same(messages, "<user>fox;<assistant>", tools=[TOOL], tool_choice="none")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_developer_is_a_system_to_a_template_that_does_not_know_the_role(same, role):
+    messages = [{"role": role, "content": "dog"}, {"role": "user", "content": "fox"}]
+    same(messages, "<system>dog\n<user>fox\n<assistant>")
+
+
+def test_a_template_that_knows_developers_gets_them(templated, same):
+    templated("{% for m in messages %}{{ m.role == 'developer' }}{{ m.content }}\n{% endfor %}")
+    messages = [{"role": "developer", "content": "dog"}, {"role": "user", "content": "fox"}]
+    same(messages, "Truedog\nFalsefox\n")
+
+
+def test_parts_of_text_are_joined(same):
+    parts = [{"type": "text", "text": "the"}, {"type": "text", "text": "fox"}]
+    same([{"role": "user", "content": parts}], "<user>the fox\n<assistant>")
+
+
+USER = {"role": "user", "content": "fox"}
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            USER | {"content": [{"type": "text", "text": "see"}, IMAGE]},
+            "messages[1].content has a part of type image_url; ropext serve reads only text",
+        ),
+        (
+            USER | {"content": [SOUND]},
+            "messages[1].content has a part of type input_audio; ropext serve reads only text",
+        ),
+        (
+            {"role": "assistant", "audio": {"id": "a"}},
+            "messages[1] has the key audio: ropext serve reads only text",
+        ),
+        (
+            {"role": "assistant", "function_call": {"name": "look", "arguments": ""}},
+            "messages[1] has the key function_call: send tool_calls",
+        ),
+        (USER | {"content": 7}, "messages[1].content must be a text, or parts of type text"),
+        (
+            CALLING | {"tool_calls": [{"id": "1", "custom": {"name": "look", "input": "x"}}]},
+            "messages[1].tool_calls[0] must be of type function, with a function that has a name",
+        ),
+        (CALLING, "the chat template of tiny drops the tool calls of messages[1]"),
+    ],
+)
+def test_what_the_server_cannot_read_is_refused_in_a_sentence(openai, message, sentence):
+    assert refused(openai, [USER, message]) == sentence
+
+
+def test_tools_are_refused_if_the_template_has_no_place_for_them(openai):
+    sentence = "the chat template of tiny has no place for tools; leave them out"
+    assert refused(openai, [USER], tools=[TOOL]) == sentence
+
+
+def test_what_a_template_drops_is_refused(openai, templated):
+    """As Llama 3.1's drops the text next to a tool call, and DeepSeek's a system message."""
+    written = "<{{ m.role }}>{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}\n"
+    templated(
+        "{% for m in messages %}{% if m.role != 'system' %}" + written + "{% endif %}{% endfor %}"
+    )
+    assert refused(openai, [USER, CALLING | {"content": "I look"}]) == (
+        "the chat template of tiny drops the content of messages[1] "
+        "(role assistant, next to its tool calls); leave it out"
+    )
+    assert refused(openai, [{"role": "system", "content": "dog"}, USER]) == (
+        "the chat template of tiny drops the content of messages[0] (role system); leave it out"
+    )
+    blank = CALLING | {"content": " \n"}
+    openai.chat.completions.create(messages=[USER, blank], max_tokens=3, **GREEDY)

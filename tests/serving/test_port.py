@@ -75,8 +75,8 @@ def test_the_whole_target_can_be_used(client):
         ("completions", {"prompt": "x", "stop": [""]}, "stop must be a text"),
         ("completions", {"prompt": "x", "generation_config": "["}, "JSON object in a string"),
         ("chat/completions", {"messages": "hello"}, "messages must be a list"),
-        ("chat/completions", {"messages": [{"content": "x"}]}, "each message must have a role"),
-        ("chat/completions", {"messages": [7]}, "each message must have a role"),
+        ("chat/completions", {"messages": [{"content": "x"}]}, "[0] must be an object with a role"),
+        ("chat/completions", {"messages": [7]}, "messages[0] must be an object with a role"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_sentence(client, path, body, words):
