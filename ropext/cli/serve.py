@@ -21,6 +21,14 @@ Adapter = Annotated[
     str | None, typer.Option("--adapter", metavar="DIR", help="a LoRA (peft) on top of the model")
 ]
 Host = Annotated[str, typer.Option("--host", help="address to listen on")]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-model-name",
+        metavar="NAME",
+        help="name of the model in requests, instead of MODEL; repeat it for several names",
+    ),
+]
 PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0 = a free one")]
 
 
@@ -36,6 +44,7 @@ def command(
     adapter: Adapter = None,
     host: Host = "127.0.0.1",
     port: PortNumber = 8000,
+    served_model_name: ServedNames = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -58,13 +67,14 @@ def command(
         fold = SelfExtend(**folding).fold
         if given.get("method") != NAME:
             raise UsageError(f"{flag(next(iter(folding)))} belongs to --method {NAME}")
+    names = _names(served_model_name or [])
     loading = DocumentOptions(**reading)
     check_parts()
     from ropext.serving import app, served
 
     with closing(app.reserve(host, port)) as taken, directory_of(model, out.say) as directory:
         asked = served.ServeOptions(
-            directory, model, wish, adapter, revision, trust_remote_code, fold=fold
+            directory, model, wish, adapter, revision, trust_remote_code, fold, names
         )
         ready = served.load(asked, loading, out.say)
         is_local = app.is_local(host)
@@ -76,12 +86,20 @@ def command(
                 warning += f", and no key is set ({KEY})"
             out.say(warning)
         taken.listen()
-        bound = taken.getsockname()[1]
         shown_host = f"[{host}]" if ":" in host else host  # of IPv6
-        address = f"http://{shown_host}:{bound}/v1"
+        address = f"http://{shown_host}:{taken.getsockname()[1]}"
+        shown_model = f"{model} as {', '.join(names)}" if names else model
+        limit = ready.limit
         out.result(
-            f"{address} serves {model}, up to {ready.limit:,} tokens (Ctrl-C stops it)",
-            {"url": address, "model": model, "max_model_len": ready.limit},
+            f"{address}/v1 serves {shown_model}, up to {limit:,} tokens (Ctrl-C stops it)",
+            {"url": f"{address}/v1", "model": model, "names": ready.names, "max_model_len": limit},
         )
         app.run(answering, taken)
     out.say("the server has stopped")
+
+
+def _names(given: list[str]) -> tuple[str, ...]:
+    """Return each name once; raise UsageError if a client could not send one."""
+    if not "".join(given).isprintable():
+        raise UsageError("--served-model-name takes a name of printable characters")
+    return tuple(dict.fromkeys(given))

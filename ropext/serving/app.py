@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -41,6 +42,7 @@ from ropext.serving.turns import Begun, Item, TurnStreamer, Worker
 
 AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
+ANSWERED = ("/v1/chat/completions", "/v1/completions")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"(?:([\w.-]+)|\[([0-9a-fA-F:.]+)\])(?::[0-9]{1,5})?", re.ASCII)  # of a header
 Action = Callable[[Request], Awaitable[Response]]
@@ -71,8 +73,8 @@ class ModelPort:
     def app(self) -> Starlette:
         """Return the application for uvicorn."""
         actions: list[tuple[str, str, Action]] = [
-            ("POST", "/v1/chat/completions", self.chat),
-            ("POST", "/v1/completions", self.complete),
+            ("POST", ANSWERED[0], self.chat),
+            ("POST", ANSWERED[1], self.complete),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
@@ -80,7 +82,11 @@ class ModelPort:
             ("GET", "/health", self.health),
         ]
         routes = [Route(path, self._guarded(do), methods=[verb]) for verb, path, do in actions]
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        app = Starlette(
+            routes=routes, exception_handlers={HTTPException: unknown}, lifespan=self._lifespan
+        )
+        app.router.redirect_slashes = False  # its redirects are made of the Host header
+        return app
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -167,13 +173,15 @@ class ModelPort:
             return await asyncio.to_thread(parse_and_read)
 
     async def models(self, request: Request) -> Response:
-        """List the one model."""
-        return JsonAnswer({"object": "list", "data": [model_card(self.served, self.created)]})
+        """List the one model, by each of its names."""
+        cards = [model_card(self.served, name, self.created) for name in self.served.names]
+        return JsonAnswer({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         """Describe the one model."""
-        check_model(self.served, request.path_params["name"])
-        return JsonAnswer(model_card(self.served, self.created))
+        name = request.path_params["name"]
+        check_model(self.served, name)
+        return JsonAnswer(model_card(self.served, name, self.created))
 
     async def tokenize(self, request: Request) -> Response:
         """Count the tokens of messages or of a prompt, as an answer would read them."""
@@ -201,6 +209,14 @@ class ModelPort:
         if not self.worker.thread.is_alive():
             raise Refusal("the thread that answers has ended; restart the server", 503)
         return JsonAnswer({"status": "ok"})
+
+
+async def unknown(request: Request, error: Exception) -> Response:
+    """Answer a request for a path or method that this server does not have, in OpenAI's form."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.scope['path'][:200]}"
+    sentence = f"ropext serve does not answer {asked}; it answers POST {' and '.join(ANSWERED)}"
+    return JsonAnswer(Refusal(sentence, error.status_code).body, error.status_code, error.headers)
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -51,12 +51,10 @@ def rendered(served: LiveModel, body: JsonObject) -> str:
         template = tokenizer.get_chat_template(None, tools or None)
     except ValueError as error:
         raise _refusal(f"the chat template refuses this: {error}") from None
-    if not any(f"{quote}developer{quote}" in template for quote in "'\""):
-        # This template knows OpenAI's newer name of the system role only as any other name.
-        messages = [
-            message | {"role": "system"} if message["role"] == "developer" else message
-            for message in messages
-        ]
+    if "'developer'" not in template and '"developer"' not in template:
+        for message in messages:  # it knows OpenAI's newer name of the system role as any other
+            if message["role"] == "developer":
+                message["role"] = "system"
     opens = bool(body.get("add_generation_prompt", True))
     chat = Chat(template, messages, tools, {**tokenizer.special_tokens_map, **words}, opens)
     text = chat.rendered()
@@ -130,9 +128,9 @@ def _message(given: Json, place: str) -> dict[str, Json]:
     calls = message.pop("tool_calls", [])
     if not isinstance(calls, list):
         raise _refusal(f"{place}.tool_calls must be a list")
-    if calls:
-        named = f"{place}.tool_calls"
-        message["tool_calls"] = [_call(call, f"{named}[{i}]") for i, call in enumerate(calls)]
+    for number, call in enumerate(calls):
+        called = _call(call, f"{place}.tool_calls[{number}]")
+        message.setdefault("tool_calls", []).append(called)
     return message
 
 

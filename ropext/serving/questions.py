@@ -156,9 +156,10 @@ def _question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Tur
 
 def check_model(served: LiveModel, name: Json) -> None:
     """Refuse a request that names another model; a request without a name means the one model."""
-    if name not in (None, served.name):
+    if name is not None and name not in served.names:
+        names = " and ".join(map(repr, served.names))
         raise Refusal(
-            f"The model {str(name)[:200]!r} does not exist; {served.name!r} is served here",
+            f"The model {str(name)[:200]!r} does not exist; {names} is served here",
             404,
             "model",
             "model_not_found",

@@ -29,15 +29,20 @@ PROBE = 32  # tokens that are read in two ways, once with a cache that was cut i
 
 @dataclass(frozen=True)
 class LiveModel:
-    """A model in memory, with the name that requests give it."""
+    """A model in memory, with the names that requests give it."""
 
-    name: str
+    names: tuple[str, ...]
     model: Any  # of transformers, with `generate`
     tokenizer: "PreTrainedTokenizerFast"
     limit: int  # tokens of a prompt and its answer together
     continues: bool  # whether a cache can be cut and read on from
     piece: int  # tokens of a prompt that are read at once
     content: str = ""  # digest of the weights and of how they are extended
+
+    @property
+    def name(self) -> str:
+        """The name in answers: the first one."""
+        return self.names[0]
 
     @property
     def most_bytes(self) -> int:
@@ -61,6 +66,7 @@ class ServeOptions:
     revision: str | None = None
     trust_remote_code: bool = False
     fold: FoldOptions | None = None  # of Self-Extend
+    served_names: tuple[str, ...] = ()  # none: `name`
 
 
 SHORTEST_PIECE = 2048  # tokens; between two pieces a client that has gone is noticed
@@ -105,7 +111,8 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
     continues = not follows_length(config, limit) and continues_after_cut(model)
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
-    return LiveModel(wish.name, model, tokenizer, limit, continues, piece, content)
+    names = wish.served_names or (wish.name,)
+    return LiveModel(names, model, tokenizer, limit, continues, piece, content)
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
@@ -150,10 +157,10 @@ def new_cache(model: Any) -> "Cache":
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
-def model_card(served: LiveModel, created: int) -> JsonObject:
-    """Return the entry of /v1/models."""
+def model_card(served: LiveModel, name: str, created: int) -> JsonObject:
+    """Return the entry of /v1/models for one of the model's names."""
     return {
-        "id": served.name,
+        "id": name,
         "object": "model",
         "created": created,
         "owned_by": "ropext",

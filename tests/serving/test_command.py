@@ -116,8 +116,21 @@ def test_parts_that_have_moved_are_named(monkeypatch):
     from ropext.serving import stock
 
     monkeypatch.setattr(stock, "PARTS", (*stock.PARTS, "Elsewhere"))
-    with pytest.raises(InputError, match=r"has no Elsewhere .*install one of 5\.16\.1 to 5\.23\.0"):
+    with pytest.raises(InputError, match=r"has no Elsewhere .*install one of 5\.16\.1 to 5\.24\.0"):
         stock.check_parts()
     monkeypatch.setattr(stock, "PACKAGES", ("no_such_package",))
     with pytest.raises(InputError, match=r"needs no_such_package.*transformers\[serving\]"):
         stock.check_parts()
+
+
+def test_the_names_of_the_command_line_are_those_of_requests(directory, asked, capsys):
+    names = ("--served-model-name", "gpt-3.5-turbo", "--served-model-name", "b")
+    words = ("--port", "0", "--device", "cpu", *names)
+    code, said = run("serve", str(directory), *words, capsys=capsys)
+    assert code == 0, said.err
+    assert f"serves {directory} as gpt-3.5-turbo, b, up to 64 tokens" in said.out
+    assert asked[0]["id"] == "gpt-3.5-turbo"
+    assert asked[1]["model"] == "gpt-3.5-turbo"
+    code, said = run("serve", str(directory), "--served-model-name", "a\nb", capsys=capsys)
+    assert code == 2
+    assert "--served-model-name takes a name of printable characters" in said.err

@@ -1,9 +1,13 @@
 """What OpenAI's own client sends, and what it reads."""
 
+from dataclasses import replace
+
 import pytest
+from serving.conftest import opened
 
 LONG = "the quick brown fox jumps over the lazy dog "
 GREEDY = {"model": "tiny", "temperature": 0}
+ASK = GREEDY | {"prompt": "the fox", "max_tokens": 3}
 
 
 @pytest.fixture
@@ -194,3 +198,37 @@ def test_what_a_template_drops_is_refused(openai, templated):
     )
     blank = CALLING | {"content": " \n"}
     openai.chat.completions.create(messages=[USER, blank], max_tokens=3, **GREEDY)
+
+
+def test_a_model_answers_to_each_of_its_names_and_to_no_other(loaded):
+    package = pytest.importorskip("openai")
+    served = replace(loaded["yarn"], names=("gpt-3.5-turbo", "other/name"))
+    with opened(served) as client:
+        openai = client_of(client)
+        assert [model.id for model in openai.models.list()] == ["gpt-3.5-turbo", "other/name"]
+        for name in served.names:
+            assert openai.models.retrieve(name).id == name
+            answer = openai.chat.completions.create(model=name, messages=[USER], max_tokens=3)
+            assert answer.model == "gpt-3.5-turbo"
+        with pytest.raises(package.NotFoundError) as caught:
+            openai.completions.create(model="tiny", prompt="x")
+        assert caught.value.code == "model_not_found"
+        assert "'gpt-3.5-turbo' and 'other/name' is served here" in caught.value.body["message"]
+
+
+def test_what_is_not_served_is_not_found_in_openais_form(openai):
+    package = pytest.importorskip("openai")
+    for ask, path in (
+        (lambda: openai.responses.create(model="tiny", input="x"), "responses"),
+        (lambda: openai.embeddings.create(model="tiny", input="x"), "embeddings"),
+        (lambda: openai.post("/completions/", body=ASK, cast_to=object), "completions/"),
+    ):
+        with pytest.raises(package.NotFoundError) as caught:
+            ask()
+        assert caught.value.type == "invalid_request_error"
+        assert f"/v1/{path}" in caught.value.body["message"]
+        assert "/v1/chat/completions and /v1/completions" in caught.value.body["message"]
+    with pytest.raises(package.APIStatusError) as caught:
+        openai.get("/chat/completions", cast_to=object)
+    assert (caught.value.status_code, caught.value.response.headers["allow"]) == (405, "POST")
+    assert "GET /v1/chat/completions" in caught.value.body["message"]
