@@ -31,6 +31,19 @@ class Number(str):
         return cell
 
 
+class Marked(str):
+    """A cell that names a model with a remark: a str, as tables print it, that keeps both."""
+
+    name: str
+    remark: str
+
+    def __new__(cls, name: str, remark: str) -> Self:
+        cell = super().__new__(cls, f"{name} ({remark})")
+        cell.name = name
+        cell.remark = remark
+        return cell
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under a header, with a title and a note."""
@@ -176,22 +189,28 @@ def _literal(text: str) -> str:
 
 
 Record = dict[str, str | float | None]
+REMARK = "remark"  # a column for programs: the remarks on models
 
 
 def records(table: Table) -> list[Record]:
     """Return a dict for each row, with None for a blank cell. Numbers stay numbers; the ends of
-    their intervals get names that end in `low` and `high`."""
+    their intervals get names that end in `low` and `high`. Remarks have a column of their own."""
     heads = _heads(table.header)
     with_interval = set[str]()
+    with_remark = set[str]()
     for row in table.rows:
         for head, cell in zip(heads, row, strict=True):
             if isinstance(cell, Number) and cell.ci95 is not None:
                 with_interval.add(head)
+            elif isinstance(cell, Marked):
+                with_remark.add(head)
     listed = list[Record]()
     for row in table.rows:
         record = Record()
         for head, cell in zip(heads, row, strict=True):
             record[head] = _content(cell)
+            if head in with_remark:
+                record[REMARK] = cell.remark if isinstance(cell, Marked) else None
             if head not in with_interval:
                 continue
             record[f"{head} low"] = None
@@ -220,7 +239,7 @@ def _content(cell: str) -> str | float | None:
         return cell.value
     if cell in ("", BLANK):
         return None
-    return str(cell)
+    return cell.name if isinstance(cell, Marked) else str(cell)
 
 
 def as_csv(tables: Iterable[Table]) -> str:

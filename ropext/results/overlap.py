@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json, JsonObject, fields_of, read_values
+from ropext.base.table import Marked
 from ropext.files.checkpoint.provenance import TRAINED_ON, Record, with_training
 
 Hashes = npt.NDArray[np.uint64]
@@ -251,4 +252,4 @@ def overlap_in(data: JsonObject | None, place: object) -> Overlap | None:
 
 def marked(text: str, mark: str) -> str:
     """Write a row's name with its mark."""
-    return f"{text} ({mark})" if mark else text
+    return Marked(text, mark) if mark else text

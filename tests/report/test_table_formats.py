@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from test_tables_of_rows import BASE, extended, lone, results
 
-from ropext.base.table import Number, Table, as_csv, as_latex, in_format, records
+from ropext.base.table import Number, Table, as_csv, as_latex, as_text, in_format, records
+from ropext.results.overlap import Overlap
 from ropext.results.report import tables
 from ropext.results.report.cells import Column, nats, point, table_of
 from ropext.results.report.comparison import tidy_item_table
@@ -31,6 +32,20 @@ def test_a_csv_has_a_row_for_each_length_and_model_with_the_whole_number_and_its
     assert (rows[3]["gain"], rows[3]["gain low"]) == ("0.125", repr(0.125 - 0.1))
     assert rows[3]["perplexity high"] == "8.6"
     assert rows[2]["gain"] == rows[2]["gain low"] == ""  # the base has no gain
+
+
+def test_a_remark_has_its_own_column_so_that_a_model_has_one_name_in_every_table():
+    seen = Overlap(8, 3, 0, ("a",), complete=True)
+    model = replace(extended(0.125), overlap=seen)
+    run = results(base=BASE, yarn_2x=model)
+    assert "yarn-2x (3 of 8 trained on)" in as_text(tables.tidy_tables(run))
+    for table in (*tables.tidy_tables(run), *tables.every_number(run)):
+        found = records(table)
+        assert {row["model"] for row in found} == {"base", "yarn-2x"}
+        remarks = {row["model"]: row["remark"] for row in found}
+        assert remarks == {"base": None, "yarn-2x": "3 of 8 trained on"}
+        assert read(as_csv([table]))[-1]["remark"] == "3 of 8 trained on"
+    assert "remark" not in records(tables.tidy_tables(results(base=BASE))[0])[0]
 
 
 def test_several_factors_stand_below_one_another_in_a_csv():

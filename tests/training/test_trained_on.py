@@ -99,7 +99,8 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     found = read(output, data["again"], output=again, tasks=("passkey",), items=1)
     assert any("8 of 8 documents were trained on" in line for line in found.results["warnings"])
     (label,) = [name for name in found.results["variants"] if name not in ("base", "untouched")]
-    name = f"{label} (8 of 8 trained on)"
+    mark = "8 of 8 trained on"
+    name = f"{label} ({mark})"
     shown = [table for table in tables.text_tables(found) if table.rows]
     assert len(shown) >= 5
     for table in shown:
@@ -118,6 +119,10 @@ def test_an_evaluation_tells_it_in_tables_gates_and_comparisons(tuned, data, tmp
     assert not any("trained on" in line for line in fresh.results["warnings"])
     side = compare(gather([f"{again}:base", f"{again}:{label}"])[1])
     assert [row[0] for row in side.tables[0].rows] == ["base", name, "winner"]
+    models = {"base", "untouched", label}
+    for rows in (found.table(), found.positions(), ropext.open(again).table()):
+        assert {row["model"] for row in rows} == models == set(found.losses())
+    assert {row["model"]: row["remark"] for row in side.table()} == {"base": None, label: mark}
 
 
 def test_an_adapter_knows_what_it_was_trained_on(tuned, data):
