@@ -3,15 +3,18 @@
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import Forked
 
 import ropext
 from ropext.base import guard
 from ropext.base.bundled import MODELS
 from ropext.base.errors import InputError, OutputExists, ProofFailed, UsageError
+from ropext.files.checkpoint.card import BaseName, card_of
 from ropext.files.checkpoint.provenance import read_record, record_of
 from ropext.files.checkpoint.writing import WriteOptions, write
 from ropext.files.inspecting import plan_config
@@ -193,7 +196,8 @@ def written_as(model, out: Path, config) -> Path:
     """The model in memory, written with a config as `save` writes it."""
     plan = plan_config(model.config.to_dict(), Extend(method="yarn", factor=4.0))
     record = record_of(plan, {"name": "base", "config": {}})
-    source = MemorySource(model, config, dict)
+    card = partial(card_of, plan, BaseName("base", False), out.name)
+    source = MemorySource(model, config, dict, card)
     return write(source, out, record, WriteOptions(no_verify=True)).output
 
 
@@ -315,6 +319,31 @@ def test_save_writes_the_record_that_extend_writes(tmp_path: Path) -> None:
     assert saved.proof is not None
     assert saved.proof["worst"]["error"] < 1e-6
     assert ropext.verify(tmp_path / "saved").passed
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_save_wrote_is_pushed_with_a_card(tmp_path: Path, trained: bool) -> None:
+    base = tmp_path / "base"
+    tiny("llama", base)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# The base\n\nIts text.\n")
+    model = ropext.patch(auto_class("llama").from_pretrained(base), method="yarn", factor=4.0)
+    if trained:
+        with torch.no_grad():
+            model.lm_head.weight[3] *= 2
+    out = ropext.save(model, tmp_path / "saved")
+    pushed = ropext.push(out, "me/saved", dry_run=True)
+    assert "README.md" in pushed.files
+    head, _, body = pushed.card.removeprefix("---\n").partition("---\n")
+    head = yaml.safe_load(head)
+    assert (head["license"], head["library_name"]) == ("apache-2.0", "transformers")
+    assert f"from {CONTEXT:,} to {TARGET:,} tokens by yarn" in body
+    assert "Its text." in body
+    said = "The weights are those of the base", "The weights are not the base's"
+    assert [sentence in body for sentence in said] == [not trained, trained]
+    assert "built the model from it without its weights" in body
+    assert "vllm serve me/saved" in body
+    assert str(tmp_path) not in pushed.card
+    assert ropext.verify(out, against=None if trained else str(base)).passed
 
 
 def test_save_writes_a_tokenizer_that_caps_nothing_below_the_target(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from ropext import proof
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Call, Show
 from ropext.files.checkpoint import Snapshot
-from ropext.files.checkpoint.card import Card, card_of
+from ropext.files.checkpoint.card import BaseName, Card, card_of
 from ropext.files.checkpoint.snapshot import INDEX
 from ropext.files.checkpoint.writing import DirectorySource, OutputSource
 from ropext.planning import ExtensionPlan
@@ -27,7 +27,7 @@ def source_of(snapshot: Snapshot, plan: ExtensionPlan, title: str, call: Call) -
         return FileSource(as_file(snapshot), plan.main, plan.target)
 
     def card(proved: JsonObject | None) -> Card:
-        return card_of(plan, snapshot, title, proved)
+        return card_of(plan, BaseName.of(snapshot), title, proved)
 
     growth = plan.growth
     if growth is not None:

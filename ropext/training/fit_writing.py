@@ -15,7 +15,7 @@ from ropext import proof
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Show
 from ropext.files.checkpoint import provenance
-from ropext.files.checkpoint.card import Card, card_of
+from ropext.files.checkpoint.card import BaseName, Card, card_of
 from ropext.files.checkpoint.provenance import record_of
 from ropext.files.checkpoint.writing import DirectorySource, WriteOptions, write
 from ropext.training.report import TrainingSummary, write_files
@@ -36,7 +36,7 @@ def write_fitted(
         return proof.prove_plan(directory, plan, snapshot.config)
 
     def card_with_numbers(proved: JsonObject | None) -> Card:
-        plain = card_of(plan, snapshot, output.name, proved)
+        plain = card_of(plan, BaseName.of(snapshot), output.name, proved)
         return replace(plain, summary=plain.summary + story.summary, numbers=story.numbers)
 
     finish = None

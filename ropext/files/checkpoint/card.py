@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ropext.base.errors import InputError
 from ropext.base.inputs import read_bytes
@@ -75,6 +75,18 @@ class Figure:
             metric_value=self.value,
             metric_args=dict(self.details) or None,
         )
+
+
+@dataclass(frozen=True)
+class BaseName:
+    """The name of the base model, as a card shows it."""
+
+    name: str  # a hub id or a folder's name, never a path
+    is_hub_id: bool
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self:
+        return cls(snapshot.short_name, snapshot.hub_id is not None)
 
 
 @dataclass(frozen=True)
@@ -240,6 +252,14 @@ def _line(text: str) -> str:
     return visible(text).replace("\n", " ")
 
 
+def write_card(directory: Path, card: Card, base: Path) -> str | None:
+    """Write the card of an output: its section, then the card in the folder of the base, if there
+    is one. Return a note if that one is left out."""
+    readme, note = read_readme(base / README)
+    (directory / README).write_bytes(render(card, readme).encode(errors="replace"))
+    return note
+
+
 def read_readme(path: Path) -> tuple[str | None, str | None]:
     """Return (the base's card or None, a note if ropext has to leave the card out)."""
     if not path.exists():
@@ -270,9 +290,8 @@ def serving_lines(serving: Iterable[Serving]) -> tuple[tuple[str, str], ...]:
     return tuple((line.loader, line.command) for line in serving if line.command)
 
 
-def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObject | None) -> Card:
+def card_of(plan: ExtensionPlan, base: BaseName, title: str, proof: JsonObject | None) -> Card:
     """Return the model card's section for a plan, as plain strings."""
-    base = snapshot.short_name
     entries: list[tuple[str, object]] = [("method", plan.method)]
     for name, value in plan.knobs.items():
         if not isinstance(value, tuple | None):
@@ -290,11 +309,11 @@ def card_of(plan: ExtensionPlan, snapshot: Snapshot, title: str, proof: JsonObje
     )
     return Card(
         title=title,
-        base=base,
-        base_is_hub_id=snapshot.hub_id is not None,
+        base=base.name,
+        base_is_hub_id=base.is_hub_id,
         task=plan.task,
         summary=(
-            f"{plan.what_grows(base)} from {plan.context:,} to {plan.target:,} tokens by "
+            f"{plan.what_grows(base.name)} from {plan.context:,} to {plan.target:,} tokens by "
             f"{plan.method} (factor {plan.factor:g}).",
             plan.weights,
             _proved(proof),

@@ -28,7 +28,7 @@ from ropext.base.systems import (
     write_at,
 )
 from ropext.files.checkpoint import provenance, tokenizer
-from ropext.files.checkpoint.card import README, Card, read_readme, render
+from ropext.files.checkpoint.card import Card, write_card
 from ropext.files.checkpoint.provenance import Record
 from ropext.files.checkpoint.snapshot import Snapshot
 from ropext.files.checkpoint.staging import Output, Staged, check_space, existing_parent, staged
@@ -182,11 +182,8 @@ class DirectorySource:
         """Write the card, then the record, which lists all other files."""
         full = replace(record, proof=proof)
         if self.card is not None:
-            readme, note = read_readme(self.snapshot.path(README))
-            if note:
-                stage.notes.append(note)
-            text = render(self.card(proof), readme)
-            (stage.directory / README).write_bytes(text.encode(errors="replace"))
+            note = write_card(stage.directory, self.card(proof), self.snapshot.directory)
+            stage.notes += [note] if note else []
         provenance.write(full, stage.directory, stage.digests)
         if self.add is not None:
             self.add(stage.directory)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from ropext.base.errors import InputError, OutputExists, UnsupportedModel, Usage
 from ropext.base.inputs import from_home
 from ropext.base.jsontext import Json, JsonObject
 from ropext.files.checkpoint import open_snapshot, provenance
+from ropext.files.checkpoint.card import BaseName, Card, card_of, write_card
 from ropext.files.checkpoint.provenance import SAVED, Record, record_of
 from ropext.files.checkpoint.staging import Output, Staged
 from ropext.files.checkpoint.tokenizer import (
@@ -21,12 +23,15 @@ from ropext.files.checkpoint.tokenizer import (
 )
 from ropext.files.checkpoint.weights import WeightFile, identify_weights
 from ropext.files.checkpoint.writing import WriteOptions, write, write_texts
-from ropext.models.patching import base_model, name_of, original_of, plan_in
+from ropext.models.patching import base_model, changed_since_patch, name_of, original_of, plan_in
 from ropext.options.door import public
 from ropext.options.extend import Writing
+from ropext.planning import ExtensionPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TRAINED = "The weights are not the base's: they changed after the extension, as by a training."
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class MemorySource:
     model: object
     config: JsonObject
     prove: Callable[[Path], JsonObject]
+    card: Callable[[JsonObject | None], Card]  # called with the proof
     tokenizer: "PreTrainedTokenizerBase | None" = None
 
     left: ClassVar[Mapping[str, str]] = {}
@@ -86,6 +92,10 @@ class MemorySource:
         self, stage: Staged, record: Record, output: Path, proof: JsonObject | None
     ) -> Record:
         full = replace(record, proof=proof)
+        origin = name_of(base_model(self.model))
+        base = Path(origin) if origin else stage.directory  # which has no card yet
+        note = write_card(stage.directory, self.card(proof), base)
+        stage.notes += [note] if note else []
         provenance.write(full, stage.directory)
         return full
 
@@ -129,11 +139,32 @@ def save(
         own_code = type(live).__module__.startswith("transformers_modules.")  # and it runs already
         return proof.prove_plan(folder, made, original_of(live), trust_remote_code=own_code)
 
+    is_changed = bool(changed_since_patch(live))
+    base = _base_of(live)
+    output = from_home(directory)
+    card = partial(_card_of, made, base, output.name, is_changed)
     # A trainer may have changed the weights since the patch, in a way that nobody recorded.
-    record = record_of(made, _base_of(live))
+    record = record_of(made, base)
     record = replace(record, more=dict(record.more) | {SAVED: True})
-    source = MemorySource(model, made.config, prove, tokenizer)
-    return write(source, from_home(directory), record, WriteOptions(no_verify=no_verify)).output
+    source = MemorySource(model, made.config, prove, card, tokenizer)
+    return write(source, output, record, WriteOptions(no_verify=no_verify)).output
+
+
+def _card_of(
+    plan: ExtensionPlan,
+    base: JsonObject,
+    title: str,
+    is_changed: bool,
+    proof: JsonObject | None,
+) -> Card:
+    """Return the card, which states if the weights changed after the extension."""
+    hub_id = base["hub_id"]
+    name = hub_id or Path(str(base["name"])).resolve().name
+    card = card_of(plan, BaseName(str(name), hub_id is not None), title, proof)
+    if not is_changed:
+        return card
+    grown, _, verified = card.summary
+    return replace(card, summary=(grown, TRAINED, verified))
 
 
 def _check_finite(model: "PreTrainedModel") -> None:
