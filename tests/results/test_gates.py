@@ -188,12 +188,12 @@ def test_a_failed_gate_says_what_the_number_means_and_what_to_do(gate, value, se
 
 def test_a_metric_says_in_its_row_how_gates_judge_it(monkeypatch):
     judged = Judged("{model} is {size:g} {side} at {length}", "do this", True, has_interval=False)
-    row = Metric("head", lambda text, length: None, judged=judged)
+    row = Metric("invented", lambda text, length: None, judged=judged)
     monkeypatch.setattr(metrics, "TEXT_METRICS", (*metrics.TEXT_METRICS, row))
-    gate = parse_gate("head@64.value < 3")
-    (line,) = failures([check_gate(gate, "m", {"head@64": Value(2.0, None, None, 9)})])
-    assert line == "FAILED head@64.value < 3: m is 2 better at 64. To do: do this."
+    gate = parse_gate("invented@64.value < 3")
+    (line,) = failures([check_gate(gate, "m", {"invented@64": Value(2.0, None, None, 9)})])
+    assert line == "FAILED invented@64.value < 3: m is 2 better at 64. To do: do this."
     known = Metrics(Evaluate(data="x.jsonl"), ("base", "m"), (64,))
     known.check([gate])
     with pytest.raises(UsageError, match=r"has no interval: ask for its \.value"):
-        known.check([parse_gate("head@64 < 3")])
+        known.check([parse_gate("invented@64 < 3")])

@@ -201,7 +201,7 @@ def test_more_needles_than_names_are_refused():
 
 
 def test_unknown_task_names_the_known_ones():
-    with pytest.raises(UsageError, match=r"--tasks takes passkey, mkey, copy"):
+    with pytest.raises(UsageError, match=r"--tasks takes passkey, .*\bcopy\b"):
         find_task("needle")
 
 
