@@ -85,10 +85,10 @@ SHORT_COLUMNS = (
 TITLE = "The bundled model at 4× its context"
 NOTE = (
     "perplexity: of the last 64 tokens before 1024, the same tokens in every row; base: the model "
-    "before extension, on its last 256 tokens; control: the base trained on the same tokens; gain: "
-    "how much better than the base, in nats per token (0.03 nats: about 3 % of perplexity); short "
-    "tax: loss increase on the first 256 tokens; needles: share of questions answered exactly (of "
-    "the tuned model's training rows a fifth asked others)"
+    "before extension, on its last 256 tokens (texts and questions); control: the base trained on "
+    "the same tokens; gain: how much better than the base, in nats per token (0.03 nats: about 3 % "
+    "of perplexity); short tax: loss increase on the first 256 tokens; needles: share of questions "
+    "answered exactly (of the tuned model's training rows a fifth asked others)"
 )
 NEAR = 0.02  # nats per token: the goal for a fitted spectrum alone, never reached
 
@@ -237,7 +237,9 @@ def rows_of(models: Numbers, steps: int) -> Rows:
 
 def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> list[str]:
     """Return sentences about the numbers: the verdict first, then the meaning of a failed gate."""
-    truncated = models[BASE][f"tail@{TARGET}"].value
+    truncated = models[BASE]
+    perplexity = truncated[f"tail@{TARGET}"].value
+    found = percent(truncated[f"keys@{TARGET}"].value)
     tuned = rows[TUNED]
     if FITTED in models:
         tuned = f"the {tuned}"  # "after the fitted RoPE frequencies and ..."
@@ -246,8 +248,8 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
         lines += failed
         lines.append(UNLIKE)
     lines.append(
-        f"truncated text, the base on its last {CONTEXT} tokens: perplexity {truncated:.2f}; it "
-        "cannot see earlier text."
+        f"truncated text, the base on its last {CONTEXT} tokens: perplexity {perplexity:.2f}, and "
+        f"it finds {found} of the needles, which are in these tokens."
     )
     for label, name in rows.items():
         if label not in (BASE, TUNED, CONTROL):
@@ -260,13 +262,13 @@ def sentences(models: Numbers, rows: Rows, gates: Sequence[Outcome] = ()) -> lis
 SIDES = {1: "better than", 0: "not clearly different from", -1: "worse than"}  # by a gain's sign
 
 
-def _verdict(tuned: Mapping[str, Value], truncated: float, name: str) -> str:
+def _verdict(tuned: Mapping[str, Value], truncated: Mapping[str, Value], name: str) -> str:
     side = SIDES[tuned[f"gain@{TARGET}"].sign]
-    keys = tuned[f"keys@{TARGET}"].value
+    perplexities = [f"{each[f'tail@{TARGET}'].value:.2f}" for each in (tuned, truncated)]
+    shares = [percent(each[f"keys@{TARGET}"].value) for each in (tuned, truncated)]
     return (
         f"after {name} the model reads {TARGET:,} tokens {side} truncated text: perplexity "
-        f"{tuned[f'tail@{TARGET}'].value:.2f} against {truncated:.2f}; it finds {percent(keys)} of "
-        "the needles."
+        f"{' against '.join(perplexities)}; it finds {' against '.join(shares)} of the needles."
     )
 
 
