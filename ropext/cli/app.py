@@ -38,7 +38,7 @@ COMMANDS = {
     "demo": "Run all steps on a small bundled model.",
 }
 # Commands of many options, whose help is in groups; --help shows what most users need.
-GROUPED = ("extend", "plan", "eval", "fit", "finetune")
+GROUPED = ("extend", "plan", "eval", "fit", "finetune", "serve")
 HELP_ALL = "--help-all"
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]

@@ -10,26 +10,42 @@ from ropext.cli import options
 from ropext.cli.output import Out
 from ropext.options.evaluate import DocumentOptions, SelfExtend
 from ropext.options.extend import KNOBS, ServedExtension
-from ropext.options.fields import flag
+from ropext.options.fields import Panel, flag
 from ropext.scaling.self_extend import NAME
 
 REACH = ("factor", "target", "method", "context", "attention_factor", "temperature")
 OF_METHODS = tuple(name for name in KNOBS if name != "short_pair_factors")
 LOADING = ("dtype", "device", "device_map", "attn_implementation")
 
+LISTENING = options.Heading(Panel.LISTENING, basic=True)
+
 Adapter = Annotated[
-    str | None, typer.Option("--adapter", metavar="DIR", help="a LoRA (peft) on top of the model")
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR",
+        help="a LoRA (peft) on top of the model",
+        rich_help_panel=options.Heading(Panel.LOADING, basic=True),
+    ),
 ]
-Host = Annotated[str, typer.Option("--host", help="address to listen on")]
+Host = Annotated[
+    str, typer.Option("--host", help="address to listen on", rich_help_panel=LISTENING)
+]
 ServedNames = Annotated[
     list[str] | None,
     typer.Option(
         "--served-model-name",
         metavar="NAME",
         help="name of the model in requests, instead of MODEL; repeat it for several names",
+        rich_help_panel=LISTENING,
     ),
 ]
-PortNumber = Annotated[int, typer.Option("--port", min=0, max=65535, help="port; 0 = a free one")]
+PortNumber = Annotated[
+    int,
+    typer.Option(
+        "--port", min=0, max=65535, help="port; 0 = a free one", rich_help_panel=LISTENING
+    ),
+]
 
 
 @options.takes("given", ServedExtension, only=REACH + OF_METHODS)
@@ -41,9 +57,9 @@ def command(
     given: options.Given,
     folding: options.Given,
     reading: options.Given,
-    adapter: Adapter = None,
-    host: Host = "127.0.0.1",
     port: PortNumber = 8000,
+    host: Host = "127.0.0.1",
+    adapter: Adapter = None,
     served_model_name: ServedNames = None,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,

@@ -90,6 +90,7 @@ Served = Annotated[T, Trait.SERVED]
 class Panel(StrEnum):
     """The groups of a command's help, in their order."""
 
+    LISTENING = "Where it listens"
     HOW_FAR = "How far"
     METHOD = "Which method"
     KNOBS = "Knobs of a method"

@@ -38,10 +38,18 @@ def test_help_is_in_groups_and_help_all_has_every_option(ropext, name):
     flags = {max(own.opts, key=len) for own in known if own.param_type_name == "option"}
     shown = {flag for flag in flags if re.search(rf"{flag}(?![\w-])", full)}
     assert shown == flags
-    assert {"--output" if name != "plan" else "--factor", "--json"} <= {*short.split()}
+    assert {"--factor" if name in ("plan", "serve") else "--output", "--json"} <= {*short.split()}
     assert len(short.splitlines()) < len(full.splitlines()) - 10
     counted = sum(not re.search(rf"(?m)^  (-\w, )?{flag}(?![\w-])", short) for flag in flags)
     assert f"show {counted} more options" in short
+
+
+def test_help_of_serve_begins_with_the_port_and_folds_the_knobs_away(ropext):
+    short = ropext("serve", "--help")[1]
+    first = re.findall(r"(?m)^  --[\w-]+", short)[0]
+    assert first == "  --port"
+    assert "--low-freq-factor" not in short
+    assert "--low-freq-factor" in ropext("serve", "--help-all")[1]
 
 
 def test_an_option_stands_in_the_same_panel_in_every_command():
@@ -59,6 +67,7 @@ def test_an_option_stands_in_the_same_panel_in_every_command():
                 panels.setdefault(parameter.name, set()).add((str(heading), heading.basic))
     del panels["window"]  # a fit's is of its rows, an evaluation's of Self-Extend
     del panels["kv"]  # of a memory, caches that fit; of an evaluation, rows beside others
+    del panels["adapter"]  # of an evaluation, a row beside another; of a server, what it serves
     del panels["parallel"]  # of a server, questions at a time; of a memory, sequences in it
     assert all(len(places) == 1 for places in panels.values()), panels
     assert panels["factor"] == {("How far", True)}
