@@ -2,6 +2,7 @@
 written. A run that was stopped goes on question by question."""
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from ropext.base import workdir
 from ropext.base.errors import Interrupted, NothingKept, OutputExists, UsageError
 from ropext.base.jsontext import digest, read_values
 from ropext.base.lengths import length_text, tail_tokens
-from ropext.base.narration import NOBODY, Call, Hooks
+from ropext.base.narration import NOBODY, Call, Hooks, duration
 from ropext.base.workdir import STORES, Workdir
 from ropext.endpoint.answers import Answer, Cuts, answered, cuts_by_usage, lost_its_start, scored
 from ropext.endpoint.counting import Count
@@ -39,6 +40,8 @@ UNSEEN = (
     "{length}: it is not known whether the server truncated these prompts: no usage shows it, and "
     "the model did not repeat the first word of a text; the share counts every answer"
 )
+PROBES = (256, 512)  # tokens of the prompts whose speed gives an estimate
+LEAST_ESTIMATED = 32_768  # tokens; fewer are soon read
 NOTHING_KEPT = "interrupted; nothing was kept (-o RUN keeps what is answered)"
 
 
@@ -130,7 +133,7 @@ def _measure(plan: PortPlan, kept: Kept, asking: Asking) -> Measurement:
                 raise OutputExists(f"{row.port.server.root}: {ANOTHER} (no kept answer is its own)")
             workdir.remove(kept.folder, lambda name: not name.startswith(STORES))
     _say_when(rows, asking)
-    resumed = _ask(plan, rows, asking)
+    resumed = _ask(plan, rows, counts, asking)
     resumed += _read(plan, kept, asking)
     items = dict[str, Scores]()
     for label, row in rows.items():
@@ -277,7 +280,36 @@ def _say_when(rows: Mapping[str, PortRow], asking: Asking) -> None:
         asking.hooks.say(f"answers of {' to '.join(sorted({min(dates), max(dates)}))} are reused")
 
 
-def _ask(plan: PortPlan, rows: Mapping[str, PortRow], asking: Asking) -> int:
+def _estimate(plan: PortPlan, waiting: Sequence[Unanswered], counts: Mapping[str, Count]) -> str:
+    """Estimate the time of the questions from the speed of a short prompt, which the server answers
+    after a shorter one: the first may load the model. A server need not read a text again for its
+    other questions, so the estimate is a range."""
+    total = 0
+    longest = dict[str, int]()
+    for one in waiting:
+        text = one.put.asked.text
+        total += one.put.counted
+        longest[text] = max(longest.get(text, 0), one.put.counted)
+    if total < LEAST_ESTIMATED:
+        return ""
+    first = waiting[0]
+    put = first.put
+    seconds = 0.0
+    for tokens in PROBES:
+        shorter = cut(put, counts[put.task], tokens + put.room, plan.wish.api)
+        begun = time.monotonic()
+        reply = first.row.port.ask(shorter.prompt(plan.wish.api), 1)
+        seconds = (time.monotonic() - begun) / max(shorter.counted, 1)
+        if reply.error:
+            return ""
+    least = duration(seconds * sum(longest.values()))
+    most = duration(seconds * total)
+    return f", about {least} to {most} by the speed of a short prompt ({1 / seconds:,.0f} tokens/s)"
+
+
+def _ask(
+    plan: PortPlan, rows: Mapping[str, PortRow], counts: Mapping[str, Count], asking: Asking
+) -> int:
     """Ask what no file answers yet; how many questions were answered before.
 
     What is refused beside other questions is asked once more alone: the slots of llama-server share
@@ -297,7 +329,8 @@ def _ask(plan: PortPlan, rows: Mapping[str, PortRow], asking: Asking) -> int:
 
     work = [partial(ask, one, parallel == 1) for one in waiting]
     total = sum(one.put.counted for one in waiting)
-    _do(Requests("questions", work, total, there), parallel, asking)
+    estimate = _estimate(plan, waiting, counts)
+    _do(Requests("questions", work, total, there, estimate), parallel, asking)
     if refused:
         again = [partial(ask, one, True) for one in refused]
         total = sum(one.put.counted for one in refused)
@@ -336,13 +369,15 @@ class Requests:
     pieces: Sequence[Callable[[], int]]
     total: int  # tokens
     there: int = 0  # pieces that were done before
+    estimate: str = ""  # of the time
 
 
 def _do(work: Requests, parallel: int, asking: Asking) -> None:
     """Do so many pieces at a time; Ctrl-C ends it after those in hand."""
     hooks = asking.hooks
     if work.pieces:
-        hooks.say(f"the server is asked {len(work.pieces)} {work.what}: {work.total:,} tokens")
+        amount = f"{len(work.pieces)} {work.what}: {work.total:,} tokens"
+        hooks.say(f"the server is asked {amount}{work.estimate}")
     hooks.show(0, work.total, work.what)
     done = 0
     ended = 0

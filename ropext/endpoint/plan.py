@@ -1,6 +1,7 @@
 """What is asked of a running server, decided before the first question."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from ropext.results.values import Bootstrap
 
 PORT = "port"
 CUT = "cut"  # the two rows
+KIB = 1024
 SHORTEST = 1024  # of the lengths, where nothing says what the window is
 MOST_LENGTHS = 8  # where none are named
 ROOM = 1  # token that a server generates behind a text whose losses it tells
@@ -202,8 +204,22 @@ def lengths_of(options: AskPort, port: Port, window: int | None, room: int = 0) 
             f"{port.server.root} does not say how many tokens it takes: give --lengths, such as "
             "4k,8k,16k"
         )
+    if options.quick:
+        return quick_lengths(window, port.limit - room)
     grid = doubling_grid(window or min(4 * SHORTEST, port.limit), port.limit)
     return tuple(length for length in grid if length + room <= port.limit)[-MOST_LENGTHS:]
+
+
+def quick_lengths(window: int | None, limit: int) -> tuple[int, ...]:
+    """Return the trained context (a quarter of the limit if that is not longer, or nobody says it),
+    the limit, and a length halfway between them in doublings."""
+    shortest = limit // 4
+    if window is not None and window < limit:
+        shortest = window
+    middle = round(math.sqrt(shortest * limit))
+    if middle > 4 * KIB:
+        middle -= middle % KIB
+    return shortest, middle, limit
 
 
 def plan_lines(plan: PortPlan) -> list[str]:
@@ -247,7 +263,16 @@ def _questions_line(plan: PortPlan) -> str:
         for _, depths in find_task(task).groups(wish.depths, wish.items)
     )
     least = deciding_questions()
-    line = f"{', '.join(wish.tasks)}: {at_each} questions at each of {lengths_text(wish.lengths)}"
+    tokens = at_each * sum(wish.lengths)
+    if plan.window is not None:
+        for length in wish.lengths:
+            # The same server answers a question that is not truncated once.
+            if length > plan.window[0] or plan.plain is not None:
+                tokens += at_each * min(length, plan.window[0])
+    line = (
+        f"{', '.join(wish.tasks)}: {at_each} questions at each of {lengths_text(wish.lengths)}, at "
+        f"most {tokens:,} tokens"
+    )
     if at_each >= least:
         return f"{line}; with all found the interval lies above {ENOUGH:.0%} from {least} on"
     return (

@@ -52,6 +52,13 @@ class AskPort(Measuring):
         panel=Panel.PORT,
         basic=True,
     )
+    quick: Neutral[bool] = wanted(
+        False,
+        "a first look: --items 1, and three --lengths from the trained context to the server's "
+        "limit, if you give no others",
+        panel=Panel.PORT,
+        basic=True,
+    )
     api: Literal["chat", "completions"] = wanted(
         "chat", "API that gets the questions", panel=Panel.PORT
     )
@@ -115,6 +122,8 @@ def port_options(given: Mapping[str, Any]) -> AskPort:
                 "it: leave one of the two out"
             )
     options = AskPort(**given)
+    if options.quick and "items" not in given:
+        options = options.changed(items=1)
     for name in options.asked:
         wording_of(name)
     if options.lengths and options.lengths[-1] > LONGEST_TARGET:

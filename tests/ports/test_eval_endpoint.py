@@ -19,6 +19,7 @@ from fake_server import Fake, looked_up, serving, words
 from json_schema import check_file
 
 from ropext.base.narration import Call, Hooks, told
+from ropext.endpoint.plan import quick_lengths
 from ropext.endpoint.port import error_text
 from ropext.pipeline.ports import evaluate_port, plan_port
 from ropext.results.rundir import read_run
@@ -96,6 +97,51 @@ def test_a_plain_server_reads_the_cut_text(tmp_path, capsys) -> None:
     assert len(plain.asked) == 20
     assert len(fake.asked) == 20
     assert counts(told, "cut")[1024]["refused"] == 0
+
+
+def test_quick_asks_a_few_questions_at_three_lengths_and_tells_the_cost_first(capsys) -> None:
+    """Five needles in one text at each length, and at two of them the truncated baseline."""
+    fake = Fake(limit=16384)
+    with serving(fake) as url:
+        code, told, err = evaluated(capsys, url, "--quick", "--context", "4096")
+    assert code == 0, err
+    assert {length: sum(row.values()) for length, row in counts(told).items()} == {
+        4096: 5,
+        8192: 5,
+        16384: 5,
+    }
+    assert told["variants"]["cut"]["metrics"]["found@16384"]["value"] == pytest.approx(0.2)
+    most = 5 * (4096 + 8192 + 16384) + 5 * 2 * 4096
+    assert f"mkey: 5 questions at each of 4k, 8k, 16k, at most {most:,} tokens" in err
+    line = re.search(r"asked 25 questions: ([\d,]+) tokens, about .* to .* by the speed of", err)
+    assert 0.95 * most < int(line[1].replace(",", "")) <= most
+    # Two short prompts told the speed.
+    assert [len(words(body["messages"][0]["content"])) < 600 for _, body in fake.asked[:3]] == [
+        *(True, True, False)
+    ]
+    assert len(fake.asked) == 2 + 25
+
+
+def test_quick_leaves_given_lengths_and_items_alone(capsys) -> None:
+    with serving(Fake(limit=4096)) as url:
+        code, told, err = evaluated(capsys, url, "--quick", *LENGTHS)
+    assert code == 0, err
+    assert {length: row["found"] for length, row in counts(told).items()} == {256: 10, 1024: 10}
+    assert "by the speed" not in err  # so few tokens need no estimate
+
+
+@pytest.mark.parametrize(
+    ("window", "limit", "lengths"),
+    [
+        (8192, 16384, (8192, 11264, 16384)),
+        (4096, 131072, (4096, 22528, 131072)),
+        (16384, 16384, (4096, 8192, 16384)),  # the server takes no more than was trained
+        (None, 16384, (4096, 8192, 16384)),
+        (256, 1024, (256, 512, 1024)),
+    ],
+)
+def test_the_three_lengths_of_quick(window, limit, lengths) -> None:
+    assert quick_lengths(window, limit) == lengths
 
 
 def test_without_a_window_there_is_no_cut_row_and_it_is_said(capsys) -> None:
