@@ -6,6 +6,7 @@ Only the module of the command that is run gets imported: a start-up pays for on
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stderr
 from difflib import SequenceMatcher
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import typer
 from ropext.base.errors import NothingKept, RopextError, UsageError
 from ropext.base.narration import interruptible
 from ropext.cli.options import Grouped, speaking
-from ropext.cli.output import Out, fail, fail_as_json
+from ropext.cli.output import Out, Timed, fail, fail_as_json
 
 # Name -> the first sentence of its help, which `ropext --help` shows without importing it.
 COMMANDS = {
@@ -138,8 +139,10 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
     _open_closed_streams()
     sentence = "interrupted; cleaning up (Ctrl-C again ends at once)"
-    with interruptible(fail, sentence, at_once=True):
-        code = _code_of(sys.argv[1:] or ["--help"])
+    words = sys.argv[1:] or ["--help"]
+    times = redirect_stderr(Timed(sys.stderr)) if "--log-times" in words else nullcontext()
+    with times, interruptible(fail, sentence, at_once=True):
+        code = _code_of(words)
     if code:
         sys.exit(code)
 

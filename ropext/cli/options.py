@@ -116,8 +116,14 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="no narration on stderr", rich_help_panel=BASIC_OUTPUT),
 ]
-
-
+LogTimes = Annotated[
+    bool,
+    typer.Option(
+        "--log-times",
+        help="put the time (UTC) in front of each line on stderr",
+        rich_help_panel=FURTHER_OUTPUT,
+    ),
+]
 Format = Annotated[
     Literal["csv", "latex", "markdown"] | None,
     typer.Option(
@@ -216,9 +222,12 @@ def takes(
 
 
 def speaking(command: Command) -> Command:
-    """Give a command --json and --quiet, of which its first parameter `out` is made."""
+    """Give a command --json and --quiet, of which its first parameter `out` is made, and
+    --log-times, which `main` reads before anything is printed."""
 
-    def with_out(as_json: Json = False, quiet: Quiet = False, **values: object) -> None:
+    def with_out(
+        as_json: Json = False, quiet: Quiet = False, log_times: LogTimes = False, **values: object
+    ) -> None:
         out = Out(as_json, quiet)
         try:
             with heard_by(out.say):

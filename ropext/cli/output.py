@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import values_json
@@ -46,6 +47,29 @@ def as_json(data: Any) -> str:
     if _prints(text.replace("\n", "")):
         return text
     return json.dumps(data, indent=2, allow_nan=False)
+
+
+class Timed:
+    """A stderr that puts the time, in UTC, in front of each line, also of lines that libraries
+    write. It is no terminal, so progress comes in lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.begins_line = True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            if self.begins_line:
+                self.stream.write(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ "))
+            self.stream.write(line)
+            self.begins_line = line.endswith("\n")
+        return len(text)
+
+    def isatty(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 SHORT = {"-m": "--method", "-o": "--output", "-q": "--quiet"}

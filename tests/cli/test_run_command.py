@@ -1,9 +1,14 @@
 """`ropext run`, `recipes`, `schema`, and `extend` with later steps, as a user types them."""
 
+import io
 import json
+import re
+from datetime import UTC, datetime
 
 import pytest
 from json_schema import check, check_file
+
+from ropext.cli.output import Timed
 
 
 @pytest.fixture
@@ -38,6 +43,32 @@ def test_run_says_what_was_done_and_what_comes_next(ropext, recipe, tmp_path):
         "ropext",
         "run",
     ]
+
+
+def test_log_times_puts_the_time_in_front_of_each_line_on_stderr(ropext, recipe):
+    before = datetime.now(UTC).replace(microsecond=0)
+    code, out, err = ropext("run", "r.yaml", "-o", "out", "--log-times", "--json")
+    after = datetime.now(UTC)
+    assert code == 0, err
+    lines = [line.split(" ", 1) for line in err.splitlines()]
+    assert [text for _, text in lines] == ["plan: begins", "extend: begins", "report: begins"]
+    times = [datetime.strptime(at, "%Y-%m-%dT%H:%M:%S%z") for at, _ in lines]
+    assert [before, *times, after] == sorted([before, *times, after])
+    assert json.loads(out)["stages"]["extend"] == "done"
+    code, _, err = ropext("run", "r.yaml", "-o", "out", "--log-times", "--only", "dance")
+    assert code == 2
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ error: --only dance: [^\n]*\n", err)
+    assert ropext("run", "r.yaml", "-o", "out", "--only", "dance")[2].startswith("error: ")
+
+
+def test_a_line_in_parts_and_lines_in_one_part_have_one_time_each():
+    stream = io.StringIO()
+    timed = Timed(stream)
+    for part in ("one", " line\n", "two\nlines\n", "the last"):
+        timed.write(part)
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
+    assert re.sub(stamp, "@", stream.getvalue()) == "@one line\n@two\n@lines\n@the last"
+    assert not timed.isatty()
 
 
 def test_the_help_names_the_stages(ropext):
