@@ -12,10 +12,10 @@ from pathlib import Path
 
 import docs_site
 import pytest
+from browser import browser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTH = 400
 # It opens each page in a frame of WIDTH pixels, searches, and switches the colours.
 PROBE = """<!doctype html><iframe id="frame" width="WIDTH" height="800"></iframe><script>
@@ -169,17 +169,13 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_a_browser_searches_it_and_no_page_is_wider_than_a_phone(site, tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser is installed (looked for {', '.join(BROWSERS)})")
+    command = browser()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
     server.done = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/probe"
-    quiet = ("--no-first-run", "--disable-gpu", "--disable-background-networking")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
-    command = [browser, "--headless", "--no-sandbox", *quiet, profile]
-    started = subprocess.Popen([*command, "--remote-debugging-port=0", address], stderr=-3)
+    started = subprocess.Popen([*command, profile, "--remote-debugging-port=0", address], stderr=-3)
     try:
         assert server.done.wait(300), "the browser did not report"
     finally:

@@ -107,8 +107,15 @@ def command(
         shown_model = f"{model} as {', '.join(names)}" if names else model
         limit = ready.limit
         out.result(
-            f"{address}/v1 serves {shown_model}, up to {limit:,} tokens (Ctrl-C stops it)",
-            {"url": f"{address}/v1", "model": model, "names": ready.names, "max_model_len": limit},
+            f"{address}/v1 serves {shown_model}, up to {limit:,} tokens (Ctrl-C stops it)\n"
+            f"{address}/ is a page to talk to it",
+            {
+                "url": f"{address}/v1",
+                "page": f"{address}/",
+                "model": model,
+                "names": ready.names,
+                "max_model_len": limit,
+            },
         )
         app.run(answering, taken)
     out.say("the server has stopped")

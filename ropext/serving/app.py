@@ -28,6 +28,7 @@ from ropext.endpoint.server import KEY
 from ropext.models.load import silenced
 from ropext.serving.answers import Answers
 from ropext.serving.connections import BACKLOG, AcceptErrors, bounded
+from ropext.serving.page import page
 from ropext.serving.questions import (
     Body,
     Turn,
@@ -43,6 +44,7 @@ from ropext.serving.turns import Begun, Item, TurnStreamer, Worker
 AT_ONCE = 4  # requests that are parsed or tokenised
 PATIENCE = 2  # seconds for open answers when the port closes
 ANSWERED = ("/v1/chat/completions", "/v1/completions")
+WITHOUT_KEY = ("/health", "/")  # they say nothing of the model
 LOCAL = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"(?:([\w.-]+)|\[([0-9a-fA-F:.]+)\])(?::[0-9]{1,5})?", re.ASCII)  # of a header
 Action = Callable[[Request], Awaitable[Response]]
@@ -80,6 +82,7 @@ class ModelPort:
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/load_model", self.is_loaded),
             ("GET", "/health", self.health),
+            ("GET", "/", self.page),
         ]
         routes = [Route(path, self._guarded(do), methods=[verb]) for verb, path, do in actions]
         app = Starlette(
@@ -118,7 +121,7 @@ class ModelPort:
         if self.only_local and (host[1] or host[2]).lower() not in LOCAL:
             raise Refusal(f"this server accepts only the host names {' and '.join(LOCAL)}", 403)
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        wanted = self.key and request.scope["path"] != "/health"
+        wanted = self.key and request.scope["path"] not in WITHOUT_KEY
         if wanted and not hmac.compare_digest(given.encode(), self.key.encode()):
             raise Refusal(
                 f"the key is wrong or missing (Bearer, {KEY})", 401, "", "invalid_api_key"
@@ -203,6 +206,10 @@ class ModelPort:
         await self._read(request, read)
         event = json.dumps({"status": "ready", "model": self.served.name, "cached": True})
         return Response(f"data: {event}\n\n", media_type="text/event-stream")
+
+    async def page(self, request: Request) -> Response:
+        """Show a page to talk to the model. It asks for the key, if there is one."""
+        return page()
 
     async def health(self, request: Request) -> Response:
         """Return whether the server answers questions."""

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ropext.base.errors import UnsupportedModel
+from ropext.base.errors import InputError, UnsupportedModel
 from ropext.base.jsontext import JsonObject
 from ropext.base.narration import Say, no_messages
 from ropext.evaluation.forward import HALF_TOLERANCE, TOLERANCE
 from ropext.evaluation.variants import follows_length, reach_of
-from ropext.files.checkpoint import open_snapshot
+from ropext.files.checkpoint import Snapshot, open_snapshot
 from ropext.files.checkpoint.adapter import read_lora
+from ropext.files.checkpoint.provenance import Record, record_in
 from ropext.files.checkpoint.snapshot import with_weights
 from ropext.files.inspecting import plan_config
 from ropext.models.adapter import add_adapter
@@ -38,6 +39,8 @@ class LiveModel:
     continues: bool  # whether a cache can be cut and read on from
     piece: int  # tokens of a prompt that are read at once
     content: str = ""  # digest of the weights and of how they are extended
+    method: str | None = None  # by which the model is extended, in memory or in its files
+    factor: float | None = None
 
     @property
     def name(self) -> str:
@@ -112,7 +115,19 @@ def load(wish: ServeOptions, how: DocumentOptions, say: Say = no_messages) -> Li
     if not continues:
         say("this model's cache cannot be read on from: each question is read from its start")
     names = wish.served_names or (wish.name,)
-    return LiveModel(names, model, tokenizer, limit, continues, piece, content)
+    by = _extension(snapshot) if plan is None else plan
+    if by is None:
+        return LiveModel(names, model, tokenizer, limit, continues, piece, content)
+    factor = by.target / by.context
+    return LiveModel(names, model, tokenizer, limit, continues, piece, content, by.method, factor)
+
+
+def _extension(snapshot: Snapshot) -> Record | None:
+    """Return the record of how a checkpoint was extended, if this ropext can read it."""
+    try:
+        return record_in(snapshot)
+    except InputError:
+        return None
 
 
 def _extended(model: Any, plan: ExtensionPlan | None) -> Any:
@@ -165,5 +180,8 @@ def model_card(served: LiveModel, name: str, created: int) -> JsonObject:
         "created": created,
         "owned_by": "ropext",
         "max_model_len": served.limit,
+        "method": served.method,
+        "factor": served.factor,
+        "chat": bool(served.tokenizer.chat_template),
         "meta": {"content_sha256": served.content},
     }

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 import pytest
+from browser import browser
 from command_line import run
 from markdown_it import MarkdownIt
 from pages import Elements, check
@@ -42,7 +43,6 @@ SHOWN = {
     "run's evaluation": {"ran", "recipe", "model", "documents"},
     "page": {"name"},
 }
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def ropext(*words):
@@ -179,14 +179,11 @@ def test_a_task_that_a_stranger_named_is_no_name_in_a_report(reports, tmp_path, 
 
 def opened(path, folder):
     """The page as the browser has it after all of its scripts."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser is installed (looked for {', '.join(BROWSERS)})")
-    quiet = ("first-run", "background-networking", "component-update", "sync", "quic", "gpu")
+    quiet = ("component-update", "sync", "quic")
     done = subprocess.run(
         [
-            *(browser, "--headless", "--no-sandbox", f"--user-data-dir={folder / 'profile'}"),
-            *(f"--{'no' if word == 'first-run' else 'disable'}-{word}" for word in quiet),
+            *(*browser(), f"--user-data-dir={folder / 'profile'}"),
+            *(f"--disable-{word}" for word in quiet),
             *("--virtual-time-budget=2000", "--dump-dom", path.as_uri()),
         ],
         capture_output=True,

@@ -40,6 +40,7 @@ def test_a_model_is_extended_in_memory_and_served(directory, asked, capsys):
     assert code == 0, said.err
     assert said.out.startswith("http://127.0.0.1:")
     assert f"/v1 serves {directory}, up to 128 tokens" in said.out
+    assert re.search(r"^http://127.0.0.1:\d+/ is a page to talk to it$", said.out, re.MULTILINE)
     assert asked[0]["id"] == str(directory)
     assert asked[0]["max_model_len"] == 128
     assert "0 tokens kept, 3 read, 4 written" in said.err

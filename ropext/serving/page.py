@@ -1,0 +1,41 @@
+"""Serve a page to talk to the model: one file that loads nothing else and runs no other script."""
+
+import hashlib
+import re
+from base64 import b64encode
+from pathlib import Path
+
+from starlette.responses import Response
+
+FILE = Path(__file__).with_name("page.html")
+
+
+def page() -> Response:
+    """Return the page, with headers that let it run its own script and ask only this server."""
+    text = FILE.read_text("utf-8")
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_digest(text, 'script')}",
+            f"style-src {_digest(text, 'style')}",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-store",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(text, media_type="text/html", headers=headers)
+
+
+def _digest(text: str, tag: str) -> str:
+    """Return the source that a policy gives for the content of the one inline element of a kind."""
+    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
