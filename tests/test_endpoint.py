@@ -659,12 +659,12 @@ def test_a_server_is_asked_about_a_gguf(files, by_directory, capsys, file, serve
     ("untold", "code", "says"), [(1, 0, "after 10 prompts"), (3, 2, "after only 3 of 8")]
 )
 def test_llama_server_tells_nothing_where_the_next_token_is_no_whole_character(
-    files, by_directory, capsys, no_logprobs_error, code, says
+    files, by_directory, capsys, untold, code, says
 ):
     """Some of its answers may be missing, not most."""
     whole = by_directory["yarn"]
     with serving(
-        "llama.cpp", lambda ids: None if len(ids) % 7 <= no_logprobs_error else whole(ids), 1024
+        "llama.cpp", lambda ids: None if len(ids) % 7 <= untold else whole(ids), 1024
     ) as url:
         given, said = verify_file(files / "yarn.gguf", url, capsys)
     assert (given, says in said) == (code, True), said

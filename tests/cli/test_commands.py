@@ -165,7 +165,9 @@ def test_an_interrupt_is_answered_and_leaves_nothing(llama, tmp_path, moment):
     assert said.startswith("error: interrupted")
     assert json.loads(out)["exit_code"] == 130
     assert "Traceback" not in said
-    assert run.returncode == 130
+    # If the signal comes while Python executes a string (it makes a dataclass), `python -m` ends by
+    # SIGINT, although the interrupt was answered. Shells show 130 for both.
+    assert run.returncode in (130, -signal.SIGINT)
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
