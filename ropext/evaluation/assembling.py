@@ -75,6 +75,7 @@ def _source(reads: Workload, variant: Variant, store: str, has_documents: bool) 
         against = against_key(reads.frame, reads.against)
     return ModelSource(
         model=variant.snapshot.name,
+        renamed=variant.renamed,
         target=variant.target,
         adapter=variant.adapter,
         info=info,

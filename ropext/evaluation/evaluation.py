@@ -167,7 +167,7 @@ class Evaluation:
         about = {
             "words": list(clean_command(command)),
             "names": options.deciding(CONTENT, NEUTRAL)
-            | {"models": {variant.label: variant.snapshot.name for variant in lineup.variants}},
+            | {"models": {variant.name: variant.snapshot.name for variant in lineup.variants}},
         }
         return Workdir(output, "eval", decides, about)
 
@@ -185,8 +185,8 @@ class Evaluation:
         contents = place.decides["variants"]
         names = {}
         for variant in self.lineup.variants:
-            key = digest([contents[variant.label], variant.config, rest])
-            names[variant.label] = f"{variant.label}-{key[:16]}"
+            key = digest([contents[variant.name], variant.config, rest])
+            names[variant.label] = f"{variant.name}-{key[:16]}"
         return names
 
     def _measure(self, place: Workdir | None, hooks: Hooks) -> Measurement:
@@ -279,7 +279,7 @@ class Evaluation:
             if place is None:
                 digests[variant.adapter] = str(variant.adapter_sha256)
             else:
-                content = place.decides["variants"][variant.label]
+                content = place.decides["variants"][variant.name]
                 digests[variant.adapter] = content["adapter_sha256"]
         return digests
 

@@ -2,6 +2,7 @@
 one."""
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,10 +40,13 @@ from ropext.options.extend import Extend
 from ropext.options.fields import FINETUNE, FIT
 from ropext.planning import ExtensionPlan
 from ropext.results import BASE, CONTROL, EXTENDED, FITTED, TUNED, UNTOUCHED
+from ropext.results.measurement import check_labels
 from ropext.results.overlap import Overlap, overlap
 from ropext.scaling import self_extend
 from ropext.scaling.rope import Spectrum
 
+KEEP_LABEL = (BASE, UNTOUCHED, CONTROL)
+LABEL = re.compile(r"(?=\S)[^:/\\<>=\x00-\x1f]{1,60}(?<=\S)")  # gates and RUN:VARIANT name it
 LATER = {FIT: FITTED, FINETUNE: TUNED}  # section of ropext.json -> kind of the checkpoint
 BESIDE = "base"  # the extended, untuned checkpoint inside of a tuned one
 
@@ -76,8 +80,33 @@ class Lineup:
                     models[place] = identity(variant.snapshot, digests, trust_remote_code)
                 else:
                     models[place] = held.identity()
-            contents[variant.label] = variant.content(models[place])
+            contents[variant.name] = variant.content(models[place])
         return contents
+
+    def labelled(self, labels: Mapping[str, str]) -> "Lineup":
+        """Return the lineup under the user's labels. Base, untouched and control keep theirs:
+        tables and gates know them."""
+        if not labels:
+            return self
+        check_labels(labels, [variant.label for variant in self.variants])
+        for name, label in labels.items():
+            if name in KEEP_LABEL:
+                raise UsageError(f"labels: {name!r} keeps its name; label the other models")
+            if not LABEL.fullmatch(label):
+                raise UsageError(
+                    f"labels: {label[:60]!r} cannot name a model: give 1 to 60 characters without "
+                    ": / \\ < > = and without spaces at the ends"
+                )
+        variants = list[Variant]()
+        for variant in self.variants:
+            label = labels.get(variant.label, variant.label)
+            unrounded = labels.get(variant.unrounded, variant.unrounded)
+            renamed = variant.label if label != variant.label else ""
+            variants.append(replace(variant, label=label, unrounded=unrounded, renamed=renamed))
+        twice = [one.label for one in variants if [v.label for v in variants].count(one.label) > 1]
+        if twice:
+            raise UsageError(f"labels: two models are called {twice[0]!r}")
+        return replace(self, variants=tuple(variants))
 
 
 def line_up(model: str, revision: str | None, options: Evaluate, name: str = "") -> Lineup:

@@ -1,8 +1,8 @@
 """Decide everything about an evaluation that needs no weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -63,6 +63,7 @@ class EvaluationRequest:
     gates: Sequence[Gate] = ()
     losses: Path | None = None  # a parquet file for the loss of every token
     tokenizer: "PreTrainedTokenizerBase | None" = None  # for a model in memory
+    labels: Mapping[str, str] = field(default_factory=dict)  # the user's own, for models
 
     @contextmanager
     def prepared(self, output: Path | None, call: Call) -> Iterator[Evaluation]:
@@ -120,11 +121,12 @@ class EvaluationRequest:
             if not without_weights:
                 yield self._decided(lineup, call)
             else:
-                yield replace(without_weights[0], lineup=lineup)
+                yield replace(without_weights[0], lineup=lineup.labelled(self.labels))
 
     def _decided(self, lineup: Lineup, call: Call) -> Evaluation:
         """Return the evaluation, in which everything that needs no weights is decided."""
         trust = call.trust_remote_code
+        lineup = lineup.labelled(self.labels)
         evaluation = prepare(self.options, lineup, trust, self.gates, needs_target=True)
         if self.losses is not None and evaluation.corpus is None:
             raise UsageError("--losses writes the loss of every token of --data; give documents")

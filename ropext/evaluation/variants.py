@@ -137,6 +137,12 @@ class Variant:
     unrounded: str = ""  # the label of the same variant without rounding
     target: int | None = None
     info: JsonObject = field(default_factory=dict)
+    renamed: str = ""  # its own name, if `label` is the user's
+
+    @property
+    def name(self) -> str:
+        """Return the name that names its files and decides which run it is."""
+        return self.renamed or self.label
 
     @property
     def reads_short(self) -> bool:

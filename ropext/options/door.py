@@ -62,6 +62,10 @@ def _are_places(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_place, value))
 
 
+def _are_labels(value: object) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, list(value) + list(value.values())))
+
+
 def _has_answers(value: object) -> bool:
     return hasattr(value, "answers")
 
@@ -90,6 +94,8 @@ def _place(line: str) -> Argument:
     return Argument(line, "a path", _is_place)
 
 
+MAPPED = 'a dict of texts, such as {"yarn-4x": "YaRN"}'
+
 ARGUMENTS = {
     "against": _place("base, or saved plan, that it is held against"),
     "base_model": _text("hub id that the card names as the base"),
@@ -108,6 +114,7 @@ ARGUMENTS = {
     "force": _flag("replace what ropext wrote"),
     "gates": Argument('conditions that the report shows, such as "gain@8k < 0"'),
     "keep_previous": _flag("keep the output that is replaced, as OUTPUT.previous"),
+    "labels": Argument("own names for models, by the names that they have", MAPPED, _are_labels),
     "license": _text("license that the card names"),
     "losses": _place("parquet file for the loss of every token"),
     "model": Argument(
@@ -123,7 +130,7 @@ ARGUMENTS = {
     "results": Argument("runs of an evaluation, or RUN:VARIANT", "a list of paths", _are_places),
     "revision": _text("branch, tag or commit of a hub id"),
     "run": _place("folder that a command left"),
-    "runs": Argument("runs of an evaluation, or RUN:VARIANT"),
+    "runs": Argument("runs of an evaluation, RUN:VARIANT, or results of functions"),
     "say": _called("hears each sentence of the narration, e.g. print"),
     "show": _called("hears what is done, of how much, and what it is"),
     "stop": _called("asked after each unit of work whether to end"),

@@ -1,21 +1,27 @@
 """Give the caller of `evaluate` its measurement with tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropext.base.jsontext import Json
-from ropext.base.table import Table
+from ropext.base.table import Table, with_rows
+from ropext.results import rundir
+from ropext.results.gates import Gate, Outcome, as_gates
 from ropext.results.measurement import Measurement
 from ropext.results.report import tables
+from ropext.results.report.gates import gate_table
 from ropext.results.report.result import Result
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluated(Result, Measurement):
-    """The measurement that `evaluate` returns, with its tables."""
+    """The measurement that `evaluate` returns, with its tables and the verdicts of its gates."""
+
+    gates: Sequence[Outcome] = ()
 
     @classmethod
-    def of(cls, measured: Measurement) -> "Evaluated":
-        """Return a measurement with tables."""
+    def of(cls, measured: Measurement, gates: Sequence[Outcome] = ()) -> "Evaluated":
+        """Return a measurement with tables and verdicts."""
         return cls(
             measured.frame,
             measured.models,
@@ -25,7 +31,16 @@ class Evaluated(Result, Measurement):
             measured.path,
             measured.resumed,
             measured.own_base,
+            gates,
         )
+
+    def judge(self, gates: Sequence[str | Gate]) -> list[Outcome]:
+        """Return the verdicts of other gates on these numbers."""
+        return rundir.judge(self, as_gates(gates))
+
+    def raise_if_failed(self) -> None:
+        """Raise GateFailed if a gate failed, or NotMeasured if a gate is not known."""
+        rundir.raise_if_failed(self.gates)
 
     @property
     def title(self) -> str:
@@ -37,7 +52,9 @@ class Evaluated(Result, Measurement):
     def tables(self) -> list[Table]:
         """Return the tables that a terminal shows."""
         if self.facts.endpoint is None:
-            return tables.main_tables(self)
+            shown = tables.main_tables(self)
+            shown.append(gate_table(self.gates))
+            return with_rows(shown)
         from ropext.endpoint.tables import port_tables
 
         return port_tables(self)

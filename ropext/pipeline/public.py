@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ropext.base.inputs import from_home, model_name
 from ropext.base.narration import SILENT, Call, Hooks, Say, Show, no_messages, no_progress
@@ -170,12 +170,15 @@ def evaluate(
     force: bool = False,
     gates: "Sequence[str | Gate]" = (),
     losses: str | Path | None = None,
+    labels: Mapping[str, str] | None = None,
     **options: Any,
 ) -> "Evaluated":
     """Measure a model on long text and by retrieval.
 
     With `output` ropext writes the report into that folder, and the same call resumes after a stop.
-    ropext refuses `gates` about numbers that are not measured.
+    ropext refuses `gates` about numbers that are not measured; `Evaluated.gates` has the verdicts,
+    and `Evaluated.raise_if_failed` turns failed gates into an error. `labels` gives models the
+    user's own names: `{"yarn-4x": "YaRN"}`.
 
     A model in memory, patched or not, is evaluated as it is, on its device, and does not change:
     ropext evaluates copies that share its weights. If `ropext.patch` extended it, its base is the
@@ -187,6 +190,7 @@ def evaluate(
     from ropext.evaluation.request import EvaluationRequest, named_or_held
     from ropext.pipeline.evaluated import Evaluated
     from ropext.results.gates import as_gates
+    from ropext.results.rundir import judge
 
     call = Call(Hooks(say, show, stop), (), force, trust_remote_code)
     place = None if output is None else from_home(output)
@@ -194,20 +198,30 @@ def evaluate(
     conditions = as_gates(gates)
     measured = named_or_held(model)
     request = EvaluationRequest(
-        measured, Evaluate(**options), revision, conditions, kept, tokenizer
+        measured, Evaluate(**options), revision, conditions, kept, tokenizer, labels or {}
     )
     with request.prepared(place, call) as job:
-        return Evaluated.of(job.make(place, call))
+        done = job.make(place, call)
+        return Evaluated.of(done, tuple(judge(done, conditions)))
 
 
 @public()
-def compare(*runs: str | Path, output: str | Path | None = None) -> "Compared":
+def compare(
+    *runs: "str | Path | Evaluated | Ran",
+    output: str | Path | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> "Compared":
     """Compare finished evaluations, paired on the same tokens.
 
-    A run is a directory or RUN:VARIANT. With `output` ropext also writes the report there.
+    A run is a directory, RUN:VARIANT, or the result of `evaluate`, `run` or `open`. With `output`
+    ropext also writes the report there. `labels` gives models the user's own names.
     """
+    from ropext.pipeline.ran import measured_in
+    from ropext.results.measurement import Measurement
     from ropext.results.report.compared import compare_runs
 
-    names = [str(from_home(run)) for run in runs]
+    given = list[str | Measurement]()
+    for run in runs:
+        given.append(measured_in(run) or str(from_home(cast(str, run))))
     place = None if output is None else from_home(output)
-    return compare_runs(names, place)[1]
+    return compare_runs(given, place, labels)[1]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ropext.base.errors import GateFailed, InputError
+from ropext.base.errors import GateFailed, InputError, UsageError
 from ropext.base.jsontext import Json, read_object, read_values, values_json, write_json
 from ropext.base.stepdir import step_record
 from ropext.base.table import Table, verdict_first, with_rows
@@ -112,6 +112,16 @@ class Ran(Result):
             parts[-1] += f"\nnext: ropext verify {self.output}"
             parts.append(how_to_serve(self.output))
         return "\n\n".join(part for part in parts if part)
+
+
+def measured_in(given: object) -> Measurement | None:
+    """Return the measurement of a result; None if the value is no result. Refuse a run without an
+    evaluation."""
+    if not isinstance(given, Ran):
+        return given if isinstance(given, Measurement) else None
+    if given.evidence.measured is None:
+        raise UsageError(f"{given.title} has no evaluation to compare")
+    return given.evidence.measured
 
 
 def keep(work: RunContext, evidence: Evidence) -> None:

@@ -46,7 +46,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }
 UNITS = {"": 1, "k": 1024, "m": 1024**2}  # the units of a limit
 _GATE = re.compile(
-    r"\s*(?:(?P<variant>[^\s:<>=]+):)?"
+    r"\s*(?:(?P<variant>[^\s:<>=](?:[^:<>=]*[^\s:<>=])?):)?"
     r"(?P<metric>[A-Za-z_][\w-]*(?:\.(?!value\b)[A-Za-z_][\w-]*)?)"
     r"(?:@(?P<length>\d+(?:\.\d+)?[kKmM]?))?"
     r"(?P<point>\.value)?\s*(?P<op>>=|<=|>|<)\s*"

@@ -7,7 +7,7 @@ smaller than the difference of two unpaired numbers.
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropext.base.atomic import write_whole
-from ropext.base.errors import InputError
+from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, digest, fields_of, values_json, write_json
 from ropext.base.lengths import length_text
 from ropext.options.tasks import RULER, TASK_NAMES
@@ -182,6 +182,14 @@ class Measurement:
         """Return every paired difference of a model to the only one of another measurement, for
         `vs RUN` gates: perplexities in nats per token, shares in points, answer NLL in nats."""
         return _differences(self.only(label), other)
+
+
+def check_labels(labels: Mapping[str, str], names: Iterable[str]) -> None:
+    """Refuse a label for a model that does not exist."""
+    known = list(names)
+    for name in labels:
+        if name not in known:
+            raise UsageError(f"labels: there is no model {name!r}; there are {', '.join(known)}")
 
 
 def joined(parts: Sequence[Measurement]) -> Measurement:

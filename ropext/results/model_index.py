@@ -80,9 +80,10 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
     """Return the variant that read this directory's own config and weights."""
     content = identity(open_snapshot(str(directory)), Digests())
     keys = ("config_sha256", "weights_sha256")
+    shown = {model.source.renamed or label: label for label, model in run.models.items()}
     labels = [
-        str(label)
-        for label, variant in run.manifest["decides"]["variants"].items()
+        shown[name]
+        for name, variant in run.manifest["decides"]["variants"].items()
         # A base in its short window, or files read with an adapter, are another model.
         if variant["kind"] != BASE and not variant.get("adapter_sha256")
         if all(variant["model"][key] == content[key] for key in keys)
@@ -94,8 +95,7 @@ def _label(run: Measurement, directory: Path, wanted: str | None) -> str:
             f"config or weights differ); evaluate it: ropext eval {directory} -o RUN"
         )
     if len(chosen) > 1:  # its own files read with the spectrum of before are another model too
-        kinds = run.manifest["decides"]["variants"]
-        chosen = [label for label in chosen if kinds[label]["kind"] != UNTOUCHED] or chosen
+        chosen = [label for label in chosen if run.models[label].kind != UNTOUCHED] or chosen
     if len(chosen) > 1:
         raise InputError(
             f"{run.path} measured the same files under several names ({', '.join(chosen)}); say "

@@ -43,6 +43,7 @@ class ModelSource:
     """The source of a model, how it was extended, and the name of its store."""
 
     model: str = ""
+    renamed: str = field(default="", metadata=IF_ANY)  # its own name, if its label is the user's
     target: int | None = field(default=None, metadata=OR_NULL)
     adapter: str | None = field(default=None, metadata=OR_NULL)
     # Method, factor, frequencies, knobs: written next to the other fields.

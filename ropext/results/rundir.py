@@ -17,7 +17,7 @@ that decides its units, so its files never belong to another model. No file here
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -38,7 +38,14 @@ from ropext.base.jsontext import (
 from ropext.base.workdir import STORES
 from ropext.results import BASE, EXTENDED, SCHEMA, SHORT, UNTOUCHED
 from ropext.results.gates import Gate, Outcome, check_gate, split_spec
-from ropext.results.measurement import MeasuredModel, Measurement, Store, write_array
+from ropext.results.measurement import (
+    MeasuredModel,
+    Measurement,
+    Store,
+    check_labels,
+    joined,
+    write_array,
+)
 from ropext.results.metrics import is_of_rounding
 from ropext.results.numbers import EvaluationFacts, ModelNumbers, ModelSource
 from ropext.results.overlap import overlap_in
@@ -334,39 +341,51 @@ def _bytes_file(path: Path, document_hash: str) -> Path:
     return path / "documents" / f"{document_hash[:32]}.npy"
 
 
-def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measurement]]:
+@dataclass(frozen=True)
+class _Chosen:
+    """One model of a comparison, with its run."""
+
+    run: Measurement
+    label: str
+    place: str  # path of the run; the number of a result that has none
+    base: int  # number of the first run with the same base
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return its names, the shortest first: variant, run:variant, path:variant."""
+        return self.label, f"{Path(self.place).name}:{self.label}", f"{self.place}:{self.label}"
+
+
+def gather(
+    given: Sequence[str | Measurement], labels: Mapping[str, str] | None = None
+) -> tuple[list[Measurement], dict[str, Measurement]]:
     """Open the runs, and give each of their models a label that identifies it.
 
     Runs of one base share its short window, and one row shows it. Another base has its own row, and
-    its models are compared with it.
+    its models are compared with it. `labels` are the user's own, by the labels that models get
+    without them.
     """
     runs = list[Measurement]()
-    everyone = list[tuple[Measurement, str]]()
-    bases = list[object]()
+    everyone = list[_Chosen]()
+    bases = list[int]()  # of each run
+    has_base = set[int]()  # the bases that a run brought
     read_short = list[Measurement]()
-    for spec in specs:
-        path, wanted = split_spec(spec)
-        run = read_run(path)
+    for number, each in enumerate(given, 1):
+        run, wanted = _opened(each)
+        same = (before for before, other in zip(bases, runs, strict=True) if _is_of(run, other))
+        base = next(same, number)
         runs.append(run)
+        bases.append(base)
         for label in _chosen(run, wanted):
             if run.models[label].kind in SHORT:
                 read_short.append(run)
             is_base = run.models[label].kind == BASE
-            if not (is_base and _base(run) in bases and wanted is None):
-                everyone.append((run, label))
+            if not (is_base and base in has_base and wanted is None):
+                everyone.append(_Chosen(run, label, str(run.path or number), base))
             if is_base:
-                bases.append(_base(run))
+                has_base.add(base)
     _check_short_windows(read_short)
-    alone = dict[str, Measurement]()
-    shown = list[tuple[object, str]]()
-    for run, label in everyone:
-        name = _name(run, label, everyone)
-        if name in alone:
-            raise UsageError(f"compare names {name} twice")
-        if run.models[label].kind == BASE:
-            shown.append((_base(run), name))
-        base = next((base for identity, base in shown if identity == _base(run)), "")
-        alone[name] = replace(run.only(label, name), own_base=base)
+    alone = _named(everyone, labels or {})
     if len(alone) < 2:
         raise UsageError("compare needs two models at least: name another RUN")
     first, *others = alone
@@ -379,14 +398,41 @@ def gather(specs: Sequence[str]) -> tuple[list[Measurement], dict[str, Measureme
     return runs, alone
 
 
+def _opened(given: str | Measurement) -> tuple[Measurement, str | None]:
+    """Open RUN or RUN:VARIANT; return the run, and the name of the variant if there is one."""
+    if isinstance(given, Measurement):
+        return given, None
+    path, wanted = split_spec(given)
+    return read_run(path), wanted
+
+
+def _named(everyone: Sequence[_Chosen], labels: Mapping[str, str]) -> dict[str, Measurement]:
+    """Return each model alone under the shortest name that nobody else has, or under the user's
+    label for it."""
+    alone = dict[str, Measurement]()
+    shown = dict[int, str]()  # names of the bases
+    names = list[str]()
+    for each in everyone:
+        name = _name(each, everyone)
+        names.append(name)
+        name = labels.get(name, name)
+        if name in alone:
+            raise UsageError(f"compare names {name} twice")
+        if each.run.models[each.label].kind == BASE:
+            shown.setdefault(each.base, name)
+        alone[name] = replace(each.run.only(each.label, name), own_base=shown.get(each.base, ""))
+    check_labels(labels, names)
+    return alone
+
+
 def _check_short_windows(runs: Sequence[Measurement]) -> None:
     """Refuse runs that read their bases by two definitions of the short window."""
-    by_version: dict[int, Path | None] = {}
+    by_version = dict[int, object]()
     for run in runs:
-        decides = run.manifest["decides"]
-        # Without a BOS all versions are the same.
+        decides = run.manifest.get("decides", {})
+        # Without a BOS all versions are the same. A result that was not kept is of this version.
         version = SHORT_WINDOW if decides.get("bos") is None else decides.get("short_window", 1)
-        by_version.setdefault(version, run.path)
+        by_version.setdefault(version, run.path or "the result in memory")
     if len(by_version) > 1:
         old = min(by_version)
         new = max(by_version)
@@ -398,31 +444,38 @@ def _check_short_windows(runs: Sequence[Measurement]) -> None:
         )
 
 
-def _base(run: Measurement) -> object:
-    """Return what identifies the base of a run: its weights, spectrum and context."""
-    label = next(iter(run.labels(BASE)), None)
-    if label is None:
-        return None
-    context = run.frame.context
+def _is_of(run: Measurement, other: Measurement) -> bool:
+    """Return whether two runs have the same base. Results that were not kept have no digest of
+    their weights: their bases are the same if the losses of all tokens are equal."""
+    bases = run.labels(BASE)[:1] + other.labels(BASE)[:1]
+    if len(bases) < 2 or run.frame.context != other.frame.context:
+        return False
+    if run.manifest and other.manifest:
+        return _base(run, bases[0]) == _base(other, bases[1])
+    try:
+        both = joined([run.only(bases[0], "first"), other.only(bases[1], "second")])
+    except InputError:
+        return False  # no token in common
+    first, second = (reading.tokens(0, both.frame.longest) for reading in both.readings.values())
+    return all(map(np.array_equal, first, second))
+
+
+def _base(run: Measurement, label: str) -> object:
+    """Return the identity of a run's base: its weights and its spectrum."""
     identity = run.manifest["decides"]["variants"].get(label)
     if identity is None:  # somebody renamed it
-        return None, None, None, context
+        return None
     model = identity["model"]
     weights = (model["weights_sha256"], model.get("code_sha256"))
-    return weights, identity["adapter_sha256"], identity.get("inv_freq"), context
+    return weights, identity["adapter_sha256"], identity.get("inv_freq")
 
 
-def _name(run: Measurement, label: str, everyone: Sequence[tuple[Measurement, str]]) -> str:
-    """Return the shortest name that nobody else has: variant, run:variant, path:variant."""
-
-    def names(measured: Measurement, label: str) -> tuple[str, ...]:
-        return label, f"{measured.path and measured.path.name}:{label}", f"{measured.path}:{label}"
-
-    every = [names(*pair) for pair in everyone]
-    for place, name in enumerate(names(run, label)):
-        if sum(other[place] == name for other in every) == 1:
+def _name(one: _Chosen, everyone: Sequence[_Chosen]) -> str:
+    """Return the shortest name that nobody else has."""
+    for place, name in enumerate(one.names):
+        if sum(other.names[place] == name for other in everyone) == 1:
             return name
-    return f"{run.path}:{label}"
+    return one.names[-1]
 
 
 def _chosen(run: Measurement, wanted: str | None) -> list[str]:

@@ -11,7 +11,7 @@ from ropext.base.table import Number, Table, as_csv, as_latex, as_text, in_forma
 from ropext.results.overlap import Overlap
 from ropext.results.report import tables
 from ropext.results.report.cells import Column, nats, point, table_of
-from ropext.results.report.comparison import tidy_item_table
+from ropext.results.report.comparison import tidy_table
 
 VALUE = ("value", "value low", "value high")
 
@@ -82,7 +82,7 @@ def test_compared_answers_have_a_row_for_each_length_and_model_in_a_csv():
         "yarn": {"passkey@512": lone(0.25), "passkey@256": lone(-0.5), "vt@512": lone(1.0)},
         "pi": {"passkey@512": lone(0.125), "passkey_nll@512": lone(3.0)},
     }
-    rows = read(as_csv([tidy_item_table(differences, "base")]))
+    rows = read(as_csv([tidy_table(None, differences, "base")]))
     found = [(row["length"], row["model"], row["passkey"], row["vt"]) for row in rows]
     assert found == [
         ("256", "yarn", "-0.5", ""),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropext.base import guard
-from ropext.base.errors import InputError
+from ropext.base.errors import InputError, UsageError
 from ropext.base.jsontext import Json, JsonObject, values_json
 from ropext.base.table import Table, with_rows
 from ropext.base.workdir import Workdir
@@ -36,7 +36,9 @@ from ropext.results.report.result import Result
 from ropext.results.rules import Comparison, compare_text
 from ropext.results.values import Value
 
-RUNS = "runs"  # in the manifest of a comparison: which, and the keys of their numbers
+# In the manifest of a comparison: its runs with the keys of their numbers, and the user's labels.
+RUNS = "runs"
+LABELS = "labels"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -68,10 +70,7 @@ class Compared(Result):
     @property
     def tidy(self) -> list[Table]:
         """Return the same for programs: a row for each length and model."""
-        sections = list[Table]()
-        if self.text is not None:
-            sections.append(comparison.tidy_table(self.text))
-        sections.append(comparison.tidy_item_table(self.items, self.asked))
+        sections = [comparison.tidy_table(self.text, self.items, self.asked)]
         sections.append(comparison.discordance_table(self.split, self.asked))
         return with_rows(sections)
 
@@ -106,14 +105,31 @@ class Compared(Result):
 
 
 def compare_runs(
-    specs: Sequence[str], output: Path | None = None
+    given: Sequence[str | Measurement],
+    output: Path | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> tuple[list[Measurement], Compared]:
-    """Open finished runs and compare them. With `output`, write the report there."""
-    guard.check({"RUN": [split_spec(spec)[0] for spec in specs]}, {"--output": output})
-    opened, parts = rundir.gather(specs)
+    """Open finished runs and compare them, under the user's labels if there are any. With `output`,
+    write the report there."""
+    specs = list[str]()  # empty for a result that was not kept
+    for each in given:
+        specs.append(each if isinstance(each, str) else str(each.path or ""))
+    guard.check(
+        {"RUN": [split_spec(spec)[0] for spec in specs if spec]},
+        {"--output": output},
+    )
+    opened, parts = rundir.gather(given, labels)
     compared = compare(parts)
     if output is not None:
-        place = Workdir(output, "compare", {}, {RUNS: _named_from(output, specs, opened)})
+        if "" in specs:
+            raise UsageError(
+                "--output keeps the paths of the runs, and a result was not kept in a folder; give "
+                "ropext.evaluate an output, or compare without one"
+            )
+        manifest: dict[str, Json] = {RUNS: _named_from(output, specs, opened)}
+        if labels:
+            manifest[LABELS] = dict(labels)
+        place = Workdir(output, "compare", {}, manifest)
         with place.claimed(None):
             place.write_results()
             compared.write(output, opened)
@@ -150,7 +166,7 @@ def compared_in(folder: Path, manifest: JsonObject) -> Compared:
         if each["variant"] is not None:
             spec += f":{each['variant']}"
         specs.append(spec)
-    runs, parts = rundir.gather(specs)
+    runs, parts = rundir.gather(specs, manifest.get(LABELS))
     for each, run in zip(named, runs, strict=True):
         if run.key != each["key"]:
             raise InputError(

@@ -63,26 +63,51 @@ def _rows(compared: Comparison) -> list[tuple[str, Values]]:
     return rows
 
 
-def tidy_table(compared: Comparison) -> Table:
-    """Return the same for programs: a row for each length and model."""
-    perplexity = compared.measured.frame.scoring.perplexity
+def tidy_table(
+    compared: Comparison | None, differences: Mapping[str, Mapping[str, Value]], reference: str
+) -> Table:
+    """Return the same for programs, with the differences of answers to `reference`: a row for each
+    length and model."""
+    names = _answered(differences)
+    tasks = _tasks(names)
+    title = f"Retrieval, difference to {reference}"
+    perplexity = ""
+    marks: Mapping[str, str] = {}
+    models = dict[str, Values]()
+    read = list[int]()
+    if compared is not None:
+        perplexity = f"tail {compared.measured.frame.scoring.perplexity}"
+        also = f"; r{title[1:]}" if tasks else ""
+        title = f"{perplexity.capitalize()} and loss difference to {compared.reference}{also}"
+        marks = compared.marks
+        models = dict(_rows(compared))
+        read = [row.length for row in compared.lengths]
+    for label, values in differences.items():
+        name = marked(label, marks.get(label, ""))
+        models[name] = dict(models.get(name, {})) | dict(values)
     rows = list[tuple[str, ...]]()
-    for at in compared.lengths:
-        columns = [
-            Column(f"tail {perplexity}", f"tail@{at.length}", shown),
-            Column("difference", f"behind@{at.length}", nats),
-            Column("difference inside", "short", nats),
-        ]
-        rows += _rows_at(at.length, table_of("", "", _rows(compared), columns))
-    header = ("length", "model", f"tail {perplexity}", "difference", "difference inside")
-    title = f"Tail {perplexity} and loss difference to {compared.reference}"
-    return Table(title, "", header, tuple(rows))
+    header = list[str]()
+    asked = [int(name.partition("@")[2]) for name in names]
+    for length in sorted(set(read + asked)):
+        columns = _text_columns(perplexity, length, is_read=length in read)
+        columns += [Column(task, f"{task}@{length}", _signed) for task in tasks]
+        header = ["length", "model"]
+        header += [column.head for column in columns]
+        name = Number(length_text(length), length)
+        for cells in table_of("", "", models.items(), columns).rows:
+            rows.append((name, *cells))
+    return Table(title, "", tuple(header), tuple(rows))
 
 
-def _rows_at(length: int, table: Table) -> list[tuple[str, ...]]:
-    """Put a length in front of a table's rows."""
-    name = Number(length_text(length), length)
-    return [(name, *cells) for cells in table.rows]
+def _text_columns(perplexity: str, length: int, *, is_read: bool) -> list[Column]:
+    """Return the columns about text at a length; without a perplexity there are none."""
+    if not perplexity:
+        return []
+    return [
+        Column(perplexity, f"tail@{length}", shown),
+        Column("difference", f"behind@{length}", nats),
+        Column("difference inside", "short" if is_read else "", nats),
+    ]
 
 
 def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
@@ -93,23 +118,6 @@ def item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -
         columns.append(Column(metric_text(name), name, _signed))
     note = f"difference on the same questions; {score_text(_tasks(names))}"
     return table_of(f"Retrieval, difference to {reference}", note, differences.items(), columns)
-
-
-def tidy_item_table(differences: Mapping[str, Mapping[str, Value]], reference: str) -> Table:
-    """Return the same for programs: a row for each length and model, a column for each task."""
-    names = _answered(differences)
-    tasks = _tasks(names)
-    lengths = list[int]()
-    for name in names:
-        length = int(name.partition("@")[2])
-        if length not in lengths:
-            lengths.append(length)
-    rows = list[tuple[str, ...]]()
-    for length in sorted(lengths):
-        columns = [Column(task, f"{task}@{length}", _signed) for task in tasks]
-        rows += _rows_at(length, table_of("", "", differences.items(), columns))
-    title = f"Retrieval, difference to {reference}"
-    return Table(title, "", ("length", "model", *tasks), tuple(rows))
 
 
 def _answered(differences: Mapping[str, Mapping[str, Value]]) -> list[str]:
