@@ -1,1 +1,1 @@
-"""The command line: the only room that prints, exits and reads option strings."""
+"""Run the command line: the only package that prints, exits and reads option strings."""

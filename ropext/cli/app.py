@@ -1,6 +1,6 @@
-"""Assembly of the commands, and the one place where errors become sentences and exit codes.
+"""Assemble the commands, and turn errors into sentences and exit codes, here alone.
 
-Only the module of the command that is run gets imported: a start-up pays for one command, not all.
+Only the module of the command that runs is imported, so start-up pays for one command, not all.
 """
 
 import os
@@ -43,12 +43,12 @@ GROUPED = ("extend", "plan", "eval", "fit", "finetune", "serve")
 HELP_ALL = "--help-all"
 # What typer's option parser raises: TyperException, before typer 0.27 click's ClickException.
 WRONG_WORDS: type[Any] = typer.BadParameter.mro()[2]
-# What a light installation leaves out (docs/gguf.md).
+# The packages that a light installation omits (docs/gguf.md).
 HEAVY = ("torch", "transformers", "accelerate", "peft", "datasets", "gguf", "matplotlib")
 
 
 def _unread(summary: str) -> Callable[[], None]:
-    """Make what stands for a command whose module is not needed in this run."""
+    """Return a placeholder for a command whose module this run does not need."""
 
     def command() -> None:
         raise AssertionError("a command ran whose module was not imported")
@@ -63,8 +63,8 @@ def command_of(name: str) -> Callable[..., None]:
 
 
 def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
-    """Build the application, with the module of `wanted` imported, or of every command for None;
-    with the help in groups that `words` ask for."""
+    """Return the application. It imports the module of `wanted`, or of every command if that is
+    None, and groups the help if `words` ask for it."""
     help_names = ["-h", "--help"]
     app = typer.Typer(
         name="ropext",
@@ -80,7 +80,8 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_root)
     is_grouped = wanted in GROUPED and any(word in (*help_names, HELP_ALL) for word in words)
     names = list(COMMANDS)
-    if wanted in names and list(words[:1]) == [wanted]:  # else the help of all may be asked for
+    # else the words may request the help of all
+    if wanted in names and list(words[:1]) == [wanted]:
         names = [wanted]
     for name in names:
         if wanted not in (None, name):
@@ -95,7 +96,8 @@ def build(wanted: str | None = None, words: Sequence[str] = ()) -> typer.Typer:
 
 
 def _asked(words: list[str]) -> str | None:
-    """Find the command on the command line; "" for none, None where completion needs them all."""
+    """Return the command on the command line; "" if there is none, None if completion needs all of
+    them."""
     for key in os.environ:
         if key.endswith("_COMPLETE") and "ROPEXT" in key.upper():
             return None
@@ -106,7 +108,8 @@ def _asked(words: list[str]) -> str | None:
 
 
 def _print_version(wanted: bool) -> None:
-    """Print and end at once, so an option that comes after it is looked for in the words."""
+    """Print the versions and exit at once, so `--verbose` after `--version` is looked up in
+    sys.argv."""
     if not wanted:
         return
     from ropext.cli.versions import version_lines
@@ -136,7 +139,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence, a bug keeps its traceback."""
+    """Run the command line: a user's mistake prints one sentence, a bug keeps its traceback."""
     _open_closed_streams()
     sentence = "interrupted; cleaning up (Ctrl-C again ends at once)"
     words = sys.argv[1:] or ["--help"]
@@ -177,7 +180,8 @@ def _code_of(words: list[str]) -> int:
 
 
 def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
-    """Say why; with --json a program reads it on stdout too."""
+    """Print why the command failed, with --json also on stdout for a program; return the exit
+    code."""
     fail(sentence)
     if "--json" in words:
         fail_as_json(sentence, exit_code, words)
@@ -185,8 +189,8 @@ def _failed(sentence: str, exit_code: int, words: list[str]) -> int:
 
 
 def _interrupted(sentence: str, words: list[str]) -> int:
-    """Say what an interrupt leaves; without a sentence tell a program alone, for a person was told
-    of it as it came."""
+    """Print the state that an interrupt leaves behind; return the exit code. An empty sentence is
+    printed only as JSON, because the person read it when the interrupt came."""
     if sentence:
         return _failed(sentence, NothingKept.exit_code, words)
     if "--json" in words:
@@ -195,8 +199,8 @@ def _interrupted(sentence: str, words: list[str]) -> int:
 
 
 def _check_words(words: list[str]) -> None:
-    """Refuse an empty word, such as a shell makes of "$OUT" where OUT is not set: as a path it
-    would be the working directory."""
+    """Raise UsageError for an empty word, which a shell makes from "$OUT" if OUT is not set. As a
+    path it would be the working directory."""
     for before, word in pairwise(["ropext", *words]):
         if word == "" and not before.startswith("-"):
             raise UsageError(f"an argument of {_asked(words) or before} is empty; give it a value")
@@ -206,8 +210,11 @@ def _check_words(words: list[str]) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open a stream that the caller closed (`>&-`, some daemons): it is None in Python, and its
-    number would be given to the next file that is opened, into which children would then write."""
+    """Open each standard stream that the caller closed (`>&-`, some daemons) on the null device.
+
+    Python sets such a stream to None. The next file opened would get its number, and children would
+    write into that file.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
@@ -216,21 +223,22 @@ def _open_closed_streams() -> None:
 
 
 def _silence(words: list[str]) -> None:
-    """Ask the libraries for no bars, which they draw even into a file; they read this when they
-    are imported."""
+    """Set environment variables that turn off progress bars of libraries, which draw them even into
+    a file. The libraries read the variables when they are imported."""
     if "--quiet" in words or "-q" in words or not sys.stderr.isatty():
         for library in ("HF_HUB", "HF_DATASETS"):
             os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
 def _sentence(error: Any, words: list[str]) -> str:
-    """Say what the option parser has against the command line, and what was perhaps meant."""
+    """Return the parser's objection to the command line as a sentence, and the options that were
+    perhaps meant."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else f"ropext {_asked(words) or ''}".strip()
     help_hint = f"see {path} --help"
     possibilities = getattr(error, "possibilities", ()) or ()
     name = ""
-    if hasattr(error, "possibilities"):  # of an unknown option, of which others may be meant
+    if hasattr(error, "possibilities"):  # an unknown option, in place of which others may be meant
         name = getattr(error, "option_name", "")
     if not name:
         message = error.format_message().rstrip(".").replace("Value error, ", "")
@@ -253,15 +261,16 @@ def _sentence(error: Any, words: list[str]) -> str:
 
 
 def _is_near(option: str, name: str) -> bool:
-    """Whether one begins the other, or few letters differ (typer offers what differs in many)."""
+    """Return whether one option begins with the other, or few letters differ. Typer also offers
+    options in which many differ."""
     if option.startswith(name) or name.startswith(option):
         return True
     return SequenceMatcher(None, option, name).ratio() > 0.8
 
 
 def _of_a_stage(name: str, words: list[str]) -> list[str]:
-    """Write an option of fit, finetune or eval as the KEY=VALUE that says it in a run, for the
-    stages that the command line asks for, else for all that have it."""
+    """Return an option of fit, finetune or eval as KEY=VALUE words of a run: for the steps that the
+    command line requests, else for all steps that have it."""
     from ropext.options.fields import EVALUATE, FINETUNE, FIT, flag
     from ropext.options.recipe import keys_of
 
@@ -280,7 +289,7 @@ def _of_a_stage(name: str, words: list[str]) -> list[str]:
 
 
 def _value_of(option: str, words: list[str]) -> str:
-    """Find the value of an option on the command line; "..." where it has none."""
+    """Return the value of an option on the command line; "..." if it has none."""
     for before, word in pairwise(words):
         if before == option:
             return "..." if word.startswith("-") else word

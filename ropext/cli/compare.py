@@ -1,4 +1,5 @@
-"""`ropext compare RUN…`: no model, no torch; the arrays of finished runs, paired."""
+"""Define `ropext compare RUN…`: it pairs the arrays of finished runs, with no model and no
+torch."""
 
 from glob import glob
 from pathlib import Path
@@ -27,7 +28,8 @@ FailIf = Annotated[
 
 
 def _matching(runs: list[str]) -> list[str]:
-    """Replace each pattern by the runs that it matches: shells of Windows leave that to us."""
+    """Return the runs with each pattern replaced by its matches, because Windows shells expand
+    none."""
     paths = list[str]()
     for run in runs:
         matches = sorted(glob(run)) if "*" in run else []

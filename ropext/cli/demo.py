@@ -1,4 +1,4 @@
-"""`ropext demo`."""
+"""Define `ropext demo`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`ropext eval MODEL --data DATA`, and of a running server `ropext eval --endpoint URL`."""
+"""Define `ropext eval MODEL --data DATA`, and for a running server `ropext eval --endpoint URL`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,14 +147,14 @@ def command(
 
 @dataclass(frozen=True)
 class Showing:
-    """How tables are to be shown: all of them, and in which format."""
+    """How to show the tables: all of them or not, and in which format."""
 
     full: bool
     format: "Format | None"
 
 
 def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Showing) -> None:
-    """The result of an evaluation, and the exit code that follows from its gates."""
+    """Print the result of an evaluation, and raise if a gate failed."""
     from ropext.results.report import tables
 
     every = tables.evaluation_tables(done)
@@ -175,7 +175,7 @@ def _tell(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", showing: Sho
 def _tell_port(
     out: Out, done: "Measurement", gates: "tuple[Gate, ...]", table_format: "Format | None"
 ) -> None:
-    """A server's answers, and the exit code that follows from the gates."""
+    """Print the results for a server, and raise if a gate failed."""
     from ropext.endpoint import tables
 
     shown = tables.port_tables(done)
@@ -187,8 +187,8 @@ def _tell_port(
 
 @dataclass(frozen=True)
 class Told:
-    """What is said of a measurement: sentences, the tables for a terminal, all of them, that some
-    of it was done before; and the tables' format."""
+    """The parts of a printed measurement: sentences, the tables for a terminal, all tables, the
+    sentence about resumed work, and the tables' format."""
 
     lines: Sequence[str]
     shown: "Sequence[Table]"
@@ -198,7 +198,8 @@ class Told:
 
 
 def _tell_all(out: Out, done: "Measurement", gates: "tuple[Gate, ...]", told: Told) -> None:
-    """The verdict, the numbers and the gates on stdout; where the rest is, on stderr."""
+    """Print the verdict, the numbers and the gates on stdout, and the place of the rest on
+    stderr."""
     from ropext.base.table import as_markdown, escape, verdict_first, with_rows
     from ropext.results import rundir
     from ropext.results.report.gates import failures, gate_table

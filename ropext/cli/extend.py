@@ -1,4 +1,4 @@
-"""`ropext extend MODEL -o OUT`, and with later steps the run of a recipe made of the options."""
+"""Define `ropext extend MODEL -o OUT`; with later steps it runs a recipe made of the options."""
 
 from typing import Annotated, Any
 
@@ -106,7 +106,7 @@ def command(
     if output is None or dry_run:
         made = counted(extension, output, call)
         plan.show(out, made, details=details)
-        made.raise_if_refused()  # as the run would, which shows no plan
+        made.raise_if_refused()  # as the run would; the run prints no plan
         made.require_training()
         return
     done = extension.make(output, call)

@@ -1,4 +1,4 @@
-"""`ropext finetune DIR --data DATA -o OUT`."""
+"""Define `ropext finetune DIR --data DATA -o OUT`."""
 
 from typing import Annotated, Any
 

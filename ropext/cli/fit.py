@@ -1,4 +1,4 @@
-"""`ropext fit MODEL --data DATA -o OUT`."""
+"""Define `ropext fit MODEL --data DATA -o OUT`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +37,7 @@ def train(
     dry_run: bool,
     wanted: push.Push | None,
 ) -> None:
-    """Train what is asked for, and print the result, in the first process."""
+    """Run the requested training, and print its result from the main process."""
     from ropext.models import processes
 
     with request.prepared(output, call) as prepared:
@@ -55,7 +55,7 @@ def train(
 
 
 def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Call) -> None:
-    """Print what a training would take; of one that is done, that it is."""
+    """Print the cost of a training, or that it was done before."""
     from ropext.models import processes
     from ropext.training import report
 
@@ -74,7 +74,7 @@ def show_counted(out: Out, job: "Objective[Any]", output: Path | None, call: Cal
 def show_done_before(
     out: Out, command: str, done: "TrainingResult", wanted: push.Push | None
 ) -> None:
-    """Print that a training was done before, and push what is there."""
+    """Print that a training was done before, and push its output if the user wants a push."""
     text = f"{done.output}: {command} was done before, skipped (--force does it again)"
     push.result(out, text, done.to_json() | {"done_before": True}, done.output, wanted)
 

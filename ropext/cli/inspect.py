@@ -1,4 +1,4 @@
-"""`ropext inspect MODEL`."""
+"""Define `ropext inspect MODEL`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`ropext methods [NAME]`."""
+"""Define `ropext methods [NAME]`."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -23,7 +23,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class MethodPage:
-    """What is shown of one method."""
+    """The page that `ropext methods NAME` prints."""
 
     name: str
     summary: str
@@ -32,7 +32,7 @@ class MethodPage:
     knobs: tuple[Knob, ...]
 
     def text(self, carried: str) -> str:
-        """Write the page; `carried` is the sentence that says what holds the method."""
+        """Return the page; `carried` is the sentence about the place that stores the method."""
         lines = [
             f"{self.name}: {self.summary}",
             f"  paper    {self.paper}",
@@ -53,7 +53,7 @@ def _page_of(method: Method) -> MethodPage:
 
 
 def _folding_knobs() -> tuple[Knob, ...]:
-    """List the options of Self-Extend, with what their help says."""
+    """Return the options of Self-Extend, with the text of their help."""
     knobs = list[Knob]()
     for name, info in SelfExtend.model_fields.items():
         help_text = (info.description or "").removeprefix(f"{self_extend.NAME}: ")
@@ -61,7 +61,7 @@ def _folding_knobs() -> tuple[Knob, ...]:
     return tuple(knobs)
 
 
-# Self-Extend is no way to write a config, so that it has no place in the list of methods.
+# No config can store Self-Extend, so it is not in the list of methods.
 _FOLDING = MethodPage(
     name=self_extend.NAME,
     summary=f"{self_extend.SUMMARY[:1].upper()}{self_extend.SUMMARY[1:]}.",

@@ -1,5 +1,5 @@
-"""Options that several commands share, those that are made of a class's fields, and their help in
-groups: what nine of ten users need, and with --help-all every option."""
+"""Declare options that several commands share and options made from a class's fields, and group
+their help: what nine of ten users need, and with --help-all every option."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ FURTHER_LOADING = Heading(Panel.LOADING, basic=False)
 
 
 def at_home(path: Path | None) -> Path | None:
-    """Return an output in which `~` is the home folder."""
+    """Return an output path with `~` replaced by the home folder."""
     if path is None:
         return None
     return from_home(path)
@@ -135,7 +135,8 @@ Format = Annotated[
 
 
 def check_plot(plot: Path | None, read: guard.Named) -> None:
-    """Refuse a picture over, in or around what is read, or over a file that is no such picture."""
+    """Raise if the picture would replace, enclose or be inside an input, or replace a file that is
+    no picture."""
     if plot is not None:
         guard.check(read, {"--plot": plot})
         guard.check_file(plot, "--plot", guard.PICTURE)
@@ -146,7 +147,8 @@ Given = dict[str, Any]  # options that were given, by the names of their fields
 
 
 def option(name: str, info: FieldInfo) -> inspect.Parameter:
-    """Declare one field as an option; its class checks what a command line cannot."""
+    """Return one field declared as an option; its class checks anything that a command line
+    cannot."""
     value = item_of(info)
     kind: Any = value.kind
     if value.is_list:
@@ -185,7 +187,7 @@ def option(name: str, info: FieldInfo) -> inspect.Parameter:
 
 
 def _length_parser(flag: str) -> Callable[[str], int]:
-    """Make what reads a length for a flag."""
+    """Return a parser of lengths whose errors name this flag."""
 
     def parse(text: str) -> int:
         return parse_length(text, flag)
@@ -196,12 +198,12 @@ def _length_parser(flag: str) -> Callable[[str], int]:
 def takes(
     into: str, *kinds: type[Options], only: Sequence[str] = (), after: int = 2
 ) -> Callable[[Command], Command]:
-    """Give a command the options of these classes, after so many of its own; what was given comes
-    as one dict, named `into`."""
+    """Return a decorator that gives a command the options of these classes, after its first `after`
+    parameters. The values that a user gave arrive as one dict, named `into`."""
     fields = dict[str, FieldInfo]()
     for kind in kinds:
         fields |= kind.model_fields
-    fields.pop("short_pair_factors", None)  # in the file of the others
+    fields.pop("short_pair_factors", None)  # they come in the file of the pair factors
     added = [option(name, fields[name]) for name in only or fields]
 
     def decorate(command: Command) -> Command:
@@ -222,8 +224,8 @@ def takes(
 
 
 def speaking(command: Command) -> Command:
-    """Give a command --json and --quiet, of which its first parameter `out` is made, and
-    --log-times, which `main` reads before anything is printed."""
+    """Return a command with --json and --quiet, from which its first parameter `out` is made, and
+    with --log-times, which `main` reads before anything is printed."""
 
     def with_out(
         as_json: Json = False, quiet: Quiet = False, log_times: LogTimes = False, **values: object
@@ -232,7 +234,7 @@ def speaking(command: Command) -> Command:
         try:
             with heard_by(out.say):
                 command(out=out, **values)
-        except KeyboardInterrupt as interrupt:  # of which typer would keep its number alone
+        except KeyboardInterrupt as interrupt:  # typer would keep only its number
             raise NothingKept(*interrupt.args) from None
 
     parameters = _parameters(command, without="out") + _parameters(with_out, without="values")
@@ -240,13 +242,14 @@ def speaking(command: Command) -> Command:
 
 
 def _parameters(command: Command, without: str) -> list[inspect.Parameter]:
-    """List the parameters of a command but for one."""
+    """Return the parameters of a command except one."""
     parameters = inspect.signature(command, eval_str=True).parameters
     return [parameter for name, parameter in parameters.items() if name != without]
 
 
 def _declared(function: Command, of: Command, parameters: list[inspect.Parameter]) -> Command:
-    """Declare a function as typer reads it: with these parameters, and the help of another."""
+    """Return a function declared for typer: with these parameters, and the help of another
+    command."""
     named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__annotations__ = {p.name: p.annotation for p in named}
@@ -270,7 +273,8 @@ class Grouped(TyperCommand):
             is_argument = parameter.param_type_name == "argument"
             is_help = "--help" in parameter.opts
             if is_help and record is not None:
-                record = ("-h, --help", record[1])  # the other name stands under "More"
+                # the other name, --help-all, is listed under "More"
+                record = ("-h, --help", record[1])
             heading = getattr(parameter, "rich_help_panel", None)
             if not isinstance(heading, Heading):
                 heading = FURTHER_OUTPUT

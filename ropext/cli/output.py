@@ -1,4 +1,4 @@
-"""Where words go: the result to stdout, narration to stderr, nothing else anywhere."""
+"""Print the result to stdout and narration to stderr, and nothing elsewhere."""
 
 import json
 import os
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 
 def visible(text: str) -> str:
-    """Without what a terminal would obey or could not encode: a config is written by strangers;
-    and without tokens, for logs are kept. It imports nothing: a signal may come in the middle of an
-    import."""
+    """Return a text without tokens, because logs are kept, and with characters escaped that a
+    terminal would obey or could not encode, because untrusted people write configs.
+
+    It imports nothing: a signal may arrive in the middle of an import.
+    """
     text = scrub(text)
     if _prints(text.replace("\n", "")):
         return text
@@ -35,13 +37,15 @@ def visible(text: str) -> str:
 
 
 def _prints(text: str) -> bool:
-    """Whether all of a text is shown, in the encoding of a redirected stdout too."""
+    """Return whether stdout can print every character of a text, also in the encoding of a
+    redirection."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.isprintable() and text.encode(encoding, "ignore").decode(encoding) == text
 
 
 def as_json(data: Any) -> str:
-    """One JSON document; where a character would not print, all but ASCII is escaped."""
+    """Return data as one JSON document. If a character would not print, every non-ASCII one is
+    escaped."""
     data = values_json(data)
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     if _prints(text.replace("\n", "")):
@@ -76,16 +80,16 @@ SHORT = {"-m": "--method", "-o": "--output", "-q": "--quiet"}
 
 
 class Out:
-    """One command's voice."""
+    """The output of one command: its result, narration, pictures and summary."""
 
-    has_result = False  # of this process: stdout holds one JSON document, not two
+    has_result = False  # in this process: stdout must hold one JSON document, not two
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
 
     def result(self, text: str, data: Any) -> None:
-        """The result: text for people, or one JSON document with --json."""
+        """Print the result: text for people, or one JSON document with --json."""
         body = as_json(data) if self.as_json else visible(text)
         Out.has_result = True
         try:
@@ -98,7 +102,8 @@ class Out:
             raise InputError(f"the result cannot be printed: {error.strerror}") from None
 
     def tables(self, tables: "Iterable[Table]", lines: Iterable[str], wanted: "Format") -> None:
-        """Print tables alone, as --format names it; the sentences beside them are narration."""
+        """Print only the tables, in the format of --format; the sentences that belong to them go to
+        stderr."""
         from ropext.base.table import in_format  # late: not every result is a table
 
         self.result(in_format(tables, wanted), None)
@@ -106,12 +111,12 @@ class Out:
             self.say(line)
 
     def check_format(self, wanted: "Format | None") -> None:
-        """Refuse two forms of one result."""
+        """Raise UsageError if both --format and --json were given."""
         if wanted is not None and self.as_json:
             raise UsageError(f"--format {wanted} and --json are two forms of the result; give one")
 
     def picture(self, path: Path, of: "ExtensionPlan | Inspection | PositionFacts") -> None:
-        """The file that --plot asks for."""
+        """Write the file of --plot."""
         from ropext.results.report import plots  # late: it loads matplotlib
 
         try:
@@ -121,37 +126,37 @@ class Out:
         self.say(f"wrote {path}")
 
     def say(self, sentence: str) -> None:
-        """Narration; --quiet silences it."""
+        """Print narration on stderr, unless --quiet was given."""
         if not self.quiet:
             sys.stderr.write(visible(sentence).rstrip("\n") + "\n")
             sys.stderr.flush()
 
     def summarise(self, markdown: str) -> None:
-        """Append to the summary of a GitHub job, where this runs in one."""
+        """Append to the summary of the GitHub job, if this runs in one."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if not summary:
             return
         try:
             with Path(summary).open("a", encoding="utf-8") as stream:
                 stream.write(markdown)
-        except OSError as error:  # what was measured counts all the same
+        except OSError as error:  # the measurement counts all the same
             self.say(f"note: GITHUB_STEP_SUMMARY={summary} cannot be written: {error.strerror}")
 
     @property
     def animated(self) -> bool:
-        """Progress bars only where a person looks on."""
+        """Whether to draw progress bars: only if a person watches a terminal."""
         return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def fail(sentence: str) -> None:
-    """The last word of a command that did not succeed; said also with --quiet."""
+    """Print the error of a command that did not succeed, also with --quiet."""
     sys.stderr.write(f"error: {visible(sentence)}\n")
     sys.stderr.flush()
 
 
 def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
-    """Say the same on stdout for a program, where no result stands there: with the first option of
-    the command line that the sentence is about, or the one that is missing."""
+    """Print an error on stdout as JSON, unless a result was printed there. Its `option` is the
+    option that the sentence is about, as the command line has it, or the missing one."""
     if Out.has_result or os.environ.get("RANK", "0") != "0":
         return
     named = re.findall(r"--[a-z][a-z-]*", sentence)
@@ -168,7 +173,7 @@ def fail_as_json(sentence: str, exit_code: int, words: Sequence[str]) -> None:
 
 
 class Bar:
-    """Progress with the time that is left: on one line of a terminal, elsewhere in sentences."""
+    """Progress with the remaining time: on one line of a terminal, elsewhere in sentences."""
 
     SECONDS = 0.2  # between two pictures of it
 
@@ -197,13 +202,13 @@ def call_of(
     keep_previous: bool = False,
     stop: Callable[[], bool] = SILENT.stop,
 ) -> Call:
-    """How this command was called: its words, heard by `out`."""
+    """Return how this command was called: its words and options, with `out` as its listener."""
     hooks = Hooks(out.say, Bar(out).show, stop)
     return Call(hooks, tuple(sys.argv), force, trust_remote_code, keep_previous)
 
 
 def stoppable() -> AbstractContextManager[Callable[[], bool]]:
-    """Answer Ctrl-C while something runs that is asked after each of its pieces."""
+    """Return a context in which Ctrl-C stops the work after its current piece."""
     return interruptible(
         fail, "interrupted; stopping after the current piece (Ctrl-C again ends at once)"
     )

@@ -1,4 +1,4 @@
-"""`ropext plan MODEL`."""
+"""Define `ropext plan MODEL`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,7 +133,7 @@ def _fit(
     *,
     details: bool,
 ) -> None:
-    """What fits into a memory, after the plan where one was asked for."""
+    """Print which length fits into a memory, after the plan if one was requested."""
     from ropext.files import inspecting
     from ropext.files.inspecting.memory import memory_fit
     from ropext.results.report.memory import memory
@@ -149,7 +149,7 @@ def _fit(
 
 
 def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -> str:
-    """Write how a model is read as it stands on one screen, or all of it."""
+    """Return the text about a model that is served unchanged: one screen, or all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import served_screen
 
@@ -159,8 +159,8 @@ def _shown_as_it_stands(served: "Served", verdict: str = "", *, details: bool) -
 
 
 def _show_gated(out: Out, served: "Served", names: Sequence[str], *, details: bool) -> None:
-    """Print how a model is read, and raise where one of these loaders reads it otherwise; then why
-    is a part of the answer."""
+    """Print how each engine reads a model. Raise if one of the engines in --for reads it
+    differently; in that case the reasons are printed too."""
     from ropext.files import inspecting
 
     judged = inspecting.gate(served, names)
@@ -181,7 +181,7 @@ def show(out: Out, plan: "ExtensionPlan", plot: Path | None = None, *, details: 
 
 
 def _shown(plan: "ExtensionPlan", details: bool) -> str:
-    """Write a plan on one screen, or all of it."""
+    """Return the text of a plan: one screen, or all of it."""
     from ropext.results.report import text
     from ropext.results.report.screen import plan_screen
 
@@ -191,7 +191,8 @@ def _shown(plan: "ExtensionPlan", details: bool) -> str:
 
 
 def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) -> None:
-    """Print the plan of the method that was named, else of the one to take, then the ranking."""
+    """Print the plan of the method that the user gave, else of the recommended one, and then the
+    ranking."""
     from ropext.planning.methods import Recommendation
     from ropext.results.report.ranking import ranking_text
 
@@ -203,10 +204,10 @@ def _show_ranking(out: Out, ranked: "Measured", plan: "Plan", *, details: bool) 
 
 
 def _show_ranking_alone(out: Out, ranked: "Measured", table_format: "Format") -> None:
-    """Print the table of the ranking, and on stderr what is said about it."""
+    """Print the table of the ranking, and its remarks on stderr."""
     from ropext.results.report.ranking import ranking_lines, ranking_table
 
     mark = ranked.overlap.mark if ranked.overlap else ""
     lines = ranking_lines(ranked.ranking, ranked.left_out)
-    starred = table_format != "csv"  # in which a program looks for the method's name
+    starred = table_format != "csv"  # in CSV a program looks for the method's name
     out.tables([ranking_table(ranked.ranking, mark, starred=starred)], lines, table_format)

@@ -1,4 +1,5 @@
-"""`ropext push DIR ORG/NAME`; and `--push-to-hub` of every command that writes a checkpoint."""
+"""Define `ropext push DIR ORG/NAME`, and `--push-to-hub` of every command that writes a
+checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ Public = Annotated[bool, typer.Option("--public", help="the pushed repository is
 
 @dataclass(frozen=True)
 class Push:
-    """Where a finished output goes, and with what."""
+    """The destination of a finished output, and the options of its upload."""
 
     repository: str
     public: bool = False
@@ -39,7 +40,8 @@ class Push:
 
 
 def check_push(push_to_hub: str | None, public: bool) -> Push | None:
-    """What the options ask for; what is missing for it is said before anything is computed."""
+    """Return the push that the options request. Raise, before anything is computed, if something
+    for it is missing."""
     if push_to_hub is None:
         if public:
             raise UsageError("--public needs --push-to-hub ORG/NAME")
@@ -51,7 +53,7 @@ def check_push(push_to_hub: str | None, public: bool) -> Push | None:
 
 
 def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
-    """Push a directory with what was measured of it."""
+    """Push a directory with the figures that were measured of it."""
     from ropext.pipeline.publishing import push
 
     with stoppable() as stop:
@@ -74,8 +76,11 @@ def upload(out: Out, directory: Path, wanted: Push) -> "Pushed":
 
 
 def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None) -> None:
-    """A command's result, after the push that was asked for. A push that fails takes nothing away:
-    the result is printed, the output is kept, and the command that pushes it again is said."""
+    """Print a command's result, after the push if one was requested.
+
+    A push that fails loses nothing: the result is printed, the output is kept, and the error names
+    the command that pushes it again.
+    """
     if wanted is None:
         out.result(text, data)
         return
@@ -89,7 +94,7 @@ def result(out: Out, text: str, data: Any, directory: Path, wanted: Push | None)
 
 
 def again(directory: Path, wanted: Push) -> str:
-    """The command that pushes this output."""
+    """Return the command that pushes this output."""
     words = ["ropext", "push", str(directory), wanted.repository]
     if wanted.public:
         words.append("--public")
@@ -99,7 +104,8 @@ def again(directory: Path, wanted: Push) -> str:
 
 
 def sentence(done: "Pushed") -> str:
-    """What the hub has now, in a line."""
+    """Return one line about the repository as it is on the hub now; for a dry run the files and the
+    card."""
     kind = "private" if done.private else "public"
     if done.commit is None:
         from ropext.base.table import columns

@@ -1,4 +1,4 @@
-"""`ropext recipes [ls] | cat NAME`."""
+"""Define `ropext recipes [ls] | cat NAME`."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="name of the 
 
 
 def header(path: Path) -> dict[str, str]:
-    """Read the lines above the keys: what for, needs, command, run."""
+    """Return the lines above a recipe's keys by name: what for, needs, command, run."""
     lines = dict[str, str]()
     key = ""
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""`ropext run RECIPE -o OUT`."""
+"""Define `ropext run RECIPE -o OUT`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def command(
 def forecast(
     out: Out, recipe: "Recipe", output: Path | None, call: Call, stages: "Stages | None" = None
 ) -> None:
-    """Show what each stage of a run would take."""
+    """Print the cost of each stage of a run."""
     from ropext.base.table import columns
     from ropext.pipeline import running
 
@@ -104,7 +104,7 @@ def do(
     call: Call,
     stages: "Stages | None" = None,
 ) -> None:
-    """Do a run and tell what came of it; `ropext extend` with later steps does the same."""
+    """Run a recipe and print its outcome; `ropext extend` with later steps does the same."""
     from ropext.models.processes import is_main
     from ropext.pipeline import running
 

@@ -1,4 +1,4 @@
-"""`ropext schema`."""
+"""Define `ropext schema`."""
 
 from ropext.cli.output import Out, as_json
 

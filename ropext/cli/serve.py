@@ -1,4 +1,4 @@
-"""`ropext serve MODEL`."""
+"""Define `ropext serve MODEL`."""
 
 from contextlib import closing
 from typing import Annotated
@@ -102,7 +102,7 @@ def command(
                 warning += f", and no key is set ({KEY})"
             out.say(warning)
         taken.listen()
-        shown_host = f"[{host}]" if ":" in host else host  # of IPv6
+        shown_host = f"[{host}]" if ":" in host else host  # IPv6
         address = f"http://{shown_host}:{taken.getsockname()[1]}"
         shown_model = f"{model} as {', '.join(names)}" if names else model
         limit = ready.limit

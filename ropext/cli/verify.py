@@ -1,4 +1,4 @@
-"""`ropext verify DIR`."""
+"""Define `ropext verify DIR`."""
 
 import math
 from pathlib import Path
@@ -186,7 +186,7 @@ def command(
 
 
 def _form(directory: str, endpoint: str, result: "Verification") -> str:
-    """Fill in the form of a cell of the loader table."""
+    """Return the issue form for a cell of the loader table, filled in from a verification."""
     from ropext import families
     from ropext.base.jsontext import read_object
     from ropext.cli.versions import version_lines

@@ -1,11 +1,11 @@
-"""What `ropext --version` prints."""
+"""Find the versions that `ropext --version` prints."""
 
 import platform
 
 from ropext.version import __version__
 
 PACKAGES = ("torch", "transformers")
-# All that ropext installs, as its pyproject.toml names them, and what reads their tokenizers.
+# All packages that ropext installs, as its pyproject.toml names them, and their tokenizers package.
 EVERY_PACKAGE = (
     "torch",
     "transformers",
@@ -25,8 +25,8 @@ EVERY_PACKAGE = (
 
 
 def version_lines(verbose: bool) -> list[str]:
-    """Say the version of ropext and of what it runs on; verbose: of all that it installs, of Python
-    and of the system."""
+    """Return lines with the versions of ropext, torch and transformers; if `verbose`, of every
+    package that it installs, Python and the system."""
     from importlib import metadata  # late: it costs as much as a third of typer
 
     lines = [f"ropext {__version__}"]

@@ -1,7 +1,7 @@
-"""Options + config dict -> Plan: all that `extend` would do, and by which method where none is
-named, computed without touching a file.
+"""Plan an extension from options and a config dict, without touching a file: the method, if none is
+given, and all that `extend` would do.
 
-The plan is the prediction; the proof compares it with what stock transformers builds.
+The plan is the prediction; the proof compares it with the model that stock transformers builds.
 """
 
 from ropext.planning.plan import CONFIG_ALONE, ExtensionPlan, InMemory, Plan

@@ -1,7 +1,7 @@
-"""What carries a spectrum, and the engines that read it there: here the config of a directory.
+"""Carry a spectrum to the engines that read it: here in the config of a directory.
 
-A GGUF's carrier (gguf_carrier.py) answers the same questions of a file. Code that plans, shows or
-checks an extension asks the carrier, and does not know which of the two it is.
+A GGUF's carrier (gguf_carrier.py) has the same interface for a file. Code that plans, shows or
+checks an extension uses the carrier without knowing which of the two it is.
 """
 
 import copy
@@ -26,25 +26,25 @@ from ropext.scaling.rope import ABSENT, CONFIG, Edit, RopeSite
 
 @dataclass(frozen=True)
 class CacheRules:
-    """How the programs that run a model lay out its KV cache."""
+    """The layout of a model's KV cache in the programs that run it."""
 
     step: int  # tokens by which it grows
-    micro_batch: int  # tokens that are kept beside the window of a windowed layer
+    micro_batch: int  # tokens that a windowed layer keeps in addition to its window
     types: tuple[str, ...]  # of its numbers, by the names of --kv
     by_slots: bool = False  # llama-server starts four slots, unless -np says how many
 
 
 @dataclass(frozen=True)
 class Words:
-    """What people read of a carrier."""
+    """The words for a carrier in texts that people read."""
 
-    edited: str  # what an extension changes
-    output: str  # what it writes ...
+    edited: str  # the place that an extension changes
+    output: str  # the output that it writes ...
     name: str  # ... and a name for that
-    first_try: str = ""  # what may be done with it at once
+    first_try: str = ""  # a first use of the output
     # The engine whose command most users need; "" if each program has its own.
     first_engine: str = ""
-    without_copy: str = ""  # what else needs no copy, beside the lines that run the base itself
+    without_copy: str = ""  # a way without a copy, besides the lines that run the base itself
 
 
 DIRECTORY = Words(
@@ -57,7 +57,7 @@ DIRECTORY = Words(
 
 
 class PlannedExtension(Protocol):
-    """What a carrier needs to know of a plan."""
+    """The part of a plan that a carrier needs."""
 
     @property
     def name(self) -> str:
@@ -69,11 +69,11 @@ class PlannedExtension(Protocol):
 
     @property
     def context(self) -> int:
-        """The tokens that the base reads."""
+        """The number of tokens that the base reads."""
 
     @property
     def target(self) -> int:
-        """The tokens that the result reads."""
+        """The number of tokens that the result reads."""
 
     @property
     def config(self) -> dict[str, Json]:
@@ -81,11 +81,11 @@ class PlannedExtension(Protocol):
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """What is changed."""
+        """The changed config keys."""
 
     @property
     def readings(self) -> tuple[LoaderReading, ...]:
-        """Who reads the result how."""
+        """The reading of the result by each engine."""
 
     @property
     def recipe(self) -> Extend:
@@ -94,7 +94,7 @@ class PlannedExtension(Protocol):
 
 @dataclass(frozen=True)
 class UnextendedModel:
-    """A model that is to be run as it stands."""
+    """A model to run without an extension."""
 
     name: str  # by which other programs find it
     config: dict[str, Json]
@@ -115,7 +115,7 @@ class Programs:
 class Carrier:
     """A place that holds a spectrum, and the engines that read it there: the config of a directory.
 
-    A rope dict of stock transformers says what such a place holds, also what a GGUF holds.
+    A rope dict of stock transformers describes the content of such a place, also that of a GGUF.
     """
 
     model: Model
@@ -128,18 +128,19 @@ class Carrier:
 
     @property
     def three_axes(self) -> bool:
-        """Whether the engines that read the result turn images by three axes (mRoPE)."""
+        """Whether the engines that read the result rotate images by three axes (mRoPE)."""
         return self.in_transformers and self.model.mrope
 
     @property
     def where(self) -> str:
-        """What would have to carry a spectrum, in words."""
+        """Words for the place that would have to carry a spectrum."""
         model = self.model
         return f"rope types that {model.text_type} computes ({', '.join(model.forms)})"
 
     def offers(self, site: RopeSite, native: Params | None, target: int) -> Iterator[Params]:
-        """Yield each dict that says exactly what a site wants, as the family writes it, the most
-        widely read first. The site's dict is the present one; `native` is the method's."""
+        """Yield each rope dict that gives exactly the wanted spectrum of a site, in the family's
+        spelling, the most widely read first. The site has the present dict; `native` is the
+        method's own."""
         model = self.model
         allowed = model.forms + self.more_forms
         for params in forms.candidates(site.rope, site.wanted, target, native):
@@ -151,15 +152,15 @@ class Carrier:
                 yield families.as_written(model, params, site.rope)
 
     def are_exact(self, names: Sequence[str], site: RopeSite, *, even_so: bool = False) -> bool:
-        """Return whether these loaders read a site as it wants; one that was not measured does
-        `even_so`."""
+        """Return whether these loaders read a site exactly as wanted. An unmeasured loader counts
+        as exact if `even_so`."""
         model = self.model
         return loaders.exact_in(
             names, model.text_type, site.params, even_so=even_so, model_type=model.model_type
         )
 
     def readings(self, site: RopeSite, target: int) -> tuple[LoaderReading, ...]:
-        """Return how each loader reads a site."""
+        """Return the reading of a site by each loader."""
         model = self.model
         return loaders.readings(
             model.text_type,
@@ -172,16 +173,17 @@ class Carrier:
     def edits(
         self, site: RopeSite, target: int, before: JsonObject, after: JsonObject
     ) -> tuple[Edit, ...]:
-        """Return what a planned site and length change; `before` and `after` are the configs."""
+        """Return the edits that a planned site and length need; `before` and `after` are the
+        configs."""
         return tuple(families.diff(before, after))
 
     def misread(self, name: str, params: Params) -> str:
-        """Return what a loader makes of a dict if that is known to be something else, else ""."""
+        """Return how a loader misreads a dict, if that was measured; else ""."""
         model = self.model
         return loaders.misread(name, model.text_type, params, model_type=model.model_type)
 
     def unmeasured(self, name: str, site: RopeSite) -> str:
-        """Return what of a site is not known in a loader, and what is; "" if nothing is known."""
+        """Return which part of a site was not measured in a loader, and which part was."""
         model = self.model
         return loaders.unmeasured(name, model.text_type, site.params, model_type=model.model_type)
 
@@ -197,16 +199,17 @@ class Carrier:
         )
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
-        """Return how to run a planned result in each program, once it is at a place."""
+        """Return the lines that run a planned result at `place` in each program."""
         directory = loaders.ServedDirectory.of(self.model, place)
         return loaders.serving_lines(
             directory, plan.readings, plan.main.params, context=plan.context, target=plan.target
         )
 
     def overrides(self, plan: PlannedExtension) -> tuple[OverrideLine, ...]:
-        """Return how to run the base itself so, in each program that is known to read it."""
+        """Return the lines that run the base itself as planned, in each program that is known to
+        read it."""
         if self.model.masked_lm or 0.0 in plan.main.wanted.inv_freq:
-            return ()  # a command line cannot say that a pair stands still
+            return ()  # a command line cannot set a pair that does not rotate
         name = plan.name
         if name.startswith("ropext://"):
             name = "MODEL"
@@ -221,8 +224,9 @@ class Carrier:
         return tuple(lines)
 
     def _file_flags(self, plan: PlannedExtension) -> str:
-        """Return what makes llama-server read a GGUF of the base so; "" where nothing but a copy
-        does. Such a file is not here: it says the base's theta, and no scaling."""
+        """Return the flags by which llama-server reads a GGUF of the base as planned; "" if that
+        needs a copy. The file is not here: it is assumed to state the base's theta and no scaling.
+        """
         from ropext.families.loaders import gguf  # late: it reads a table of its own
 
         main = plan.main
@@ -240,7 +244,7 @@ class Carrier:
         return gguf.flags(row.name, rope, keys)
 
     def read_unextended(self, standing: UnextendedModel) -> Programs:
-        """Return how each loader reads a model as it stands, and how to run it."""
+        """Return how each loader reads a model without an extension, and how to run it."""
         model = self.model
         main = model.scaled_sites[0]
         text = text_part(standing.config, model.path)
@@ -264,7 +268,7 @@ class Carrier:
         return Programs(readings, lines)
 
     def of_loader(self, name: str, readings: Sequence[LoaderReading]) -> list[LoaderReading]:
-        """Return those of the readings that a name of --for means."""
+        """Return the readings of the loaders that a name of --for means."""
         model = self.model
         listed_readers = loaders.readers_for(model.text_type, model.model_type)
         meant = list[LoaderReading]()
@@ -278,7 +282,7 @@ class Carrier:
 
 
 def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
-    """Return the keys of the text config that say a plan to a loader of the base's weights."""
+    """Return the keys of the text config by which a loader of the base's weights applies a plan."""
     text = families.text_part(plan.config, model.path)
     depth = 1 + len(model.path)
     top = [edit for edit in plan.edits if len(edit.path) == depth]
@@ -286,7 +290,7 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
     known = [edit.path[-1] for edit in top if edit.before is not ABSENT]
     original_key = "original_max_position_embeddings"
     original = [key for key in known if key == original_key]
-    # The size of a head, where the config leaves it to a class that has none (Mixtral).
+    # The size of a head, if the config leaves it to a class without such a key (Mixtral).
     sizes = list[str]()
     for edit in top:
         key = edit.path[-1]
@@ -298,7 +302,7 @@ def override_keys(model: Model, plan: PlannedExtension) -> JsonObject:
 
 
 def _older_agrees(config: dict[str, Json], model: Model) -> bool:
-    """Whether the spellings of transformers 4, alone, say what stock transformers 5 takes."""
+    """Return whether the transformers 4 spellings alone give what stock transformers 5 builds."""
     older = copy.deepcopy(config)
     text_part(older, model.path).pop("rope_parameters", None)
     try:
@@ -309,17 +313,17 @@ def _older_agrees(config: dict[str, Json], model: Model) -> bool:
 
 
 def _in_doubt(reading: LoaderReading, verdict: Verdict, why: str) -> LoaderReading:
-    """The reading with another verdict, for a reason of our own."""
+    """Return the reading with another verdict and ropext's own reason for it."""
     return replace(reading, verdict=verdict, why=why, flag="", has_reason=True)
 
 
 def _of_two_spellings(
     plain: Iterable[LoaderReading], modern: Iterable[LoaderReading], older_agrees: bool
 ) -> tuple[LoaderReading, ...]:
-    """Who reads what of two spellings that disagree.
+    """Return the readings of a config whose two spellings disagree.
 
-    A loader to which rope_parameters alone (`modern`) says nothing goes by the older spelling; of
-    those that know both, only transformers was measured.
+    A loader that ignores rope_parameters alone (`modern`) uses the older spelling. Among the
+    loaders that know both spellings, only transformers was measured.
     """
     out = []
     for reading, alone in zip(plain, modern, strict=True):

@@ -1,4 +1,4 @@
-"""A GGUF file as the carrier of a spectrum: the keys and tensors that llama.cpp reads."""
+"""Carry a spectrum in a GGUF file: in the keys and tensors that llama.cpp reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ FILE = Words(
 
 @dataclass(frozen=True)
 class GgufCarrier(Carrier):
-    """The keys and tensors of a GGUF of an architecture."""
+    """The metadata keys and tensors of a GGUF of one architecture."""
 
     words: Words = FILE
 
     in_transformers = False
     more_forms = ("longrope",)  # divisors are no dict of the family's: a longrope says them
-    # llama.cpp makes a cache in steps of 256 tokens, and keeps one micro-batch (-ub) of 512 beside
-    # the window of a windowed layer.
+    # llama.cpp makes a cache in steps of 256 tokens. A windowed layer keeps its window and one
+    # micro-batch (-ub) of 512.
     cache = CacheRules(256, 512, ("f16", "q8_0", "q4_0"), by_slots=True)
 
     @property
@@ -43,7 +43,8 @@ class GgufCarrier(Carrier):
         return f"keys and tensors that llama.cpp reads of a {self.architecture} GGUF"
 
     def rope_of(self, site: RopeSite) -> GgufRope | None:
-        """The keys and divisors from which llama.cpp computes what a site wants, if any do."""
+        """Return the keys and divisors from which llama.cpp computes the wanted spectrum of a site;
+        None if none do."""
         ropes = gguf.candidates(self.architecture, site.rope, site.wanted, site.params)
         return next(ropes, None)
 
@@ -79,12 +80,12 @@ class GgufCarrier(Carrier):
         return ""
 
     def copy_name(self, name: str) -> str:
-        """Return what the file made of a model of this name is called in a directory."""
+        """Return the name, in a directory, of the file made from a model of this name."""
         last = PurePath(name).name
         return last if last.lower().endswith(".gguf") else "model.gguf"
 
     def place_of(self, name: str) -> str:
-        """Return where the file of a model of this name lies."""
+        """Return the place of the file of a model of this name."""
         return name
 
     def serving(self, plan: PlannedExtension, place: str) -> tuple[Serving, ...]:
@@ -106,7 +107,8 @@ class GgufCarrier(Carrier):
         return (loaders.file_override_line(file, flags, plan.target),)
 
     def _flags(self, plan: PlannedExtension) -> str:
-        """Return what makes llama-server read the file so; "" where nothing but a copy does."""
+        """Return the flags by which llama-server reads the file as planned; "" if that needs a
+        copy."""
         rope = self.rope_of(plan.main)
         keys = {edit.key: edit.after for edit in plan.edits}
         if rope is None or any(isinstance(value, list) for value in keys.values()):

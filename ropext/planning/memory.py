@@ -1,4 +1,4 @@
-"""Which context fits into a memory: the weights, and beside them the cache of whole sequences."""
+"""Compute which context fits into a memory: the weights, and the cache of whole sequences."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +14,13 @@ STEP = 256  # tokens by which the longest length is sought, as llama.cpp makes a
 
 @dataclass(frozen=True)
 class CacheType:
-    """How an engine stores the numbers of a cache: in blocks, each with its scale."""
+    """The storage of a cache's numbers in an engine: blocks, each with its scale."""
 
     values: int  # of one block
     bytes: int  # of one block
 
     def bytes_of(self, values: int) -> int | None:
-        """The bytes of so many values; None where they do not fill whole blocks."""
+        """Return the bytes of so many values; None if they do not fill whole blocks."""
         if values % self.values:
             return None
         return values // self.values * self.bytes
@@ -55,8 +55,8 @@ class Cache:
         return self.parallel * total
 
     def longest_in(self, room: int, kind: CacheType) -> int | None:
-        """The most tokens whose caches fit into so many bytes, in whole steps; 0 where not even
-        one step does, None where the type cannot hold the cache."""
+        """Return the most tokens whose caches fit into so many bytes, in whole steps. It is 0 if
+        not even one step fits, and None if the type cannot hold the cache."""
         if self.bytes_at(STEP, kind) is None:
             return None
         low = 0
@@ -73,22 +73,22 @@ class Cache:
 
 @dataclass(frozen=True)
 class CacheRow:
-    """One type of cache: what a length takes, and the longest that fits."""
+    """One type of cache: the bytes of the given length, and the longest length that fits."""
 
     cache: str
-    bytes_a_token: int  # while every window is still open; 0 where the type cannot hold the cache
+    bytes_a_token: int  # while every window is still open; 0 if the type cannot hold the cache
     bytes_at_length: int | None
-    longest: int | None  # None where it is not known: the weights, or what the type holds
+    longest: int | None  # None if the weights or the bytes at this type are not known
 
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """What fits into a memory."""
+    """The lengths that fit into a memory, by type of cache."""
 
     memory: int  # bytes
-    weights: int | None  # bytes; None where no weight file is here
+    weights: int | None  # bytes; None if no weight file is here
     parallel: int
-    length: int  # the length asked about: the plan's target, or what the model reads
+    length: int  # the length to check: the plan's target, or the model's context
     rows: tuple[CacheRow, ...]
     unknown: str = ""  # why the cache is not known
     no_attention: int = 0  # layers that keep a state of fixed size, which is not counted
@@ -96,11 +96,11 @@ class MemoryFit:
 
     @property
     def room(self) -> int | None:
-        """What the weights leave, in bytes."""
+        """The bytes that the weights leave free."""
         return _room(self.memory, self.weights)
 
     def holds(self, row: CacheRow) -> bool:
-        """Whether the length fits with this cache."""
+        """Return whether the length fits with this cache."""
         taken = row.bytes_at_length
         return taken is not None and self.room is not None and taken <= self.room
 
@@ -115,7 +115,7 @@ class MemoryFit:
 
 
 def _room(memory: int, weights: int | None) -> int | None:
-    """What the weights leave, in bytes; None where they are not known."""
+    """Return the bytes that the weights leave free; None if their size is not known."""
     if weights is None:
         return None
     return max(0, memory - weights)
@@ -129,8 +129,8 @@ def fit_memory(
     types: Sequence[str],
     parallel: int,
 ) -> MemoryFit:
-    """What of a model fits into a memory, by each of these types of cache; where
-    none is named by all that its programs have."""
+    """Return which lengths of a model fit into a memory, for each of these types of cache; without
+    `types`, for every type that its programs have."""
     model = carrier.model
     without = sum(1 for kind in model.layer_types if not attends(kind))
     if model.masked_lm:

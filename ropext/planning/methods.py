@@ -1,5 +1,5 @@
-"""Each method for a model and target: its spectrum, the stock rope dict that carries it, and the
-engines that read that; and which method to take if none is named.
+"""Compute each method for a model and target: its spectrum, the stock rope dict that carries it,
+and the engines that read it. Recommend the method to take if the user gives none.
 
 `Attempts` computes each of these once, for all rows, ways and refusals that mention it.
 """
@@ -24,7 +24,7 @@ LENGTH_ONLY = "length-only"  # takes the place of a method
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method's two numbers for this model and target; None where it needs an input of its own."""
+    """A method's two numbers for this model and target; None if it needs an input of its own."""
 
     method: str
     explanation: Explanation | None
@@ -32,12 +32,12 @@ class MethodRow:
     note: str = ""
     attention_factor: float = 1.0
     read_by: tuple[str, ...] = ()  # loaders that read it as planned, in their newest version ...
-    misread_by: tuple[str, ...] = ()  # ... and those that were seen to read something else
+    misread_by: tuple[str, ...] = ()  # ... and loaders that were measured to misread it
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """All of a request that decides what a method gives at a place."""
+    """The part of a request that decides the result of a method at a site."""
 
     method: str
     knobs: object  # of the method, frozen
@@ -61,7 +61,7 @@ def attempt_of(recipe: Extend, method: str, knobs: object) -> Attempt:
 
 @dataclass(frozen=True)
 class WantedSite:
-    """What a method asks for at a site, and the method's own dict for it."""
+    """The spectrum that a method wants at a site, and the method's own dict for it."""
 
     site: RopeSite  # with the embedding that is scaled, the wanted spectrum, and the dict as it was
     native: forms.Params | None
@@ -80,7 +80,8 @@ class Attempts:
         self._readings: dict[tuple[str, Attempt], tuple[LoaderReading, ...]] = {}
 
     def wish(self, site: RopeSite, attempt: Attempt) -> WantedSite:
-        """Return what the method asks for; raise UsageError if it cannot be run so."""
+        """Return the wanted spectrum of a method at a site; raise UsageError if the method cannot
+        run so."""
         # Who reads the result does not change it.
         key = (site.label, replace(attempt, for_loaders=(), even_so=False))
         if key in self._wishes:
@@ -101,7 +102,8 @@ class Attempts:
         return wish
 
     def planned(self, site: RopeSite, attempt: Attempt) -> RopeSite | None:
-        """Return the site with the dict that carries it as asked; None if none does."""
+        """Return the site with the dict that carries the attempt as requested; None if no dict
+        does."""
         key = (site.label, attempt)
         if key not in self._planned:
             wish = self.wish(site, attempt)
@@ -115,7 +117,7 @@ class Attempts:
         return self._planned[key]
 
     def readings(self, site: RopeSite, attempt: Attempt) -> tuple[LoaderReading, ...]:
-        """Return how each loader reads the dict that carries it."""
+        """Return the reading of that dict by each loader."""
         key = (site.label, attempt)
         if key not in self._readings:
             planned = self.planned(site, attempt)
@@ -124,8 +126,8 @@ class Attempts:
         return self._readings[key]
 
     def row(self, recipe: Extend, method: str, chosen: str = "") -> MethodRow:
-        """Return the two numbers of a method, and the form that would carry it; with the request's
-        knobs if it is the chosen one."""
+        """Return the two numbers of a method and the rope type that would carry it. The chosen
+        method has the request's knobs, any other its defaults."""
         if method == chosen:
             knobs = knobs_for(recipe, method)
         elif needs := scaling.find(method).needs:
@@ -156,16 +158,16 @@ class Attempts:
         )
 
     def able(self, recipe: Extend) -> list[str]:
-        """The methods that could be written, at their default knobs."""
+        """Return the methods that could be written, at their default knobs."""
         rows = [self.row(recipe, method) for method in scaling.METHODS]
         return [row.method for row in rows if row.form]
 
 
 def _stated_anew(site: RopeSite, target: int) -> forms.Params:
-    """The rope dict as it stands, beside a stated length of `target`.
+    """Return the rope dict of a site for a stated length of `target`.
 
-    Of a longrope vLLM and Phi-3's own class derive the attention factor from the two lengths, so
-    that the dict has their ratio, and an attention factor that is another has to be written.
+    For a longrope, vLLM and Phi-3's own class derive the attention factor from the two lengths. So
+    the dict gets their ratio, and a different attention factor has to be written.
     """
     params = site.params
     if params["rope_type"] != "longrope" or params.get("mscale_all_dim"):
@@ -184,7 +186,7 @@ class Way:
     misread_by: tuple[str, ...]
 
     def sentence(self) -> str:
-        """The options, their condition, and who reads the result."""
+        """Return the options, their condition, and the engines that read the result."""
         if self.form is None:
             return f"{self.options}: {self.condition}; cannot be written exactly"
         said = f"{self.options}: {self.condition}; written as {form_name(self.form)}"
@@ -194,7 +196,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The method to take ("none" where none helps), whether from the original spectrum, and why."""
+    """The method to take ("none" if none helps), whether from the original spectrum, and why."""
 
     method: str
     from_original: bool
@@ -202,12 +204,12 @@ class Recommendation:
 
 
 def form_name(rope_type: str | None) -> str:
-    """A rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
+    """Return a rope type as docs/methods.md names it: `default` holds a theta and nothing else."""
     return "theta" if rope_type == "default" else rope_type or "-"
 
 
 def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> RopeSite:
-    """The site as an attempt leaves it; NotExpressible where nothing carries that."""
+    """Return the site as an attempt leaves it; raise NotExpressible if nothing carries that."""
     if not site.scaled:
         return site
     planned = attempts.planned(site, attempt)
@@ -217,13 +219,13 @@ def plan_site(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exte
 
 
 def needs_no_scaling(model: Model) -> bool:
-    """Whether every pair that turns does so as often as YaRN's fast ones, which no ramp moves: it
-    showed every phase in training many times over, and shows no new one further on."""
+    """Return whether every pair that rotates does so as often as YaRN's fast pairs, which no ramp
+    moves. Such a pair showed every phase in training many times, and shows no new one beyond."""
     return fewest_turns([site.rope for site in model.scaled_sites]) >= forms.BETA_FAST
 
 
 def fewest_turns(ropes: Iterable[Rope]) -> float:
-    """Return how often the slowest pair that turns does so inside the context; 0 if none turns."""
+    """Return the rotations of the slowest rotating pair inside the context; 0 if none rotates."""
     seen = list[float]()
     for rope in ropes:
         seen += filter(None, turns(rope.spectrum, rope.context))
@@ -231,10 +233,10 @@ def fewest_turns(ropes: Iterable[Rope]) -> float:
 
 
 def require_lasting(model: Model, target: int) -> None:
-    """Refuse the length alone where the scaling goes by the stated length.
+    """Raise NotExpressible for the length alone if the scaling depends on the stated length.
 
-    Stock's dynamic turns plainly up to max_position_embeddings L, and an input of T tokens beyond
-    by theta (F T/L - F + 1)^(d/(d-2)).
+    Stock's dynamic rotates unscaled up to max_position_embeddings L. Beyond it, an input of T
+    tokens has theta (F T/L - F + 1)^(d/(d-2)) times the original.
     """
     for site in model.scaled_sites:
         params = site.params
@@ -253,7 +255,8 @@ def require_lasting(model: Model, target: int) -> None:
 
 
 def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None:
-    """Refuse a method that leaves every pair as it is, unless a temperature was asked for too."""
+    """Raise NotExpressible for a method that leaves every pair as it is, unless the request has a
+    temperature, an attention factor or --even-so."""
     model = attempts.model
     method = attempt.method
     wishes = [attempts.wish(site, attempt) for site in model.scaled_sites]
@@ -276,7 +279,7 @@ def require_motion(attempts: Attempts, attempt: Attempt, recipe: Extend) -> None
 
 
 def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Extend) -> str:
-    """Which part of the request nothing carries, and what would be carried."""
+    """Return which part of the request nothing carries, and what could be carried instead."""
     carrier = attempts.carrier
     method = attempt.method
     names = recipe.for_loaders
@@ -322,7 +325,8 @@ def _why_not(attempts: Attempts, site: RopeSite, attempt: Attempt, recipe: Exten
 
 
 def _not_measured(carrier: Carrier, names: Sequence[str], trusted: RopeSite) -> str:
-    """That loaders of --for are not known to read the dict that would carry it."""
+    """Return the sentence that loaders of --for were not measured with the dict that would carry
+    it."""
     unsure = []
     known = []
     for name in names:
@@ -346,7 +350,8 @@ def by_options(nearest: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def _where(carrier: Carrier, names: Sequence[str]) -> str:
-    """What would have to carry the spectrum, and who would have to read it, in words."""
+    """Return words for the place that would have to carry the spectrum, and the loaders that would
+    have to read it."""
     where = carrier.where
     if names:
         where += f" and that {_they(names, 'reads')} exactly (--for {','.join(names)})"
@@ -354,7 +359,7 @@ def _where(carrier: Carrier, names: Sequence[str]) -> str:
 
 
 def _misread(carrier: Carrier, names: Sequence[str], site: RopeSite | None) -> str:
-    """Say which of the loaders of --for is known to read this dict as something else, if any is."""
+    """Return how the first loader of --for that is known to misread this dict does so; else ""."""
     if site is None:
         return ""
     for name in names:
@@ -369,7 +374,8 @@ def _they(names: Sequence[str], verb: str) -> str:
 
 
 def _from_original(attempts: Attempts, method: str, recipe: Extend) -> str:
-    """What a model that is scaled already can be written as from before that scaling."""
+    """Return the methods by which a model that is scaled already can be written from its original
+    context, as a clause; "" if there are none."""
     model = attempts.model
     target = attempts.target
     scaled = any(site.rope.is_scaled for site in model.scaled_sites)
@@ -398,8 +404,8 @@ ITS_METHOD = {"yarn": "yarn", "llama3": "llama3", "linear": "pi", "dynamic": "dy
 
 
 def ways_of(attempts: Attempts, recipe: Extend, method: str) -> tuple[Way, ...]:
-    """Both ways to extend a model that is scaled already: on from what it turns now, or in one step
-    from before its scaling. Which is right, only its owner knows."""
+    """Return both ways to extend a model that is scaled already: from its present frequencies, or
+    in one step from before its scaling. Only its owner knows which is right."""
     model = attempts.model
     target = attempts.target
     if recipe.length_only or not any(site.rope.is_scaled for site in model.scaled_sites):
@@ -425,8 +431,8 @@ def _way(options: str, condition: str, row: MethodRow) -> Way:
 
 
 def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
-    """The options that scale the model from its original context, with every key of its own
-    scaling, and what they give."""
+    """Return the options that scale the model from its original context, with every key of its own
+    scaling, and the row that they give."""
     params = attempts.model.scaled_sites[0].params
     target = attempts.target
     own = ITS_METHOD.get(params["rope_type"], "yarn")
@@ -441,7 +447,7 @@ def _in_one_step(attempts: Attempts, recipe: Extend) -> tuple[str, MethodRow]:
 
 
 def _as_flags(options: Mapping[str, Any]) -> str:
-    """Options as one types them after others."""
+    """Return options as a user types them after others."""
     words = ""
     for key, value in options.items():
         words += f" --no-{key}" if value is False else f" {flag(key)} {value:g}"
@@ -449,7 +455,7 @@ def _as_flags(options: Mapping[str, Any]) -> str:
 
 
 def _kept(params: forms.Params) -> dict[str, Any]:
-    """The options that say the keys of a scaling which are not the default ones."""
+    """Return the options for those keys of a scaling that differ from the defaults."""
     kind = params["rope_type"]
     if kind not in ITS_METHOD:
         return {}
@@ -480,20 +486,20 @@ PREFERRED_MROPE = ("yarn", "ntk")
 
 @dataclass(frozen=True)
 class _Case:
-    """What the model or the request is like, and the method that this speaks for."""
+    """A fact about the model or the request, and the method that it recommends."""
 
     said: str
     method: str
 
 
 def rows_of(attempts: Attempts, recipe: Extend, chosen: str) -> tuple[MethodRow, ...]:
-    """The row of every method, and that of the user's own where it is the chosen one."""
+    """Return the row of every method, and of the user's own method if that is the chosen one."""
     return tuple(attempts.row(recipe, method, chosen) for method in scaling.beside(chosen))
 
 
 def recommend(attempts: Attempts, recipe: Extend, chosen: str) -> Recommendation:
-    """Return the first case that applies and whose method can be written; of a scaled model where
-    none can, the first from its original spectrum. The chosen method has the request's knobs."""
+    """Return the first case that applies and whose method can be written. If a scaled model has
+    none, return the first from its original spectrum. The chosen method has the request's knobs."""
     model = attempts.model
     target = attempts.target
     if model.obstacles:
@@ -567,7 +573,8 @@ def _cases(carrier: Carrier, recipe: Extend) -> list[_Case]:
 def _first(
     attempts: Attempts, recipe: Extend, cases: Sequence[_Case], chosen: str = ""
 ) -> tuple[str, str] | None:
-    """Method and reason of the first case whose method can be written."""
+    """Return method and reason of the first case whose method can be written; None if there is
+    none."""
     passed: dict[str, list[str]] = {}
     for case in cases:
         row = attempts.row(recipe, case.method, chosen)
@@ -591,8 +598,8 @@ def _first(
 
 
 def default_method(attempts: Attempts, recipe: Extend) -> str:
-    """The first of those recommended that can be written (with --for, that every loader named reads
-    exactly) and has the knobs that were given."""
+    """Return the first recommended method that can be written and has the given knobs. With --for,
+    every loader in it must read the result exactly."""
     given = {name for name in KNOBS if getattr(recipe, name) is not None}
     able = list[_Case]()
     for case in _cases(attempts.carrier, recipe):

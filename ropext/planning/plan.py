@@ -1,4 +1,5 @@
-"""The plan as a value: what `extend` does, why, and who reads the result how."""
+"""Define the plan as a value: the changes that `extend` makes, why, and how each engine reads
+them."""
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -31,14 +32,14 @@ from ropext.scaling.rope import Edit, RopeSite, Spectrum
 from ropext.scaling.self_extend import Fold
 from ropext.scaling.tables import Growth
 
-# Times the context with nothing trained: from here on --untrained is asked for. Nobody publishes an
-# untrained scaling by more than 4 times (families/published.json).
+# Times the context with nothing trained: from this factor on, `extend` requires --untrained.
+# Nobody publishes an untrained factor above 4 (families/published.json).
 ASKED_UNTRAINED = 64
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """What becomes of a loaded model that its config does not say."""
+    """The changes to a loaded model that its config cannot store."""
 
     growth: Growth | None = None  # of position tables, or of ALiBi's slopes
     fold: Fold | None = None  # of Self-Extend
@@ -49,7 +50,7 @@ CONFIG_ALONE = InMemory()  # the config says all
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionPlan:
-    """What `extend` does, whatever the model's position scheme: the new config, and why."""
+    """The changes that `extend` makes for any position scheme: the new config, and why."""
 
     name: str  # the model as the user named it
     recipe: Extend
@@ -63,10 +64,10 @@ class ExtensionPlan:
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what agrees
     obstacles: tuple[str, ...] = ()  # why no extension can help
-    task: str = ""  # as the hub names it, where the config says so
+    task: str = ""  # as the hub names it, if the config states it
     fold: Fold | None = None  # of Self-Extend, which no config says
     method_source: str | None = None  # of a function of the user's, as it was when this was planned
-    words: Words = DIRECTORY  # what people read of what is written
+    words: Words = DIRECTORY  # the words for the output in texts
 
     def __repr__(self) -> str:
         far = f"{self.context:,} -> {self.target:,} tokens"
@@ -74,7 +75,7 @@ class ExtensionPlan:
 
     @property
     def form(self) -> str:
-        """How the config carries it, as a clause."""
+        """The rope type that carries it, as a clause."""
         return ""
 
     @property
@@ -83,7 +84,7 @@ class ExtensionPlan:
 
     @property
     def readings(self) -> tuple[loaders.LoaderReading, ...]:
-        """How each engine reads the result."""
+        """The reading of the result by each engine."""
         return ()
 
     @property
@@ -93,43 +94,45 @@ class ExtensionPlan:
 
     @property
     def main(self) -> RopeSite:
-        """The embedding that the diagnostics speak of: the first one that is scaled."""
+        """The embedding that the diagnostics are about: the first scaled one."""
         return next(site for site in self.sites if site.scaled)
 
     @property
     def growth(self) -> Growth | None:
-        """What becomes of position tables; None where no tensor changes."""
+        """The growth of position tables; None if no tensor changes."""
         return None
 
     @property
     def in_memory(self) -> InMemory:
-        """What becomes of a loaded model beside its config."""
+        """The changes to a loaded model besides its config."""
         return InMemory(self.growth, self.fold)
 
     @property
     def weights(self) -> str:
-        """What becomes of the weights, as a card says it."""
+        """A sentence for the model card about the weights."""
         return "The weights are those of the base; only config.json changed."
 
     def what_grows(self, base: str) -> str:
-        """What of the base was extended, as the beginning of a sentence."""
+        """Return the beginning of a sentence: the extended part of the base."""
         return f"The context of {base} was extended"
 
     def facts(self, *, briefly: bool = False) -> list[tuple[str, str]]:
-        """Return what is planned, as names and values; `briefly`, only why it is planned so."""
+        """Return the facts of the plan as names and values; if `briefly`, only the reasons for
+        it."""
         return []
 
     def compared(self) -> Table:
-        """The methods for this model side by side; no rows where nothing tells them apart."""
+        """Return a table that compares the methods for this model; it has no rows if nothing
+        distinguishes them."""
         return Table("", "", (), ())
 
     def spectra(self) -> dict[str, Spectrum]:
-        """The spectrum of every method that needs no input, this plan's own among them."""
+        """Return the spectrum of every method that needs no input, and this plan's own."""
         return {}
 
     def remarks(self, *, warnings_first: bool = False) -> list[str]:
-        """Return every note and warning, each with that word before it; the warnings of one name
-        are one remark."""
+        """Return every note and warning with the prefix "note: " or "warning: "; the warnings of
+        one name are one remark."""
         notes = [f"note: {note}" for note in self.notes]
         kinds = dict[str, str]()
         for warning in self.warnings:
@@ -143,40 +146,41 @@ class ExtensionPlan:
 
     @property
     def uncarried(self) -> str:
-        """Why no directory can say it; "" where one can."""
+        """The reason why no directory can store it; "" if one can."""
         return "" if self.fold is None else self_extend.UNCARRIED
 
     @property
     def refusal(self) -> RopextError | None:
-        """Why `extend` does not write this plan; None where it does."""
+        """The error with which `extend` refuses this plan; None if it writes it."""
         return None
 
     def raise_if_refused(self) -> None:
-        """Raise what `extend` refuses this plan with."""
+        """Raise the error with which `extend` refuses this plan, if it does."""
         refusal = self.refusal
         if refusal is not None:
             raise refusal
 
     @property
     def untrained_factor(self) -> float:
-        """How many times the model's own context it is to read with nothing trained for it; 1
-        where a training follows, where the spectrum stays or is that of another model (--like), and
-        where its authors publish it so."""
+        """The target divided by the trained context. It is 1 if a training follows, if the spectrum
+        stays or comes from another model (--like), and if the model's authors publish this factor.
+        """
         return 1.0
 
     @property
     def trained_on(self) -> str:
-        """How many tokens a record says that the weights were trained on, where these are fewer
-        than it reads; "" where it says nothing of the kind."""
+        """The number of tokens that the weights were trained on, as words, if a record states fewer
+        than the model reads; else ""."""
         return ""
 
     @property
     def training(self) -> str:
-        """What trains it for its length, as an order; "" where ropext trains no such model."""
+        """Advice on how to train the model for its length, as an order; "" if there is none."""
         return ""
 
     def require_training(self) -> None:
-        """Refuse an extension so far that it is only written untrained where that was asked for."""
+        """Raise UsageError if the extension is so far that it needs --untrained and the request
+        lacks it."""
         if self.untrained_factor < ASKED_UNTRAINED or self.recipe.untrained:
             return
         ways = "take a smaller factor, or write it anyway with --untrained"
@@ -189,23 +193,25 @@ class ExtensionPlan:
         )
 
     def serving(self, directory: str) -> tuple[loaders.Serving, ...]:
-        """How to run the result in each loader, once it lies in `directory`."""
+        """Return the lines that run the result from `directory` in each loader."""
         return ()
 
     def overrides(self) -> tuple[loaders.OverrideLine, ...]:
-        """How to run the base itself so, in each loader that is known to read it."""
+        """Return the lines that run the base itself as planned, in each loader that is known to
+        read it."""
         return ()
 
     def nearest(self) -> dict[str, str]:
-        """For loaders that read it otherwise: the options whose result they read exactly."""
+        """Return, for each loader that misreads the plan, the options whose result it reads
+        exactly."""
         return {}
 
     def nearest_by_options(self) -> dict[str, tuple[str, ...]]:
-        """The same the other way round: options, and the loaders that read their result."""
+        """Return the same by options: the loaders that read their result exactly."""
         return by_options(self.nearest())
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as one JSON document."""
+        """Return the plan as one JSON document."""
         names = ("method", "knobs", "context", "target", "factor", "config")
         return {"model": self.name, **{name: getattr(self, name) for name in names}}
 
@@ -226,15 +232,15 @@ def why_unfolded(carrier: Carrier) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ExtensionPlan):
-    """The plan for rotary embeddings, with who reads the result how."""
+    """The plan for rotary embeddings, with the reading of the result by each engine."""
 
     carrier: Carrier  # of the spectrum: a config, or the keys and tensors of a GGUF
     model: Model  # as its config was read
-    authors: Published | None  # what the model's authors publish about such a plan
+    authors: Published | None  # the authors' published recipe for this model
     attempts: Attempts = field(compare=False)  # at this model and target, by any method
     attempt: Attempt  # that this plan makes
-    advised: Recommendation | None = None  # replaces what the methods' rows recommend
-    # Tokens that the weights were trained on, where a record tells that it reads further untrained.
+    advised: Recommendation | None = None  # replaces the recommendation of the methods' rows
+    # Tokens that the weights were trained on, if a record states that it reads further untrained.
     trained: int | None = None
     is_quantised: bool = False  # its weights are packed
 
@@ -251,7 +257,7 @@ class Plan(ExtensionPlan):
     @cached_property
     def recommendation(self) -> Recommendation:
         """The method to take, and why."""
-        others = self.recipe.changed(length_only=False)  # what the methods would do
+        others = self.recipe.changed(length_only=False)  # the methods' rows are about a scaling
         return self.advised or recommend(self.attempts, others, self.method)
 
     @cached_property
@@ -324,7 +330,7 @@ class Plan(ExtensionPlan):
         return facts
 
     def _written(self) -> list[tuple[str, str]]:
-        """Return which rope type carries it, and its attention factor."""
+        """Return the rope type that carries the plan, and its attention factor."""
         written = (
             f"{site.label + ': ' if site.label else ''}{form_name(site.params['rope_type'])}"
             for site in self.sites
@@ -363,7 +369,8 @@ class Plan(ExtensionPlan):
 
     @property
     def refusal(self) -> RopextError | None:
-        """Where scaling cannot help, or not so far, unless asked for all the same."""
+        """The refusal if scaling cannot help or the factor is too large, unless the request has
+        --even-so; None otherwise. --length-only also allows a model that scaling cannot help."""
         if self.obstacles and not (self.recipe.even_so or self.recipe.length_only):
             return UnsupportedModel(
                 f"{self.name}: scaling cannot help this model: {'; '.join(self.obstacles)}; "
@@ -433,7 +440,7 @@ FARTHEST = 512
 
 
 def too_far(recipe: Extend, context: int, target: int) -> str:
-    """The question that a factor nobody has reached gets; "" for any other."""
+    """Return a question for a factor that nobody has reached; "" for any other factor."""
     factor = target / context
     if factor <= FARTHEST or recipe.even_so:
         return ""

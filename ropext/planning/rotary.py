@@ -1,4 +1,4 @@
-"""The plan for rotary embeddings, in the order in which it is made."""
+"""Make the plan for rotary embeddings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -46,9 +46,11 @@ def make_plan(
     carries: Callable[[Model], Carrier] = Carrier,
     read: Callable[[int | None, int | None], Model] | None = None,
 ) -> Plan:
-    """The plan for a config dict; raises where the request cannot be carried exactly. `carries`
-    makes what carries it, of the model as it is read; `read` gives the model of a context and an
-    original length, where it is not read from this config."""
+    """Return the plan for a config dict; raise if the request cannot be carried exactly.
+
+    `carries` makes the carrier of a model. `read` returns the model for a context and an original
+    length, if it is not to be read from this config.
+    """
     if read is None:
         read = partial(families.read, dict(config))
     model = read(recipe.context, recipe.original_context)
@@ -109,8 +111,8 @@ def make_plan(
 
 
 def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
-    """Whether nobody asks for a method, and none is needed: no pair needs one, or the authors'
-    card reaches the target already."""
+    """Return whether the request has no method and needs none: no pair needs scaling, or the
+    authors' card reaches the target already."""
     authors = families.recipe_of(model)
     understated = authors is not None and authors.understates(model.context, target)
     if not (understated or needs_no_scaling(model)) or model.obstacles:
@@ -122,7 +124,7 @@ def _leaves_the_spectrum(model: Model, recipe: Extend, target: int) -> bool:
 def make_folded_plan(
     config: Mapping[str, Any], recipe: Extend, name: str, options: FoldOptions
 ) -> ExtensionPlan:
-    """Plan window and group for a config that rotates."""
+    """Return the plan of Self-Extend, a window and a group, for a config that rotates."""
     given = [key for key in OF_SPECTRA if getattr(recipe, key) not in (None, False, ())]
     if given:
         raise UsageError(
@@ -150,7 +152,8 @@ def make_folded_plan(
 
 
 def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spectrum]) -> None:
-    """The new config stays within the ranges that ropext itself reads, and says what is wanted."""
+    """Raise NotExpressible if ropext cannot read the new config, or reads another spectrum from
+    it."""
     try:
         read = families.as_read(written)
         for site in read.sites:
@@ -167,8 +170,8 @@ def _read_again(written: dict[str, Any], method: str, wanted: Mapping[str, Spect
 
 
 def _context(model: Model, recipe: Extend) -> int:
-    """Return the context that the factor counts from; refuse a request without a length that needs
-    one."""
+    """Return the context that the factor counts from; raise UsageError if the request needs a
+    length and has none."""
     asks = model.asks_original if recipe.from_original else model.asks_context
     if asks:
         raise UsageError(asks)

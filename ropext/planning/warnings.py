@@ -1,5 +1,7 @@
-"""What a user must know before relying on a plan: each warning is a function, and its place in a
-list. It returns its sentence, which begins with the name in brackets, or "" where it does not hold.
+"""Warn of everything that a user must know before relying on a plan.
+
+Each warning is a function in a list. It returns its sentence, which begins with the name in
+brackets, or "" if it does not apply.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +13,7 @@ from ropext.planning.plan import ASKED_UNTRAINED, Plan, too_far, why_unfolded
 # Angles are float32 in stock transformers: position * 2^-24 radians of rounding on the fastest
 # pair. From here on the error passes 1e-2 (measured: 2.5e-2 at 1M positions).
 FLOAT32_MATTERS = 2**18
-FAR_UNTRAINED = 4  # times the context, from which on an untrained model loses what was measured
+FAR_UNTRAINED = 4  # times the context; from here on an untrained model loses as measured
 EVEN_SO = "; extend needs --even-so, or --length-only, which raises only the stated length"
 # vLLM 0.32 and 0.33 build these with a table of one position a token; of every other mRoPE they
 # take four times the original length for the table, and so for the ramp of a yarn (0.11 to 0.33:
@@ -64,8 +66,8 @@ def farther_than_anybody(plan: Plan) -> str:
 
 
 def far(plan: Plan) -> str:
-    """Too far for a model that nobody trains for it. Where a training follows, whoever plans that
-    does not ask."""
+    """Warn that the factor is too large for a model without training. It does not apply to a plan
+    that trains the model."""
     factor = plan.untrained_factor
     if factor < FAR_UNTRAINED:
         return ""
@@ -99,7 +101,8 @@ def not_longer(plan: Plan) -> str:
 
 
 def reached(target: int, context: int) -> str:
-    """That a target from the original context is not beyond what the model reads today."""
+    """Return a warning that a target from the original context is not above the model's present
+    context."""
     if target == context:
         return (
             f"[not-longer] the target equals the context of {target} tokens that the model has "
@@ -216,8 +219,8 @@ def disputed(plan: Plan) -> str:
 
 
 def composed(plan: Plan) -> str:
-    """Two scalings together are a longrope. A temperature alone, or a plain embedding, is composed
-    with nothing."""
+    """Warn that two scalings together are a longrope. A temperature alone, or an unscaled
+    embedding, composes nothing."""
     if plan.recipe.from_original or plan.recipe.length_only:
         return ""
     if plan.main.rope.is_geometric:
@@ -235,9 +238,9 @@ def composed(plan: Plan) -> str:
     )
 
 
-# In the order in which they are shown, behind what the config itself gives cause for. Beside each
-# warning is what a plan must have for it: a rope type, a key of its rope dict, or one of the words
-# in `warnings_of`.
+# In the order of printing, after the warnings that the config itself causes. The value of each
+# warning is what it requires of a plan: a rope type, a key of its rope dict, or one of the words in
+# `warnings_of` (below).
 EVERY = ""
 ROTARY: dict[Callable[[Plan], str], str] = {
     length_only: "length alone",
@@ -290,7 +293,7 @@ Subject = TypeVar("Subject")
 
 
 def sentences_of(rows: Iterable[Callable[[Subject], str]], subject: Subject) -> list[str]:
-    """The sentences of the rows that hold."""
+    """Return the sentences of the rows that apply."""
     sentences = list[str]()
     for row in rows:
         sentence = row(subject)
