@@ -16,7 +16,7 @@ TOP = 5  # log-probabilities asked for; the most that every server gives
 SPECIAL = ("bos", "eos", "pad")
 # What llama-server answers from b10434 on where the next token is no whole character.
 UNFIT = b"does not match the expected"
-# What a server answers that does not take the field `logprobs`, as `ropext serve`.
+# What a server answers that refuses the field `logprobs`.
 UNWILLING = (400, 422)
 LOWEST = -1e9  # what a server may write for the logarithm of 0
 PROBED = (40, 41, 42, 43)  # token ids of a first prompt, which every vocabulary has

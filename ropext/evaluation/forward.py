@@ -241,7 +241,7 @@ class TokenScorer:
         before = self.manner
         self.manner = manner
         try:
-            read = torch.cat([logits for _, logits in self._logits(ids)])
+            read = torch.cat([logits for _, logits in self.logits(ids)])
         except (TypeError, AttributeError, ValueError, NotImplementedError, RuntimeError):
             return float("inf")  # an architecture that cannot be driven this way
         finally:
@@ -327,7 +327,7 @@ class TokenScorer:
         """Yield (position, NLL from there on), with the head in slices of whole rows."""
         import torch
 
-        for begin, logits in self._logits(ids):
+        for begin, logits in self.logits(ids):
             wanted = targets[begin + 1 : begin + 1 + len(logits)].to(logits.device)
             if len(wanted):
                 rows = logits[: len(wanted)].float()
@@ -357,32 +357,41 @@ class TokenScorer:
         """Return the logits at the last `count` positions, float32, (count, vocabulary)."""
         import torch
 
-        pieces = [logits.float() for _, logits in self._logits(ids, first=len(ids) - count)]
+        pieces = [logits.float() for _, logits in self.logits(ids, first=len(ids) - count)]
         return torch.cat(pieces)[-count:]
 
-    def _logits(self, ids: Ids, first: int = 0) -> Iterator[tuple[int, "torch.Tensor"]]:
-        """Yield (begin, logits) slice by slice; slices wholly before `first` may be left out."""
+    def logits(
+        self, ids: Ids, first: int = 0, cache: "Cache | None" = None
+    ) -> Iterator[tuple[int, "torch.Tensor"]]:
+        """Yield (begin, logits) slice by slice; slices wholly before `first` may be left out.
+
+        The tokens are read after those in `cache`, which then holds them, too.
+        """
         if not self.manner.split:
-            yield from self._whole_chunks(ids, first)
+            yield from self._whole_chunks(ids, first, cache)
             return
-        for begin, output in self._bodies(ids):
+        for begin, output in self._bodies(ids, cache):
             hidden = output.last_hidden_state
             for at in range(max(0, first - begin), hidden.shape[1], self.manner.slice_tokens):
                 part = hidden[:, at : at + self.manner.slice_tokens]
                 yield begin + at, logits_after(self.model, output, part)
 
-    def _bodies(self, ids: Ids) -> Iterator[tuple[int, Any]]:
-        chunk = self.manner.chunk
-        if chunk is None or chunk >= len(ids):
+    def _bodies(self, ids: Ids, cache: "Cache | None" = None) -> Iterator[tuple[int, Any]]:
+        chunk = self.manner.chunk or len(ids)
+        if cache is None and chunk >= len(ids):
             yield 0, self.body(input_ids=self._row(ids), use_cache=False)
             return
-        cache = self.new_cache()
+        if cache is None:
+            cache = self.new_cache()
         for begin in range(0, len(ids), chunk):
             row = self._row(ids[begin : begin + chunk])
             yield begin, self.body(input_ids=row, past_key_values=cache, use_cache=True)
 
-    def _whole_chunks(self, ids: Ids, first: int) -> Iterator[tuple[int, "torch.Tensor"]]:
-        cache = self.new_cache()
+    def _whole_chunks(
+        self, ids: Ids, first: int, cache: "Cache | None"
+    ) -> Iterator[tuple[int, "torch.Tensor"]]:
+        if cache is None:
+            cache = self.new_cache()
         size = self.manner.slice_tokens
         for begin in range(0, len(ids), size):
             row = self._row(ids[begin : begin + size])

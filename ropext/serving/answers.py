@@ -45,7 +45,8 @@ class AnswerSoFar:
     def choice(self) -> dict[str, Json]:
         """Return the whole answer as a choice."""
         text = "".join(self.texts)
-        content: dict[str, Json] = {"text": text, "logprobs": None}
+        whole = (self.question.details.echo or "") + text
+        content: dict[str, Json] = {"text": whole, "logprobs": self.streamer.logprobs}
         if self.question.is_chat:
             message: dict[str, Json] = {"role": "assistant", "content": text}
             if self.thoughts:
@@ -58,6 +59,8 @@ class AnswerSoFar:
     def piece(self, delta: dict[str, Json], reason: str | None = None) -> dict[str, Json]:
         """Return the next piece as the choice of an event."""
         content: dict[str, Json] = {"text": delta.get("content", ""), "logprobs": None}
+        if reason is not None:
+            content["logprobs"] = self.streamer.logprobs  # of all tokens, in the last event
         if self.question.is_chat:
             content = {"delta": delta}
         return {"index": self.index, **content, "finish_reason": reason}
@@ -70,9 +73,8 @@ class AnswerSoFar:
         end = self.question.settings.eos_token_id
         ends = end if isinstance(end, list) else [end]
         full = len(written) >= self.question.most
-        return (
-            "length" if full and not self.streamer.stopped and written[-1] not in ends else "stop"
-        )
+        ended = self.streamer.stopped or bool(set(written[-1:]) & set(ends))
+        return "length" if full and not ended else "stop"
 
 
 @dataclass
@@ -92,6 +94,8 @@ class Answers:
         self.answers.append(answer)
         if question.is_chat:
             yield answer.piece({"role": "assistant", "content": ""})
+        if question.details.echo:
+            yield answer.piece({"content": question.details.echo})
         async for item in items:
             yield answer.piece(answer.add(item))
         yield answer.piece({}, answer.reason())

@@ -6,7 +6,7 @@ If a prompt leaves no room for an answer, ropext refuses it; it never truncates 
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 from ropext.base.errors import InputError
 from ropext.base.jsontext import CONTAINER_LIMIT, Json, JsonObject, parse_object
 from ropext.models.tokenizer import panics_refused
+from ropext.serving.logprobs import MOST_CANDIDATES, Details
 from ropext.serving.messages import rendered
 from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel
@@ -41,10 +42,7 @@ RANGES = {
 NOT_DONE: Mapping[str, tuple[Json, ...]] = {
     "n": (None, 1),
     "best_of": (None, 1),
-    "echo": (None, False),
     "suffix": (None, ""),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "response_format": (None, {"type": "text"}),
@@ -52,6 +50,11 @@ NOT_DONE: Mapping[str, tuple[Json, ...]] = {
     "functions": (None, []),
     "audio": (None,),
     "modalities": (None, ["text"]),
+}
+NOT_IN_CHATS: Mapping[str, tuple[Json, ...]] = {
+    "echo": (None, False),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
 }
 
 
@@ -73,6 +76,7 @@ class Turn:
     seed: int | None
     stream: bool
     with_usage: bool
+    details: Details
 
     @property
     def most(self) -> int:
@@ -109,7 +113,8 @@ def questions_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> lis
     """Check a request and turn its prompts into tokens: one prompt, or a list of them for
     /v1/completions."""
     check_model(served, body.get("model"))
-    for key, nothing in NOT_DONE.items():
+    refused = {**NOT_DONE, **NOT_IN_CHATS} if is_chat else NOT_DONE
+    for key, nothing in refused.items():
         if body.get(key) not in nothing:
             raise Refusal(f"{key}={str(body[key])[:60]} is not supported by ropext serve", 400, key)
     if is_chat:
@@ -151,7 +156,19 @@ def _question_of(served: LiveModel, body: Body, name: str, is_chat: bool) -> Tur
         seed=_integer(body, "seed", -LARGEST_SEED, LARGEST_SEED),
         stream=bool(body.get("stream")),
         with_usage=bool(options.get("include_usage")),
+        details=Details() if is_chat else _details(served, body, ids),
     )
+
+
+def _details(served: LiveModel, body: Body, ids: Sequence[int]) -> Details:
+    """Read what an answer of /v1/completions contains in addition to the model's text."""
+    echo = None
+    if body.get("echo"):
+        echo = served.tokenizer.backend_tokenizer.decode(list(ids))
+    candidates = None
+    if body.get("logprobs") is not False:
+        candidates = _integer(body, "logprobs", 0, MOST_CANDIDATES)
+    return Details(echo, candidates, bool(body.get("return_tokens_as_token_ids")))
 
 
 def check_model(served: LiveModel, name: Json) -> None:
@@ -207,14 +224,15 @@ def _room(served: LiveModel, body: Body, asked: int, is_chat: bool) -> int:
     """Return the most tokens of the answer; refuse in OpenAI's words a question that does not
     fit."""
     part = "messages" if is_chat else "prompt"
-    wanted = _integer(body, "max_completion_tokens", 1, None)
+    least = 0 if body.get("echo") else 1
+    wanted = _integer(body, "max_completion_tokens", least, None)
     if wanted is None:
-        wanted = _integer(body, "max_tokens", 1, None)
+        wanted = _integer(body, "max_tokens", least, None)
     if wanted is None:
         wanted = _integer(_generation_config(body), "max_new_tokens", 1, None)
     if wanted is None and not is_chat:
         wanted = min(DEFAULT_COMPLETION, max(1, served.limit - asked))
-    if asked >= served.limit:
+    if wanted != 0 and asked >= served.limit:
         raise _too_long(served, f"your {part} resulted in {asked} tokens", part)
     if wanted is not None and asked + wanted > served.limit:
         parts = f"{asked} in the {part}, {wanted} in the completion"
@@ -322,5 +340,6 @@ def _integer(body: Body, name: str, low: int, high: int | None) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < low or (high is not None and value > high):
-        raise Refusal(f"{name} must be a whole number of at least {low}", 400, name)
+        range_text = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise Refusal(f"{name} must be a whole number {range_text}", 400, name)
     return value

@@ -5,9 +5,11 @@ import asyncio
 import threading
 import traceback
 from collections.abc import Sequence
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Cache, StoppingCriteria
 from transformers.cli.serving.utils import (
@@ -22,7 +24,9 @@ from transformers.cli.serving.utils import (
 from ropext.base.errors import InputError
 from ropext.base.jsontext import Json
 from ropext.base.narration import Say
+from ropext.evaluation.forward import TokenScorer
 from ropext.models.tokenizer import ask
+from ropext.serving.logprobs import TokenScore, as_openai, scorer_of, scores_of
 from ropext.serving.questions import Body, Turn, questions_of
 from ropext.serving.refusals import Refusal
 from ropext.serving.served import LiveModel, new_cache
@@ -102,6 +106,7 @@ class TurnStreamer(DirectStreamer):
         self.stopped = False
         self.ids: list[int] = []  # the tokens of the answer so far
         self.kept = 0  # tokens of the prompt that the kept cache held
+        self.logprobs: Json = None  # of the answer, in OpenAI's form
         rust = served.tokenizer.backend_tokenizer
         loop = asyncio.get_running_loop()
         # A ChildParser has every method of transformers' parser that the streamer calls.
@@ -137,8 +142,12 @@ class TurnStreamer(DirectStreamer):
         if self.held and not self.stopped:
             super()._enqueue(self.held)
         self.held = ""
-        if item is None or not self.stopped:
+        if item is not None and not self.stopped:
             super()._enqueue(item)
+
+    def close(self) -> None:
+        """Tell the client that the answer is complete; the log-probabilities come after `end`."""
+        super()._enqueue(None)
 
     def _pass_on(self, text: str) -> None:
         """Send the text before a stop word to the client; hold back text that can begin one."""
@@ -290,7 +299,7 @@ class Worker:
                 self._generate(question, streamer)
         except _GenerationCancelled:
             pass
-        except Refusal as error:
+        except (Refusal, InputError) as error:
             streamer.fail(str(error))
         except BaseException as error:  # a bug, no memory, a panic of `tokenizers`: the log has it
             self.kept.forget()
@@ -307,6 +316,57 @@ class Worker:
             )
 
     def _generate(self, question: Turn, streamer: TurnStreamer) -> None:
+        """Write the answer, with the log-probabilities that the question asks for."""
+        details = question.details
+        scores: list[TokenScore | None] = []
+        if details.candidates is not None and details.echo is not None:
+            scores = [None, *self._scores(question, question.ids, 1, streamer)]
+        if question.most:
+            self._write(question, streamer)
+        if scores:
+            streamer.kept = 0  # the prompt was read for its scores
+        if details.candidates is not None:
+            ids = [*question.ids, *streamer.ids]
+            scores += self._scores(question, ids, len(question.ids), streamer)
+            scored = ids[len(ids) - len(scores) :]
+            tokenizer = self.served.tokenizer
+            streamer.logprobs = as_openai(tokenizer, scored, scores, details.as_ids)
+        streamer.close()
+
+    def _scores(
+        self, question: Turn, ids: Sequence[int], first: int, streamer: TurnStreamer
+    ) -> list[TokenScore]:
+        """Return the scores of the tokens from `first` on, each by all tokens before it.
+
+        A kept cache holds the tokens that were read already, as after an answer.
+        """
+        read = np.asarray(ids[:-1], np.int32)
+        scores: list[TokenScore] = []
+        if first > len(read):
+            return scores
+        cache: Cache | None = None
+        kept = 0
+        if self.served.continues:
+            cache, kept = self.kept.take(self.served.model, ids[:first])
+        with torch.no_grad():
+            for begin, logits in self.scorer.logits(read[kept:], first - 1 - kept, cache):
+                if streamer.has_left:
+                    raise _GenerationCancelled
+                start = max(first, kept + begin + 1)
+                end = kept + begin + 1 + len(logits)
+                rows = logits[start - end :]
+                scores += scores_of(rows, ids[start:end], question.details.candidates or 0)
+        if cache is not None:
+            self.kept.keep(cache, list(ids))
+        return scores
+
+    @cached_property
+    def scorer(self) -> TokenScorer:
+        """Return what computes log-probabilities, made for the first question that asks for
+        them."""
+        return scorer_of(self.served)
+
+    def _write(self, question: Turn, streamer: TurnStreamer) -> None:
         model = self.served.model
         ids = torch.tensor([question.ids], device=model.device)
         if question.seed is not None:

@@ -66,3 +66,9 @@ def test_an_answer_that_llama_server_cannot_write_tells_nothing(monkeypatch) -> 
     monkeypatch.setattr(client.Server, "call", lambda *args: (500, b"too long"))
     with pytest.raises(ProofFailed, match="refuses a prompt of 2 tokens"):
         logprobs.next_token(port, "m", [1, 2])
+
+
+def test_a_server_that_refuses_log_probabilities_tells_nothing(monkeypatch) -> None:
+    body = b'{"error": {"message": "logprobs=5 is not supported"}}'
+    monkeypatch.setattr(client.Server, "call", lambda *args: (400, body))
+    assert logprobs.next_token(client.server_at("http://127.0.0.1:9"), "m", [1, 2]) == []

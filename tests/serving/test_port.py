@@ -66,7 +66,8 @@ def test_the_whole_target_can_be_used(client):
     ("path", "body", "words"),
     [
         ("completions", {"prompt": "x", "n": 2}, "n=2 is not supported"),
-        ("completions", {"prompt": "x", "logprobs": 1}, "logprobs=1 is not supported"),
+        ("chat/completions", {"logprobs": True}, "logprobs=True is not supported"),
+        ("chat/completions", {"echo": True}, "echo=True is not supported"),
         ("completions", {"prompt": [1, 300]}, "token ids from 0 to 299"),
         ("completions", {"prompt": ["a", 5]}, "token ids from 0 to 299, or a list of these"),
         ("completions", {"prompt": ["a"] * 2049}, "2,049 prompts, more than 2048"),

@@ -4,10 +4,6 @@ import pytest
 import torch
 from serving.conftest import TARGET, opened
 
-from ropext.base.errors import InputError
-from ropext.endpoint.logprobs import require_logprobs
-from ropext.endpoint.server import server_at
-
 LONG = "the quick brown fox jumps over the lazy dog " * 12  # beyond the trained context
 MESSAGES = [{"role": "user", "content": LONG}]
 
@@ -149,12 +145,3 @@ def test_openais_client_is_served(client):
     assert asked.models.retrieve("tiny").max_model_len == TARGET
     with pytest.raises(openai.BadRequestError, match="maximum context length is 256 tokens"):
         asked.completions.create(model="tiny", prompt=LONG * 9)
-
-
-def test_verify_hears_that_it_tells_no_log_probabilities(loaded):
-    """It is not known then whether the scaling is on: no proof has failed."""
-    with (
-        opened(loaded["yarn"]) as client,
-        pytest.raises(InputError, match="returns no log-probabilities"),
-    ):
-        require_logprobs(server_at(f"http://127.0.0.1:{client.port}"), "tiny")
